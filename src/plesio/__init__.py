@@ -1,0 +1,92 @@
+"""plesio: train one PyTorch model on many workers, and choose by one argument how tightly they keep step."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plesio.errors import (
+        ConfigurationError,
+        DeadlineError,
+        ModelMismatchError,
+        NonFiniteError,
+        PlesioError,
+        ServerLostError,
+        SharedMemoryError,
+        StopRun,
+        StrategyError,
+        WorkerError,
+        WorkerLostError,
+    )
+    from plesio.faults import Kill, Pace, Slow
+    from plesio.recipes import (
+        allreduce,
+        async_sgd,
+        bounded_staleness,
+        buffered,
+        first_of,
+        hogwild,
+        local_sgd,
+        recipe,
+        rennala,
+        ringmaster,
+        sync_sgd,
+    )
+    from plesio.rules import Seconds, Steps
+    from plesio.run import Run, Until, run
+    from plesio.strategy import Strategy
+    from plesio.worker import Worker
+
+_HOMES = {
+    "plesio.errors": (
+        "ConfigurationError",
+        "DeadlineError",
+        "ModelMismatchError",
+        "NonFiniteError",
+        "PlesioError",
+        "ServerLostError",
+        "SharedMemoryError",
+        "StopRun",
+        "StrategyError",
+        "WorkerError",
+        "WorkerLostError",
+    ),
+    "plesio.faults": ("Kill", "Pace", "Slow"),
+    "plesio.recipes": (
+        "allreduce",
+        "async_sgd",
+        "bounded_staleness",
+        "buffered",
+        "first_of",
+        "hogwild",
+        "local_sgd",
+        "recipe",
+        "rennala",
+        "ringmaster",
+        "sync_sgd",
+    ),
+    "plesio.rules": ("Seconds", "Steps"),
+    "plesio.run": ("Run", "Until", "run"),
+    "plesio.strategy": ("Strategy",),
+    "plesio.worker": ("Worker",),
+}
+_WHERE = {name: module for module, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [  # noqa: PLE0604 - the names above
+    *_WHERE,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `plesio strategies` need not wait for torch."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'plesio' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

@@ -1,0 +1,178 @@
+"""What happens (events) and what is to be done about it (effects). Headers only: no tensor passes here.
+
+A worker is a seat number; a process sitting on it is an *incarnation*, so that one that comes back is told from the one
+that died. A contribution is known by its key `(worker, incarnation, number)`; numbers count from 1, one an exchange.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Verdict(IntEnum):
+    """What became of a contribution."""
+
+    TAKEN = 0
+    """Folded, or held for the next fold."""
+    STALE = 1
+    """Discarded: the strategy admits nothing that stale."""
+    NOT_FINITE = 2
+    """Discarded: it held a NaN or an infinity."""
+    CANCELLED = 3
+    """Called off before it was sent: its version was folded without it."""
+    DUPLICATE = 4
+    """Ignored: a contribution with this key was answered before."""
+    FENCED = 5
+    """Ignored: sent by an incarnation that is no longer a member."""
+
+
+class Joined(msgspec.Struct, frozen=True, gc=False):
+    """A worker process is ready to train."""
+
+    worker: int
+    incarnation: int
+
+
+class Left(msgspec.Struct, frozen=True, gc=False):
+    """A worker process ended (`died` = False: it finished its training function)."""
+
+    worker: int
+    incarnation: int
+    died: bool
+
+
+class Pushed(msgspec.Struct, frozen=True, gc=False):
+    """A contribution arrived whole. `batches` is how many leased batches it used up, oldest first."""
+
+    worker: int
+    incarnation: int
+    number: int
+    steps: int
+    samples: int
+    batches: int
+    finite: bool = True
+
+
+class Abandoned(msgspec.Struct, frozen=True, gc=False):
+    """A worker dropped a step that was called off, `batches` leased batches with it."""
+
+    worker: int
+    incarnation: int
+    batches: int
+
+
+class Reported(msgspec.Struct, frozen=True, gc=False):
+    """Work the fabric folded without asking (shared memory, all-reduce): `versions` more, `batches` used up."""
+
+    worker: int
+    incarnation: int
+    versions: int
+    batches: int
+
+
+class LeaseWanted(msgspec.Struct, frozen=True, gc=False):
+    """A worker wants data: batches of `epoch` (of `total` batches), `most` of them.
+
+    `unused`: it will not use the last so many that it was given (its loop was left early).
+    """
+
+    worker: int
+    incarnation: int
+    epoch: int
+    total: int
+    most: int
+    unused: int = 0
+
+
+class Ticked(msgspec.Struct, frozen=True, gc=False):
+    """Time went by; sent now and then so that silent workers are noticed."""
+
+
+Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | Ticked
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """One contribution in a fold. `share` is its part of the weighted mean: the shares of a fold add up to 1."""
+
+    worker: int
+    incarnation: int
+    number: int
+    computed_from: int
+    staleness: int
+    share: float
+    steps: int
+    samples: int
+
+
+class Hold(msgspec.Struct, frozen=True, gc=False):
+    """Add `weight` times this contribution to the buffer now: its worker goes on before the fold."""
+
+    worker: int
+    number: int
+    weight: float
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """Make version `version` of these contributions, moving by `scale` of the user's learning rate.
+
+    `held`: they were held before; the sum in the buffer, divided by `total_weight`, is their weighted mean.
+    """
+
+    version: int
+    members: tuple[Member, ...]
+    scale: float
+    held: bool
+    total_weight: float
+
+
+class Discard(msgspec.Struct, frozen=True, gc=False):
+    """A contribution does not count."""
+
+    worker: int
+    incarnation: int
+    number: int
+    verdict: Verdict
+    staleness: int
+    samples: int = 0
+
+
+class Grant(msgspec.Struct, frozen=True, gc=False):
+    """The answer to contribution `number` (0: to joining): the worker goes on from `version`.
+
+    `freed_by_other` says that the worker was held after its own contribution was dealt with.
+    """
+
+    worker: int
+    number: int
+    version: int
+    verdict: Verdict
+    staleness: int
+    freed_by_other: bool = False
+
+
+class Cancel(msgspec.Struct, frozen=True, gc=False):
+    """The answer to contribution `number`, which is still being computed: drop it and go on from `version`."""
+
+    worker: int
+    number: int
+    version: int
+
+
+class Evict(msgspec.Struct, frozen=True, gc=False):
+    """A worker that others wait for was silent too long: it is a member no longer."""
+
+    worker: int
+    incarnation: int
+    silent_s: float
+
+
+class Leased(msgspec.Struct, frozen=True, gc=False):
+    """Data for a worker: (epoch, batch) pairs in the order they are to be used; none means the epoch is given out."""
+
+    worker: int
+    batches: tuple[tuple[int, int], ...]
+
+
+Effect = Hold | Fold | Discard | Grant | Cancel | Evict | Leased

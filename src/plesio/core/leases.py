@@ -1,0 +1,132 @@
+"""Who works on which part of the data.
+
+Theory. An epoch is a set of batches, each in one of four states. Every batch of an epoch ends as done or skipped
+exactly once; what a dead or late worker held goes back and is given to somebody else, in its own epoch if anybody still
+asks for it, otherwise in the next one.
+
+| state       | leased (take)  | its contribution folded | discarded as late, or worker died | discarded as not finite |
+| ----------- | -------------- | ----------------------- | --------------------------------- | ----------------------- |
+| waiting     | outstanding    | -                       | -                                 | -                       |
+| outstanding | -              | done (counted)          | waiting (in front)                | skipped (counted)       |
+
+At first batch b waits in the queue of worker b mod N. With `stealing` a worker whose queue is empty takes from the
+longest queue: fast workers then take more. Without it (lock step, or the user asked for shards) who gets what depends
+on nothing but N. A dead worker's queue is open to all either way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+Batch = tuple[int, int]
+"""(epoch, batch number)"""
+
+
+class DataLeases:
+    """Leases of batches to workers.
+
+    >>> leases = DataLeases(workers=2, stealing=True)
+    >>> leases.take(0, epoch=0, total=3, most=2)
+    ((0, 0), (0, 2))
+    >>> leases.take(0, epoch=0, total=3, most=2)
+    ((0, 1),)
+    >>> leases.folded(leases.consume(0, 2)); leases.done
+    2
+    """
+
+    def __init__(self, workers: int, stealing: bool) -> None:
+        self.workers = workers
+        self.stealing = stealing
+        self.done = 0
+        self.skipped = 0
+        self.opened = 0
+        self._total: int | None = None
+        self._epochs = 0  # epochs opened so far
+        self._gone: set[int] = set()
+        self._returned: deque[Batch] = deque()
+        self._queues: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
+        self._outstanding: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
+
+    @property
+    def unvisited(self) -> int:
+        """Batches of opened epochs that are neither done nor skipped."""
+        return self.opened - self.done - self.skipped
+
+    def agree(self, total: int) -> int:
+        """The number of batches an epoch has: what the first worker said."""
+        if self._total is None:
+            self._total = total
+        return self._total
+
+    def take(self, worker: int, epoch: int, total: int, most: int) -> tuple[Batch, ...]:
+        """Up to `most` batches for `worker`, none of a later epoch than `epoch`."""
+        while self._epochs <= epoch:
+            self._open(self._epochs, self.agree(total))
+        got: list[Batch] = []
+        while len(got) < most:
+            batch = self._next(worker, epoch)
+            if batch is None:
+                break
+            got.append(batch)
+        self._outstanding[worker].extend(got)
+        return tuple(got)
+
+    def _open(self, epoch: int, total: int) -> None:
+        for batch in range(total):
+            self._queues[batch % self.workers].append((epoch, batch))
+        self.opened += total
+        self._epochs += 1
+        for worker in self._gone:
+            self._open_to_all(worker)
+
+    def _next(self, worker: int, epoch: int) -> Batch | None:
+        if self._returned and self._returned[0][0] <= epoch:
+            return self._returned.popleft()
+        own = self._queues[worker]
+        if own and own[0][0] <= epoch:
+            return own.popleft()
+        if not self.stealing:
+            return None
+        waiting = [queue for queue in self._queues.values() if queue and queue[0][0] <= epoch]
+        if not waiting:
+            return None
+        return max(waiting, key=len).popleft()
+
+    def consume(self, worker: int, count: int) -> tuple[Batch, ...]:
+        """The `count` oldest batches `worker` holds: they are now in its contribution."""
+        held = self._outstanding[worker]
+        return tuple(held.popleft() for _ in range(min(count, len(held))))
+
+    def unused(self, worker: int, count: int) -> None:
+        """`worker` will not use the `count` newest batches it holds: somebody else gets them."""
+        held = self._outstanding[worker]
+        self.give_back(tuple(held.pop() for _ in range(min(count, len(held)))))
+
+    def folded(self, batches: tuple[Batch, ...]) -> None:
+        """These batches are in the model: done."""
+        self.done += len(batches)
+
+    def skip(self, batches: tuple[Batch, ...]) -> None:
+        """These batches made a contribution that was not finite: once more would not help."""
+        self.skipped += len(batches)
+
+    def give_back(self, batches: tuple[Batch, ...]) -> None:
+        """These batches were not folded: somebody else gets them, the earliest first."""
+        if batches:
+            self._returned = deque(sorted((*self._returned, *batches)))
+
+    def left(self, worker: int) -> None:
+        """This worker is gone: what it held and what waited for it is open to all."""
+        self._gone.add(worker)
+        self.give_back(self.consume(worker, len(self._outstanding[worker])))
+        self._open_to_all(worker)
+
+    def joined(self, worker: int) -> None:
+        """This worker is here (again): batches of later epochs wait for it."""
+        self._gone.discard(worker)
+
+    def _open_to_all(self, worker: int) -> None:
+        queue = self._queues[worker]
+        batches = tuple(queue)
+        queue.clear()
+        self.give_back(batches)

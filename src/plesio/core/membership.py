@@ -1,0 +1,115 @@
+"""Who is a member, since when, and who has been silent for how long.
+
+Theory. A seat (worker number) is empty or held by one incarnation. Joining with a higher incarnation number than any
+before takes the seat and fences the older process. A member leaves by itself (finished), by dying, or by eviction: when
+others wait for it and it has been silent for longer than `silence_s`, it is evicted, so that no wait is without end.
+
+| state   | Joined (higher incarnation) | Left (same incarnation) | silent too long while waited for |
+| ------- | --------------------------- | ----------------------- | -------------------------------- |
+| empty   | member                      | -                       | -                                |
+| member  | member (older one fenced)   | empty                   | empty                            |
+"""
+
+from __future__ import annotations
+
+from plesio.core.events import Verdict
+
+
+class Seat:
+    """What the sequencer knows of one live worker.
+
+    `clock` counts its answered contributions (a late joiner starts at the slowest's); `computing` is the version its
+    next contribution will be computed from; `waiting` is the number of the contribution whose answer it waits for,
+    `verdict` and `staleness` what that answer will say; `arrived` is the highest number that came in (a number called
+    off may still come in, sent before its sender heard of it); `heard_s` is when it last spoke or was told to go on.
+    """
+
+    __slots__ = (
+        "arrived",
+        "clock",
+        "computing",
+        "heard_s",
+        "incarnation",
+        "next_number",
+        "staleness",
+        "verdict",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, worker: int, incarnation: int, clock: int, version: int, now_s: float) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.clock = clock
+        self.computing = version
+        self.next_number = 1
+        self.waiting: int | None = None
+        self.verdict = Verdict.TAKEN
+        self.staleness = 0
+        self.arrived = 0
+        self.heard_s = now_s
+
+
+class Membership:
+    """The live workers, the slowest clock among them and how many wait: both kept up to date, never searched for.
+
+    >>> members = Membership(silence_s=5.0)
+    >>> _ = members.join(0, 1, version=0, now_s=0.0)
+    >>> [seat.worker for seat in members.silent(now_s=6.0)]
+    [0]
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self.seats: dict[int, Seat] = {}
+        self.slowest = 0
+        self.waiting = 0
+        self._at_clock: dict[int, int] = {}
+        self._last_incarnation: dict[int, int] = {}
+
+    def join(self, worker: int, incarnation: int, version: int, now_s: float) -> Seat | None:
+        """Seat an incarnation; None if it, or a later one, was seen before."""
+        if incarnation <= self._last_incarnation.get(worker, 0):
+            return None
+        self._last_incarnation[worker] = incarnation
+        seat = Seat(worker, incarnation, self.slowest, version, now_s)
+        self.seats[worker] = seat
+        self._at_clock[seat.clock] = self._at_clock.get(seat.clock, 0) + 1
+        return seat
+
+    def leave(self, worker: int, incarnation: int) -> Seat | None:
+        """Empty the seat and return it; None if that incarnation did not hold it."""
+        seat = self.seats.get(worker)
+        if seat is None or seat.incarnation != incarnation:
+            return None
+        del self.seats[worker]
+        self.waiting -= seat.waiting is not None
+        self._uncount(seat.clock)
+        return seat
+
+    def pushed(self, seat: Seat, number: int) -> None:
+        """`seat` completed a clock and waits for the answer to contribution `number`."""
+        seat.waiting = seat.arrived = number
+        seat.next_number = number + 1
+        self.waiting += 1
+        self._at_clock[seat.clock + 1] = self._at_clock.get(seat.clock + 1, 0) + 1
+        seat.clock += 1
+        self._uncount(seat.clock - 1)
+
+    def answered(self, seat: Seat, now_s: float) -> None:
+        """`seat` goes on; while it waited it had nothing to say, so its silence is counted from now."""
+        seat.waiting = None
+        seat.heard_s = now_s
+        self.waiting -= 1
+
+    def _uncount(self, clock: int) -> None:
+        """One seat fewer at `clock`; the slowest moves up when nobody is left there."""
+        self._at_clock[clock] -= 1
+        if self._at_clock[clock] == 0:
+            del self._at_clock[clock]
+            if clock == self.slowest and self._at_clock:
+                self.slowest = min(self._at_clock)
+
+    def silent(self, now_s: float) -> list[Seat]:
+        """Members that are computing, and were last heard more than `silence_s` ago."""
+        return [seat for seat in self.seats.values() if seat.waiting is None and now_s - seat.heard_s > self.silence_s]

@@ -1,0 +1,338 @@
+"""The one total order: which contribution is folded, with what weight, into which version, and who goes on.
+
+Theory. The sequencer is told events, in the order they came, and answers with effects, in the order they are to be
+done. It holds no tensor and asks for nothing: the same object runs under real processes, under virtual time and under a
+recorded schedule. The six questions are asked in turn of every contribution:
+
+    Pushed -> ledger: seen before?          DUPLICATE, FENCED: Discard, no answer (it had one)
+           -> finite?                       no: Discard, counts as having come
+           -> admit: fresh enough?          no: Discard, the worker starts again from the current version
+           -> weigh, gather: pending        Hold it, if its worker goes on before the fold
+           -> gather: enough together?      yes: Fold; Cancel or answer the members; version + 1
+           -> release: who may go on?       Grant
+
+| state of a worker | Pushed              | its fold                   | others' fold                    | Left    |
+| ----------------- | ------------------- | -------------------------- | ------------------------------- | ------- |
+| computing         | waiting or granted  | -                          | computing (cancelled: restarts) | gone    |
+| waiting           | (duplicate)         | granted (AfterFold)        | granted if the rule allows now  | gone    |
+
+Promises, asserted here and checked from outside by the tests:
+1. every key (worker, incarnation, number) is answered once and is in at most one fold;
+2. versions are dense from 0; the staleness reported for a contribution is the true one;
+3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
+4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
+5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k).
+"""
+
+from __future__ import annotations
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Member,
+    Pushed,
+    Reported,
+    Ticked,
+    Verdict,
+)
+from plesio.core.leases import Batch, DataLeases
+from plesio.core.ledger import Admission, Ledger
+from plesio.core.membership import Membership, Seat
+from plesio.core.questions import Questions
+
+
+class _Pending:
+    """A contribution on its way into a fold; `counts` is False for one that came but was not finite."""
+
+    __slots__ = ("batches", "computed_from", "counts", "event", "weight")
+
+    def __init__(
+        self, event: Pushed, computed_from: int, weight: float, batches: tuple[Batch, ...], counts: bool
+    ) -> None:
+        self.event = event
+        self.computed_from = computed_from
+        self.weight = weight
+        self.batches = batches
+        self.counts = counts
+
+
+class Sequencer:
+    """Decides for one run of `workers` workers under `strategy` (anything that answers the six questions).
+
+    Args:
+        strategy: the answers; see `plesio.core.questions.Questions`.
+        workers: how many workers the run was asked to have; learning rates are shared among that many.
+        leases: the data to give out; None if the workers bring their own.
+        silence_s: how long a worker may be silent while others wait for it.
+    """
+
+    def __init__(
+        self, strategy: Questions, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
+    ) -> None:
+        self.workers = workers
+        self.version = 0
+        self.ledger = Ledger()
+        self.members = Membership(silence_s)
+        self.leases = leases or DataLeases(workers, stealing=False)
+        self._admit = strategy.admit
+        self._weigh = strategy.weigh
+        self._gather = strategy.gather
+        self._release = strategy.release
+        self._outer = strategy.outer
+        self._cancels = getattr(strategy.release, "cancel_late", False)
+        self._holds = not strategy.release.after_fold and strategy.gather.size(None) > 1
+        self._pending: list[_Pending] = []
+        self._orphans = 0  # pending contributions whose worker is gone
+        self._speaker = -1  # whose event is being dealt with
+        self._now_s = 0.0  # when it came
+        self._effects: list[Effect] = []
+
+    @property
+    def pending(self) -> int:
+        """Contributions that came and are not folded yet."""
+        return len(self._pending)
+
+    def receive(self, event: Event, now_s: float) -> list[Effect]:
+        """Take one event at time `now_s` (any monotonic clock); the effects, in the order they are to be done."""
+        self._effects = []
+        self._now_s = now_s
+        self._speaker = -1 if isinstance(event, Ticked) else event.worker
+        if isinstance(event, Pushed):
+            self._pushed(event)
+        elif isinstance(event, LeaseWanted):
+            self._lease_wanted(event)
+        elif isinstance(event, Joined):
+            self._joined(event)
+        elif isinstance(event, Left):
+            self._left(event.worker, event.incarnation)
+        elif isinstance(event, Abandoned):
+            self._abandoned(event)
+        else:
+            self._ticked()
+        return self._effects
+
+    # Membership
+
+    def _joined(self, event: Joined) -> None:
+        older = self.members.seats.get(event.worker)
+        if older is not None and older.incarnation < event.incarnation:
+            self._left(event.worker, older.incarnation)
+        seat = self.members.join(event.worker, event.incarnation, self.version, self._now_s)
+        if seat is None:
+            self._discard(event.worker, event.incarnation, 0, Verdict.FENCED)
+            return
+        self.ledger.open(event.worker, event.incarnation)
+        self.leases.joined(event.worker)
+        self._effects.append(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
+
+    def _left(self, worker: int, incarnation: int) -> None:
+        """A contribution that came whole still counts, though its worker is gone; what it was working on does not."""
+        seat = self.members.leave(worker, incarnation)
+        if worker not in self.members.seats:  # also one that never sat: the data that waits for it is for the others
+            self.leases.left(worker)
+        if seat is None:
+            return
+        self.ledger.close(worker)
+        if seat.waiting is not None and self._release.after_fold:
+            self._orphans += 1
+        self._settle()
+
+    def _ticked(self) -> None:
+        for seat in self.members.silent(self._now_s):
+            if self._waited_for(seat):
+                self._effects.append(Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
+                self._left(seat.worker, seat.incarnation)
+
+    def _waited_for(self, seat: Seat) -> bool:
+        """Whether somebody is held until `seat` pushes: everybody who waits for a fold, or for the slowest clock."""
+        holds = self._release.after_fold or seat.clock == self.members.slowest
+        return holds and self.members.waiting > 0
+
+    # Data
+
+    def _lease_wanted(self, event: LeaseWanted) -> None:
+        seat = self.members.seats.get(event.worker)
+        if seat is None or seat.incarnation != event.incarnation:
+            return
+        seat.heard_s = self._now_s
+        self.leases.unused(event.worker, event.unused)
+        self._effects.append(Leased(event.worker, self.leases.take(event.worker, event.epoch, event.total, event.most)))
+
+    def _abandoned(self, event: Abandoned) -> None:
+        seat = self.members.seats.get(event.worker)
+        if seat is not None and seat.incarnation == event.incarnation:
+            seat.heard_s = self._now_s
+            self.leases.give_back(self.leases.consume(event.worker, event.batches))
+
+    def _reported(self, event: Reported, now_s: float) -> None:
+        """Nothing to decide: it is in the parameters already."""
+        seat = self.members.seats.get(event.worker)
+        if seat is not None and seat.incarnation == event.incarnation:
+            seat.heard_s = now_s
+            self.version += event.versions
+            self.leases.folded(self.leases.consume(event.worker, event.batches))
+
+    # Contributions
+
+    def _pushed(self, event: Pushed) -> None:
+        admission = self.ledger.admit(event.worker, event.incarnation, event.number)
+        if admission is not Admission.NEW:
+            self._refuse(event, admission)
+            return
+        seat = self.members.seats[event.worker]
+        assert seat.waiting is None, "a worker waits for one answer at a time"
+        seat.heard_s = self._now_s
+        self.members.pushed(seat, event.number)
+        seat.staleness = self.version - seat.computing
+        assert seat.staleness >= 0, "nothing is computed from a version to come"
+        batches = self.leases.consume(event.worker, event.batches)
+        if not event.finite:
+            self._not_finite(event, seat, batches)
+        elif not self._admit.admits(seat.staleness):
+            self._stale(event, seat, batches)
+        else:
+            self._take(event, seat, batches)
+        self._settle()
+
+    def _refuse(self, event: Pushed, admission: Admission) -> None:
+        """A repeated or fenced contribution: its key was answered already, or its sender is no member.
+
+        One that crossed its own cancellation on the way comes here too: its data goes to somebody else.
+        """
+        if admission is Admission.DUPLICATE:
+            seat = self.members.seats[event.worker]
+            if event.number > seat.arrived:
+                seat.arrived, seat.heard_s = event.number, self._now_s
+                self.leases.give_back(self.leases.consume(event.worker, event.batches))
+        verdict = Verdict.FENCED if admission is Admission.FENCED else Verdict.DUPLICATE
+        self._discard(event.worker, event.incarnation, event.number, verdict)
+
+    def _not_finite(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
+        """It does not count, but it came: a round does not wait for this worker any longer."""
+        seat.verdict = Verdict.NOT_FINITE
+        self.leases.skip(batches)
+        self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
+        if self._release.after_fold:
+            self._pending.append(_Pending(event, seat.computing, 0.0, (), counts=False))
+
+    def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
+        """It does not count; no fold will release its worker, so it starts again from the current version now."""
+        seat.verdict = Verdict.STALE
+        self.leases.give_back(batches)
+        self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
+        if self._release.after_fold:
+            self._grant(seat)
+
+    def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
+        seat.verdict = Verdict.TAKEN
+        weight = self._weigh.weight(seat.staleness, self.workers, event.samples)
+        self._pending.append(_Pending(event, seat.computing, weight, batches, counts=True))
+        if self._holds:
+            self._effects.append(Hold(event.worker, event.number, weight))
+
+    # Folds and grants
+
+    def _settle(self) -> None:
+        """Fold what is foldable, then let go on whoever may."""
+        while self._pending and len(self._pending) >= self._gather.size(self._reachable()):
+            self._fold()
+        if not self._release.after_fold and self.members.waiting:
+            self._release_by_clock()
+        assert not self.members.seats or self.members.waiting < len(self.members.seats), (
+            "promise 4: every live worker waits for another"
+        )
+
+    def _reachable(self) -> int | None:
+        """How many contributions can come together for the next fold; None: any number.
+
+        While workers wait for the fold, one of each live worker and of those that are gone but had sent theirs.
+        """
+        return len(self.members.seats) + self._orphans if self._release.after_fold else None
+
+    def _fold(self) -> None:
+        came, self._pending, self._orphans = self._pending, [], 0
+        counting = [one for one in came if one.counts]
+        if counting:
+            self.version += 1
+            self._effects.append(self._fold_effect(counting))
+            for one in counting:
+                self.leases.folded(one.batches)
+        if self._release.after_fold:
+            for one in came:
+                self._grant_if_seated(one.event)
+        if self._cancels and counting:
+            self._cancel_late()
+
+    def _fold_effect(self, counting: list[_Pending]) -> Fold:
+        """Members in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
+        if not self._holds:
+            counting.sort(key=lambda one: one.event.worker)
+        total = sum(one.weight for one in counting)
+        members = tuple(
+            Member(
+                one.event.worker,
+                one.event.incarnation,
+                one.event.number,
+                one.computed_from,
+                self.version - 1 - one.computed_from,
+                one.weight / total,
+                one.event.steps,
+                one.event.samples,
+            )
+            for one in counting
+        )
+        mean_weight = 1.0 if self._weigh.normalised else total / len(counting)
+        scale = self._outer.scale(len(counting), self.workers) * mean_weight
+        return Fold(self.version, members, scale, self._holds, total)
+
+    def _grant_if_seated(self, event: Pushed) -> None:
+        seat = self.members.seats.get(event.worker)
+        if seat is not None and seat.incarnation == event.incarnation:
+            self._grant(seat)
+
+    def _cancel_late(self) -> None:
+        """Whoever still computes from an older version is told to drop it; that answers its next number."""
+        for seat in self.members.seats.values():
+            if seat.waiting is None and seat.computing < self.version:
+                number, staleness = seat.next_number, self.version - seat.computing
+                admission = self.ledger.admit(seat.worker, seat.incarnation, number)
+                assert admission is Admission.NEW, "promise 1: a number in the making was not answered"
+                self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
+                self._effects.append(Cancel(seat.worker, number, self.version))
+                seat.next_number, seat.computing = number + 1, self.version
+
+    def _release_by_clock(self) -> None:
+        """Grant to every waiting worker whom the release rule lets go on.
+
+        Where nobody is ever held, the only one who waits is whoever just spoke.
+        """
+        seats = self.members.seats
+        speaker = seats.get(self._speaker)
+        alone = self.members.waiting == 1 and speaker is not None and speaker.waiting is not None
+        for seat in (speaker,) if alone and speaker is not None else tuple(seats.values()):
+            if seat.waiting is not None and self._release.may_go(seat.clock, self.members.slowest):
+                self._grant(seat)
+
+    def _grant(self, seat: Seat) -> None:
+        """Answer the contribution `seat` waits for."""
+        assert seat.waiting is not None, "promise 1: a contribution is answered once"
+        by_other = seat.worker != self._speaker
+        self._effects.append(Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other))
+        self.members.answered(seat, self._now_s)
+        seat.computing = self.version
+
+    def _discard(
+        self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0
+    ) -> None:
+        self._effects.append(Discard(worker, incarnation, number, verdict, staleness, samples))

@@ -1,0 +1,1 @@
+"""Starts workers and servers, and ends them."""

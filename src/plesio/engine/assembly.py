@@ -1,0 +1,130 @@
+"""A run's shared memory, laid out when every worker has shown its model.
+
+What it takes, for N workers and W bytes of weights, is a formula that a run prints:
+
+| block | bytes |
+| --- | --- |
+| ring of versions | (N + 2) W, one more with an evaluator; 1 W where everybody folds in place, or in itself |
+| slots | N W |
+| state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cloudpickle
+import msgspec
+
+from plesio.engine.messages import Hello, Snapshot, Welcome
+from plesio.fabric.board import Board
+from plesio.fabric.memory import SharedBlock
+from plesio.rules import Average
+from plesio.rules import Server as ViaServer
+from plesio.rules import SharedMemory as ViaSharedMemory
+from plesio.strategy import Strategy
+from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.folding import Folder, build_folder
+from plesio.tensors.model import Described, check_same
+from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.versions import Versions
+
+
+class Assembly:
+    """The memory of one run and what the server does with it.
+
+    Raises:
+        ModelMismatchError: the workers' models differ.
+        SharedMemoryError: too little memory.
+    """
+
+    def __init__(self, strategy: Strategy, workers: int, hellos: Sequence[Hello], evaluates: bool) -> None:
+        self._strategy = strategy
+        self._workers = workers
+        self._first = hellos[0]
+        self.model: Described = self._first.model
+        self.layout = Layout(self.model.specs)
+        for hello in hellos[1:]:
+            check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
+        self._via_server = isinstance(strategy.via, ViaServer)
+        self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
+        buffers = workers + 2 + evaluates if self._via_server else 1
+        what = f"training this model with {workers} workers under {strategy.name}"
+        self._state: list[SharedBlock] = []
+        self._ring = SharedBlock.create(self.layout.nbytes * buffers, what)
+        self._slots = SharedBlock.create(self.layout.nbytes * (workers if self._via_server else 0) or PAGE, what)
+        self.board = Board(SharedBlock.create(PAGE, what), workers)
+        self.ring = arenas(self._ring, self.layout, buffers)
+        self._versions = Versions(self.ring)
+        self._folder: Folder | None = None
+        self._shown = False
+
+    @property
+    def folder(self) -> Folder:
+        """What folds."""
+        assert self._folder is not None, "training has begun"
+        return self._folder
+
+    @property
+    def ring_descriptor(self) -> int:
+        """What another process maps the ring by."""
+        return self._ring.fd
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory in use."""
+        return self._ring.nbytes + self._slots.nbytes + sum(block.nbytes for block in self._state) + PAGE
+
+    def welcome(self, worker: int) -> tuple[Welcome, tuple[int, ...]]:
+        """What to tell a worker, with the descriptors of ring, slots and board."""
+        message = Welcome(len(self.ring), self._workers, worker == self._first.worker)
+        return message, (self._ring.fd, self._slots.fd, self.board.descriptor)
+
+    def build_folder(self) -> None:
+        """The initial weights are in the first buffer: put them into all, and get ready to fold."""
+        for buffer in self.ring[1:]:
+            buffer.copy_from(self.ring[0])
+        if not self._via_server:
+            return
+        spec = None if isinstance(self._strategy.outer, Average) else self._optimizer()
+        slots = arenas(self._slots, self.layout, self._workers)
+        self._folder = build_folder(self._strategy, spec, self._versions, slots, self._workers, self._new_arena)
+
+    def _optimizer(self) -> OptimizerSpec | None:
+        if not self._first.optimizer:
+            return None
+        kind, rest = cloudpickle.loads(self._first.optimizer)
+        return OptimizerSpec(kind, **rest)
+
+    def _new_arena(self, what: str) -> Arena:
+        block = SharedBlock.create(self.layout.nbytes, f"the {what} that {self._strategy.name} keeps")
+        self._state.append(block)
+        return Arena(self.layout, block.memory)
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone."""
+        if self._folder is not None:
+            self._folder.forget(worker)
+
+    def snapshot(self, reader: int) -> tuple[Snapshot, tuple[int, ...]]:
+        """A snapshot for the evaluator; the first time with the model and the ring's descriptor."""
+        buffer = self.final_buffer(reader)
+        blank = Snapshot(buffer=buffer, time_s=0.0, version=0, samples=0, final=False)
+        if self._shown:
+            return blank, ()
+        self._shown = True
+        shown = msgspec.structs.replace(
+            blank, buffers=len(self.ring), model=self.model, structure=self._first.structure
+        )
+        return shown, (self._ring.fd,)
+
+    def final_buffer(self, reader: int) -> int:
+        """Pin a buffer that holds the parameters as they are."""
+        return self.folder.snapshot(reader) if self._via_server else 0
+
+
+def arenas(block: SharedBlock, layout: Layout, count: int) -> tuple[Arena, ...]:
+    """`count` arenas, one after the other in `block`."""
+    return tuple(
+        Arena(layout, block.memory[index * layout.nbytes : (index + 1) * layout.nbytes]) for index in range(count)
+    )

@@ -1,0 +1,283 @@
+"""A process that has imported torch once, and forks workers and servers that need not.
+
+Importing torch takes seconds; a fork takes milliseconds. The fork server has one thread, has never run an operation of torch
+in parallel and never touched a GPU, so its children start clean. It unpickles what a run brings (the training function)
+before it forks, so that the modules that function needs are imported once too. When the engine's end of its line closes
+(however the engine ended) it kills its children; when it dies itself, the kernel does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+
+import msgspec
+
+from plesio.errors import ConfigurationError, PlesioError
+from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, close_quietly, from_descriptor
+
+START_S = 120.0
+PR_SET_PDEATHSIG = 1
+
+
+class Load(msgspec.Struct, tag=True, frozen=True):
+    """The engine: unpickle `payload` (a dict of objects) and keep it under `run`."""
+
+    run: int
+    payload: bytes
+    path: tuple[str, ...]
+    folder: str
+
+
+class Drop(msgspec.Struct, tag=True, frozen=True):
+    """The engine: `run` is over, forget what it brought."""
+
+    run: int
+
+
+class Spawn(msgspec.Struct, tag=True, frozen=True):
+    """The engine, with descriptors: fork a process that calls `entry` (module:function)."""
+
+    run: int
+    entry: str
+    title: str
+    arguments: bytes
+
+
+class Loaded(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: done; or it failed, with the traceback."""
+
+    failure: str
+
+
+class Spawned(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: the new process."""
+
+    pid: int
+
+
+class Exited(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: a process ended; `code` as in `subprocess` (negative: the signal that killed it)."""
+
+    pid: int
+    code: int
+
+
+class ForkServer:
+    """The engine's side of it. One serves all the runs of a program; `shared()` gives it.
+
+    Raises:
+        PlesioError: it did not start.
+    """
+
+    _shared: ForkServer | None = None
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        mine, theirs = channel_pair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from plesio.engine.forkserver import main; main()", str(theirs.fileno()), *preload],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PLESIO_PATH": os.pathsep.join(sys.path)},
+        )
+        theirs.close()
+        self._channel: Channel[Loaded | Spawned | Exited] = Channel(mine, Loaded | Spawned | Exited, "the fork server")
+        self._exits: dict[int, int] = {}
+        self._owner = os.getpid()
+
+    @classmethod
+    def shared(cls, preload: Sequence[str] = ()) -> ForkServer:
+        """The one of this process, started if need be; it imports the modules in `preload` before it forks."""
+        known = cls._shared
+        if known is None or known._owner != os.getpid() or known._process.poll() is not None:
+            cls._shared = cls(preload)
+        assert cls._shared is not None
+        return cls._shared
+
+    def fileno(self) -> int:
+        """Readable when a child ended."""
+        return self._channel.fileno()
+
+    def load(self, run: int, payload: bytes) -> None:
+        """Hand over what the processes of `run` share.
+
+        Raises:
+            ConfigurationError: it cannot be unpickled there; the message holds the traceback.
+        """
+        self._channel.send(Load(run, payload, tuple(sys.path), os.getcwd()))
+        reply = self._reply(Loaded)
+        if reply.failure:
+            raise ConfigurationError(
+                "the training function cannot be loaded in a fresh process; it may use a module or a name that only "
+                f"exists in this one:\n{reply.failure}"
+            )
+
+    def spawn(self, run: int, entry: str, title: str, arguments: bytes, descriptors: Sequence[int]) -> int:
+        """Fork a process; its pid. The descriptors are copied: close yours."""
+        self._channel.send(Spawn(run, entry, title, arguments), descriptors)
+        return self._reply(Spawned).pid
+
+    def drop(self, run: int) -> None:
+        """Forget what `run` brought."""
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send(Drop(run))
+
+    def poll_exits(self) -> dict[int, int]:
+        """The processes that have ended since last asked: pid and exit code."""
+        while select.select([self._channel], [], [], 0)[0]:
+            message, _ = self._receive()
+            assert isinstance(message, Exited)
+            self._exits[message.pid] = message.code
+        exits, self._exits = self._exits, {}
+        return exits
+
+    def _reply(self, kind: type) -> Loaded | Spawned:
+        while True:
+            message, _ = self._receive()
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Exited)
+            self._exits[message.pid] = message.code
+
+    def _receive(self) -> tuple[Loaded | Spawned | Exited, list[int]]:
+        try:
+            return self._channel.receive(START_S, "the start of processes")
+        except ChannelClosedError as error:
+            raise PlesioError(
+                f"the process that starts workers ended unexpectedly (exit code {self._process.poll()}); "
+                "see its messages above"
+            ) from error
+
+    def close(self) -> None:
+        """End it, and with it every process it started."""
+        self._channel.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if ForkServer._shared is self:
+            ForkServer._shared = None
+
+
+class _Forker:
+    """The fork server itself."""
+
+    def __init__(self, channel: Channel[Load | Drop | Spawn]) -> None:
+        self._channel = channel
+        self._objects: dict[int, dict[str, object]] = {}
+        self._children: set[int] = set()
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until the engine hangs up, then leave no child behind."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        try:
+            while True:
+                ready, _, _ = select.select([self._channel, self._wake], [], [])
+                if self._wake in ready:
+                    self._reap()
+                if self._channel in ready:
+                    self._serve()
+        except ChannelClosedError:
+            pass
+        finally:
+            for pid in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
+        message, descriptors = self._channel.receive(START_S)
+        if isinstance(message, Load):
+            self._channel.send(Loaded(self._load(message)))
+        elif isinstance(message, Drop):
+            self._objects.pop(message.run, None)
+        else:
+            pid = self._fork(message, descriptors)
+            self._children.add(pid)
+            close_quietly(*descriptors)
+            self._channel.send(Spawned(pid))
+
+    def _load(self, message: Load) -> str:
+        """The failure, or nothing."""
+        import cloudpickle
+
+        sys.path[:] = message.path
+        try:
+            os.chdir(message.folder)
+            self._objects[message.run] = cloudpickle.loads(message.payload)
+        except BaseException:
+            return traceback.format_exc()
+        return ""
+
+    def _fork(self, message: Spawn, descriptors: list[int]) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(parent)
+            self._channel.close()
+            self._wake.close()
+            self._waker.close()
+            module, function = message.entry.split(":")
+            objects = self._objects[message.run]
+            getattr(importlib.import_module(module), function)(message.arguments, descriptors, objects)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            print(f"{message.title} (process {os.getpid()}) failed:", file=sys.stderr)
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake.recv(4096):
+                pass
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies (Linux; elsewhere the closed lines tell)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Entry of the fork server process: its end of the line is the descriptor given as argument."""
+    sys.path[:] = os.environ.pop("PLESIO_PATH").split(os.pathsep)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch
+
+    torch.set_num_threads(1)
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    _Forker(Channel(from_descriptor(int(sys.argv[1])), Load | Drop | Spawn, "the engine")).run()

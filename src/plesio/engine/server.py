@@ -1,0 +1,516 @@
+"""The server process: takes what comes from workers to the sequencer, and does what the sequencer says.
+
+It has no other thread: a doorbell would cost the interpreter's switch interval. One loop polls every worker's pipe and
+channel, the evaluator and the engine; whatever peer dies is noticed as the end of its file.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cloudpickle
+import msgspec
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Reported,
+    Ticked,
+)
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.engine.assembly import Assembly
+from plesio.engine.messages import (
+    Begun,
+    Final,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Progress,
+    Ready,
+    Refused,
+    Snapshot,
+    SnapshotRequest,
+    Stop,
+    Trouble,
+    ToServerFromEngine,
+    ToServerFromEvaluator,
+    ToServerFromWorker,
+)
+from plesio.errors import PlesioError
+from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
+from plesio.fabric.doorbell import Header, HeaderReader, Note, write_answer
+from plesio.observe.meter import Meter
+from plesio.observe.summary import Incident
+from plesio.rules import Server as ViaServer
+from plesio.strategy import Strategy
+
+TICK_S = 0.1
+MESSAGE_S = 10.0
+EVALUATOR, FINAL = -1, -2
+"""Readers of the ring that are no workers."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True):
+    """What a server process is told when it starts."""
+
+    workers: int
+    evaluates: bool
+    stealing: bool
+    timeout_s: float
+    raise_on_nonfinite: bool
+    threads: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What travels with a REPORT: seconds spent waiting for others, and the staleness of the folds (staleness: count)."""
+
+    wait_s: float
+    staleness: dict[int, int]
+
+
+@dataclass(slots=True)
+class Line:
+    """Everything between the server and one worker process."""
+
+    worker: int
+    incarnation: int
+    channel: Channel[Hello | Ready | LeaseRequest]
+    headers: HeaderReader
+    answer: int
+    hello: Hello | None = None
+    ready: bool = False
+    finished: bool = False
+    gone: bool = False
+
+
+class Server:
+    """One run's server.
+
+    Args:
+        config: its settings.
+        strategy: how tightly workers keep step.
+        engine: the channel to the engine.
+        evaluator: the channel to the evaluator, if there is one.
+        lines: one for each worker.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        strategy: Strategy,
+        engine: Channel[Stop],
+        evaluator: Channel[SnapshotRequest] | None,
+        lines: list[Line],
+    ) -> None:
+        self._config = config
+        self._strategy = strategy
+        self._engine = engine
+        self._evaluator = evaluator
+        self._lines = lines
+        self._leases = DataLeases(config.workers, config.stealing)
+        self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
+        self._meter = Meter(config.workers)
+        self._assembly: Assembly | None = None
+        self._begun = False
+        self._stopping = False
+        self._snapshot_asked = False
+        self._mirror_awaited = 0
+        self._arrived_s = 0.0
+        self._poller = select.poll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._next_tick_s = 0.0
+        self._via_server = isinstance(strategy.via, ViaServer)
+
+    # The loop
+
+    def run(self) -> None:
+        """Serve until every worker is gone, then tell the engine what it cost."""
+        self._watch(self._engine.fileno(), self._from_engine)
+        if self._evaluator is not None:
+            self._watch(self._evaluator.fileno(), self._from_evaluator)
+        for line in self._lines:
+            self._watch(line.headers.descriptor, lambda line=line: self._from_doorbell(line))
+            self._watch(line.channel.fileno(), lambda line=line: self._from_channel(line))
+        gc.collect()
+        gc.freeze()
+        while not all(line.gone for line in self._lines):
+            for descriptor, _ in self._poller.poll(TICK_S * 1000):
+                handler = self._handlers.get(descriptor)
+                if handler is not None:
+                    handler()
+            self._tick()
+        self._finish()
+
+    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        self._handlers[descriptor] = handler
+        self._poller.register(descriptor, select.POLLIN)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_tick_s:
+            return
+        self._next_tick_s = now_s + TICK_S
+        if self._begun:
+            self._receive(Ticked(), now_s)
+            self._tell_engine(
+                Progress(
+                    now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples
+                )
+            )
+
+    # What comes
+
+    def _from_engine(self) -> None:
+        try:
+            message, _ = self._engine.receive(MESSAGE_S)
+        except ChannelClosedError:
+            raise SystemExit(0) from None  # the engine is gone, and with it whoever wanted the result
+        assert isinstance(message, Stop)
+        self._stopping = True
+        if self._assembly is not None:
+            self._assembly.board.stop()
+
+    def _from_evaluator(self) -> None:
+        assert self._evaluator is not None
+        try:
+            self._evaluator.receive(MESSAGE_S)
+        except ChannelClosedError:
+            self._unwatch(self._evaluator.fileno())
+            self._evaluator = None
+            return
+        self._snapshot_asked = True
+        self._serve_snapshot()
+
+    def _from_channel(self, line: Line) -> None:
+        try:
+            message, _ = line.channel.receive(MESSAGE_S)
+        except ChannelClosedError:
+            self._unwatch(line.channel.fileno())  # its doorbell tells the rest
+            return
+        if isinstance(message, LeaseRequest):
+            self._lease(line, message)
+        elif isinstance(message, Hello):
+            line.hello = message
+            self._assemble()
+        else:
+            line.ready = True
+            self._begin()
+
+    def _from_doorbell(self, line: Line) -> None:
+        headers = line.headers.read()
+        if headers is None:
+            self._lost(line)
+            return
+        for header in headers:
+            self._arrived_s = time.monotonic()
+            if header.note == Note.PUSH:
+                self._pushed(line, header)
+            elif header.note == Note.ABANDON:
+                self._receive(Abandoned(line.worker, line.incarnation, header.batches), self._arrived_s)
+            elif header.note == Note.REPORT:
+                self._reported(line, header)
+            elif header.note == Note.MIRRORED:
+                self._mirrored(header.number)
+            else:
+                line.finished = True
+
+    def _pushed(self, line: Line, header: Header) -> None:
+        meter = self._meter.workers[line.worker]
+        meter.pushed(header.ready_s, header.steps, header.samples)
+        self._meter.missing_gradients += header.missing
+        self._meter.exchanges += 1
+        if header.extra:
+            self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
+        self._receive(
+            Pushed(
+                line.worker,
+                line.incarnation,
+                header.number,
+                header.steps,
+                header.samples,
+                header.batches,
+                bool(header.finite),
+            ),
+            self._arrived_s,
+        )
+        meter.held_since_s = time.monotonic()
+        if not header.finite:
+            self._not_finite(line, header.number)
+
+    def _not_finite(self, line: Line, number: int) -> None:
+        what = f"contribution {number} of worker {line.worker} held a NaN or an infinity"
+        fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
+        self._trouble(line.worker, f"{what}: discarded", fatal)
+
+    def _reported(self, line: Line, header: Header) -> None:
+        report = msgspec.msgpack.decode(header.extra, type=Report)
+        meter = self._meter.workers[line.worker]
+        meter.reported(header.ready_s, header.steps, header.samples, report.wait_s)
+        meter.folded += sum(report.staleness.values())
+        meter.staleness.update(report.staleness)
+        self._meter.missing_gradients += header.missing
+        self._meter.exchanges += header.steps
+        if not header.finite:
+            self._meter.dropped(line.worker, "not finite")
+            self._not_finite(line, header.number)
+        self._receive(Reported(line.worker, line.incarnation, header.number, header.batches), self._arrived_s)
+
+    def _lease(self, line: Line, request: LeaseRequest) -> None:
+        if self._stopping:
+            self._say(line, LeaseReply((), stop=True))
+            return
+        agreed = self._leases.agree(request.total)
+        if agreed != request.total:
+            why = f"its loader has {request.total} batches an epoch, another worker's {agreed}; give all the same data"
+            self._say(line, Refused("ConfigurationError", f"worker {line.worker}: {why}"))
+            return
+        wanted = LeaseWanted(
+            line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused
+        )
+        self._receive(wanted, time.monotonic())
+
+    def _lost(self, line: Line) -> None:
+        """A worker's pipe is closed: it finished, or it died."""
+        if line.gone:
+            return
+        line.gone = True
+        self._unwatch(line.headers.descriptor)
+        self._unwatch(line.channel.fileno())
+        close_quietly(line.headers.descriptor, line.answer)
+        line.channel.close()
+        now_s = time.monotonic()
+        self._meter.workers[line.worker].left = "finished" if line.finished else "died"
+        if self._begun and not line.finished and not self._stopping:
+            self._trouble(line.worker, f"worker {line.worker} died; the others go on, its data goes to them")
+        if self._begun:
+            self._built.forget(line.worker)
+            self._arrived_s = now_s
+            self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
+        else:
+            self._assemble()
+            self._begin()
+
+    # Beginning
+
+    @property
+    def _built(self) -> Assembly:
+        assert self._assembly is not None, "nobody contributes before the model is there"
+        return self._assembly
+
+    def _live(self) -> list[Line]:
+        return [line for line in self._lines if not line.gone]
+
+    def _assemble(self) -> None:
+        """When every live worker has shown its model: lay out memory and let all map it."""
+        live = self._live()
+        if self._assembly is not None or not live or any(line.hello is None for line in live):
+            return
+        try:
+            hellos = [line.hello for line in live if line.hello is not None]
+            self._assembly = Assembly(self._strategy, self._config.workers, hellos, self._config.evaluates)
+        except PlesioError as error:
+            for line in live:
+                self._say(line, Refused(type(error).__name__, str(error)))
+            return
+        if self._stopping:
+            self._assembly.board.stop()
+        for line in live:
+            message, descriptors = self._assembly.welcome(line.worker)
+            self._say(line, message, descriptors)
+
+    def _begin(self) -> None:
+        """When every live worker is ready: training begins."""
+        live = self._live()
+        if self._begun or self._assembly is None or not live or not all(line.ready for line in live):
+            return
+        try:
+            self._assembly.build_folder()
+        except PlesioError as error:
+            for line in live:
+                self._say(line, Refused(type(error).__name__, str(error)))
+            return
+        self._begun = True
+        now_s = time.monotonic()
+        self._meter.begin(now_s)
+        self._tell_engine(Begun(now_s))
+        for line in live:
+            self._receive(Joined(line.worker, line.incarnation), now_s)
+        self._serve_snapshot()
+
+    # Doing what the sequencer says
+
+    def _receive(self, event: Event, now_s: float) -> None:
+        for effect in self._sequencer.receive(event, now_s):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Grant):
+            self._grant(effect)
+        elif isinstance(effect, Fold):
+            for member in effect.members:
+                self._meter.folded(member.worker, member.staleness)
+            self._built.folder.fold(effect)
+        elif isinstance(effect, Hold):
+            self._built.folder.hold(effect.worker, effect.weight)
+        elif isinstance(effect, Discard):
+            self._meter.dropped(effect.worker, effect.verdict.name.lower().replace("_", " "))
+        elif isinstance(effect, Cancel):
+            self._answer(effect.worker, effect.number, effect.version, cancel=True)
+        elif isinstance(effect, Leased):
+            self._say(self._lines[effect.worker], LeaseReply(effect.batches, stop=False))
+        elif isinstance(effect, Evict):
+            self._evict(effect)
+
+    def _grant(self, grant: Grant) -> None:
+        if grant.number:
+            meter = self._meter.workers[grant.worker]
+            self._answer(grant.worker, grant.number, grant.version, int(grant.verdict), grant.staleness)
+            meter.granted(time.monotonic(), self._arrived_s if grant.freed_by_other else None)
+        else:
+            self._answer(grant.worker, 0, grant.version)
+
+    def _answer(
+        self, worker: int, number: int, version: int, verdict: int = 0, staleness: int = 0, cancel: bool = False
+    ) -> None:
+        line = self._lines[worker]
+        if line.gone:
+            return
+        buffer = self._built.folder.publish(worker) if self._via_server else 0
+        write_answer(line.answer, cancel, verdict, self._stopping, buffer, staleness, number, version)
+
+    def _evict(self, evict: Evict) -> None:
+        line = self._lines[evict.worker]
+        self._trouble(
+            evict.worker,
+            f"worker {evict.worker} was silent for {evict.silent_s:.0f} s while others waited for it: evicted",
+        )
+        line.finished = True
+        self._lost(line)
+
+    # Snapshots
+
+    def _serve_snapshot(self) -> None:
+        """Answer the evaluator's question, once training has begun."""
+        if not (self._snapshot_asked and self._begun and self._evaluator is not None):
+            return
+        self._snapshot_asked = False
+        if self._built.mirrored:
+            self._mirror_awaited = self._built.board.want_mirror()
+        else:
+            self._send_snapshot(final=False)
+
+    def _mirrored(self, number: int) -> None:
+        if self._mirror_awaited and number >= self._mirror_awaited:
+            self._mirror_awaited = 0
+            self._send_snapshot(final=False)
+
+    def _send_snapshot(self, final: bool) -> None:
+        if self._evaluator is None:
+            return
+        built = self._built
+        message, descriptors = built.snapshot(EVALUATOR)
+        try:
+            self._evaluator.send(
+                msgspec.structs.replace(
+                    message,
+                    time_s=time.monotonic() - self._meter.zero_s,
+                    version=self._sequencer.version,
+                    samples=self._meter.samples,
+                    final=final,
+                ),
+                descriptors,
+            )
+        except ChannelClosedError:
+            self._evaluator = None
+
+    # Ending
+
+    def _finish(self) -> None:
+        wall_s = time.monotonic() - self._meter.zero_s if self._begun else 0.0
+        built = self._assembly if self._begun else None
+        if built is not None:
+            self._send_snapshot(final=True)
+        meter, leases = self._meter, self._leases
+        message = Final(
+            wall_s=wall_s,
+            version=self._sequencer.version,
+            steps=meter.steps,
+            samples=meter.samples,
+            folded=sum(one.folded for one in meter.workers),
+            discarded=dict(meter.discarded),
+            missing_gradients=meter.missing_gradients,
+            batches_unvisited=leases.unvisited,
+            bytes=2 * meter.exchanges * built.layout.payload_bytes if built else 0,
+            shared_bytes=built.shared_bytes if built else 0,
+            staleness=meter.staleness(),
+            workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
+            timeline=meter.timeline() if self._begun else (),
+            buffer=built.final_buffer(FINAL) if built else 0,
+            buffers=len(built.ring) if built else 0,
+            model=built.model if built else None,
+        )
+        self._tell_engine(message, (built.ring_descriptor,) if built else ())
+
+    # Talking
+
+    def _say(self, line: Line, message: object, descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            line.channel.send(message, descriptors)
+        except ChannelClosedError:
+            pass  # its doorbell tells the rest
+
+    def _trouble(self, worker: int | None, what: str, fatal: str = "") -> None:
+        self._tell_engine(Trouble(Incident(time.monotonic() - self._meter.zero_s, worker, what), fatal))
+
+    def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            self._engine.send(message, descriptors)
+        except ChannelClosedError:
+            raise SystemExit(0) from None
+
+
+def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+    """Entry of the server process. `descriptors`: engine, evaluator, then channel, push and answer of each worker."""
+    import torch
+
+    config = msgspec.msgpack.decode(arguments, type=ServerConfig)
+    torch.set_num_threads(config.threads)
+    strategy = objects["strategy"]
+    assert isinstance(strategy, Strategy)
+    rest = iter(descriptors)
+    engine: Channel[Stop] = Channel(from_descriptor(next(rest)), ToServerFromEngine, "the engine")
+    evaluator: Channel[SnapshotRequest] | None = None
+    if config.evaluates:
+        evaluator = Channel(from_descriptor(next(rest)), ToServerFromEvaluator, "the evaluator")
+    lines = [
+        Line(
+            worker=worker,
+            incarnation=1,
+            channel=Channel(from_descriptor(next(rest)), ToServerFromWorker, f"worker {worker}"),
+            headers=HeaderReader(next(rest)),
+            answer=next(rest),
+        )
+        for worker in range(config.workers)
+    ]
+    Server(config, strategy, engine, evaluator, lines).run()

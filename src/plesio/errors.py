@@ -1,0 +1,69 @@
+"""The errors plesio raises: one small tree, rooted in `PlesioError`.
+
+A message says what happened, the value, what was allowed and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PlesioError(Exception):
+    """Root of everything plesio raises on purpose."""
+
+
+class StrategyError(PlesioError, ValueError):
+    """A strategy, or a field of one, that does not exist or cannot work."""
+
+
+class ConfigurationError(PlesioError, ValueError):
+    """An argument of a run that does not exist or cannot work."""
+
+
+class ModelMismatchError(PlesioError):
+    """The workers do not hold the same model, or a model changed its tensors after `prepare`."""
+
+
+class SharedMemoryError(PlesioError, MemoryError):
+    """The host has too little shared memory for this model and this many workers."""
+
+
+class WorkerError(PlesioError):
+    """The training function of a worker raised; the message holds its traceback."""
+
+
+class WorkerLostError(PlesioError):
+    """Worker processes died and too few are left to go on."""
+
+
+class ServerLostError(PlesioError):
+    """The server process died; its last version is lost unless a checkpoint holds it."""
+
+
+class DeadlineError(PlesioError, TimeoutError):
+    """A wait took longer than allowed; the message names whom it waited for, the phase and the version."""
+
+
+class NonFiniteError(PlesioError, ArithmeticError):
+    """A contribution held a NaN or an infinity and the run was told to stop at that."""
+
+
+class StopRun(PlesioError):
+    """The run is over (target or budget reached): unwinds a training function that goes on stepping."""
+
+
+class StepCancelled(PlesioError):
+    """The step under way no longer counts; `with worker.step():` swallows it and the loop goes on."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name nobody knows: what it was, what is known, the closest match.
+
+    >>> unknown_name("strategy", "asynch_sgd", ["sync_sgd", "async_sgd"])
+    "unknown strategy 'asynch_sgd'; known: async_sgd, sync_sgd; did you mean 'async_sgd'?"
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"

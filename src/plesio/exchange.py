@@ -1,0 +1,303 @@
+"""What a worker does at a step of its optimizer, for each way of folding.
+
+`ServerExchange` pushes to the server and waits for its answer; `SharedMemoryExchange` steps in place on everybody's
+parameters and reports now and then.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from torch.optim import Optimizer
+
+from plesio.core.events import Verdict
+from plesio.engine.server import Report
+from plesio.errors import StepCancelled, StopRun
+from plesio.fabric.board import Board
+from plesio.fabric.doorbell import Answer, Doorbell, Header, Note
+from plesio.faults import Pace
+from plesio.rules import AfterFold, Gradient
+from plesio.strategy import Strategy
+from plesio.tensors.outer import hyper_parameters
+from plesio.tensors.replica import Replica
+
+REPORT_S = 0.05
+"""How often a worker that asks nobody tells what it did."""
+
+
+class Pacer:
+    """Makes steps last: the stand-in for an accelerator, and the fault of a slow worker."""
+
+    def __init__(self, pace: Pace | None, factor: float, rng: random.Random) -> None:
+        self._pace = pace
+        self._factor = factor
+        self._rng = rng
+        self.started_s = time.monotonic()
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """Sleep for what the step is short of."""
+        if self._pace is None and self._factor == 1.0:
+            return
+        spent_s = time.monotonic() - self.started_s
+        least_s = self._pace.draw(self._rng) if self._pace else 0.0
+        short_s = max(spent_s, least_s) * self._factor - spent_s
+        if short_s > 0:
+            sleep(short_s)
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self.started_s = time.monotonic()
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the worker knows of its place in the run, after its last exchange."""
+
+    worker: int
+    version: int = 0
+    staleness: int = 0
+    verdict: Verdict = Verdict.TAKEN
+    discarded: int = 0
+    steps: int = 0
+    stopped: bool = False
+
+
+Used = Callable[[], tuple[int, int]]
+"""(batches, samples) the loop used since last asked."""
+
+
+class ServerExchange:
+    """Through the server: push, wait for the answer, go on from what it says."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        standing: Standing,
+        optimizer: Optimizer,
+        replica: Replica,
+        doorbell: Doorbell,
+        pacer: Pacer,
+        used: Used,
+        timeout_s: float,
+    ) -> None:
+        self._every = strategy.every
+        self._local = not isinstance(strategy.send, Gradient)
+        self.cancels = isinstance(strategy.release, AfterFold) and strategy.release.cancel_late
+        self._standing = standing
+        self._optimizer = optimizer
+        self._replica = replica
+        self._doorbell = doorbell
+        self._pacer = pacer
+        self._used = used
+        self._timeout_s = timeout_s
+        self._number = 0
+        self._steps = 0
+        self._exchanged_s = 0.0
+        self._sent_groups: object = None
+
+    def begin(self) -> None:
+        """Wait for the first version."""
+        self._adopt(self._doorbell.answer(self._timeout_s, 0, 0))
+        self._number = 1
+        self._sent_groups = hyper_parameters(self._optimizer)
+
+    def step(self) -> None:
+        """One step of the training loop."""
+        if self._standing.stopped:
+            raise StopRun("the run is over")
+        if self._local:
+            self._optimizer.step()
+        self._standing.steps += 1
+        self._steps += 1
+        self._pacer.rest(self._doorbell.waiting if self.cancels else time.sleep)
+        if self.cancels and self._doorbell.waiting():
+            self.abandon()
+        elif self._every.due(self._steps, time.monotonic() - self._exchanged_s):
+            self._push()
+        self._pacer.begin()
+
+    def cancelled(self) -> bool:
+        """Whether the step under way no longer counts."""
+        return self.cancels and self._doorbell.waiting()
+
+    def abandon(self) -> None:
+        """Drop the step that was called off and go on from the newer version."""
+        batches, _ = self._used()
+        answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
+        self._doorbell.send(self._header(Note.ABANDON, True, batches, 0))
+        self._number += 1
+        self._adopt(answer)
+        self._pacer.begin()
+
+    def _push(self) -> None:
+        finite = self._replica.fill_slot()
+        batches, samples = self._used()
+        self._doorbell.send(self._header(Note.PUSH, finite, batches, samples, self._changed_groups()))
+        answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
+        self._number += 1
+        self._adopt(answer)
+
+    def _header(self, note: Note, finite: bool, batches: int, samples: int, extra: bytes = b"") -> Header:
+        return Header(
+            note=note,
+            finite=finite,
+            batches=batches,
+            steps=self._steps,
+            number=self._number,
+            samples=samples,
+            missing=self._replica.missing,
+            ready_s=time.monotonic(),
+            extra=extra,
+        )
+
+    def _changed_groups(self) -> bytes:
+        """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
+        if self._local:
+            return b""
+        groups = hyper_parameters(self._optimizer)
+        if groups == self._sent_groups:
+            return b""
+        self._sent_groups = groups
+        return msgspec.msgpack.encode(groups)
+
+    def _adopt(self, answer: Answer) -> None:
+        self._replica.adopt(answer.buffer)
+        standing = self._standing
+        standing.version, standing.staleness = answer.version, answer.staleness
+        standing.verdict = Verdict.CANCELLED if answer.cancel else Verdict(answer.verdict)
+        standing.stopped = standing.stopped or answer.stop
+        if standing.verdict is not Verdict.TAKEN:
+            standing.discarded += 1
+        if standing.verdict is Verdict.NOT_FINITE:
+            warn_not_finite(standing.worker)
+        self._steps = 0
+        self._exchanged_s = time.monotonic()
+
+    def end(self) -> None:
+        """The training function returned."""
+        self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
+
+
+class SharedMemoryExchange:
+    """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
+
+    cancels = False
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        workers: int,
+        standing: Standing,
+        optimizer: Optimizer,
+        replica: Replica,
+        doorbell: Doorbell,
+        board: Board,
+        pacer: Pacer,
+        used: Used,
+        timeout_s: float,
+    ) -> None:
+        self._scale = strategy.outer.scale(1, workers)
+        self._standing = standing
+        self._optimizer = optimizer
+        self._replica = replica
+        self._doorbell = doorbell
+        self._board = board
+        self._pacer = pacer
+        self._used = used
+        self._timeout_s = timeout_s
+        self._read_at = 0
+        self._steps = 0
+        self._missing = 0
+        self._staleness: Counter[int] = Counter()
+        self._reported_s = 0.0
+
+    def begin(self) -> None:
+        """Wait until everybody is there."""
+        self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
+        self._reported_s = time.monotonic()
+        self._read_at = self._board.folds
+
+    def step(self) -> None:
+        """One step of the training loop."""
+        if self._standing.stopped:
+            raise StopRun("the run is over")
+        self._pacer.rest(time.sleep)
+        finite = self._replica.fill_slot()
+        if finite:
+            self._fold()
+        self._standing.steps += 1
+        self._steps += 1
+        self._missing += self._replica.missing
+        self._standing.stopped = self._board.stopped
+        if not finite or self._standing.stopped or time.monotonic() - self._reported_s > REPORT_S:
+            self.report(finite)
+        self._pacer.begin()
+
+    def _fold(self) -> None:
+        """Step in place at this worker's share of the learning rate; what others folded meanwhile is the staleness."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self._scale
+        staleness = self._board.folds - self._read_at
+        self._optimizer.step()
+        self._board.count_fold(self._standing.worker)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._read_at = self._board.folds
+        self._staleness[staleness] += 1
+        self._standing.staleness, self._standing.version = staleness, self._read_at
+
+    def report(self, finite: bool = True) -> None:
+        """Tell the server what was done since last told."""
+        if not self._steps:
+            return
+        batches, samples = self._used()
+        if not finite:
+            self._standing.discarded += 1
+            self._standing.verdict = Verdict.NOT_FINITE
+            warn_not_finite(self._standing.worker)
+        self._doorbell.send(
+            Header(
+                note=Note.REPORT,
+                finite=finite,
+                batches=batches,
+                steps=self._steps,
+                number=sum(self._staleness.values()),
+                samples=samples,
+                missing=self._missing,
+                ready_s=time.monotonic(),
+                extra=msgspec.msgpack.encode(Report(0.0, dict(self._staleness))),
+            )
+        )
+        self._steps = self._missing = 0
+        self._staleness.clear()
+        self._reported_s = time.monotonic()
+
+    def cancelled(self) -> bool:
+        """Never: nobody calls work off."""
+        return False
+
+    def abandon(self) -> None:
+        """Never asked for."""
+        raise StepCancelled("nobody calls work off without a server")
+
+    def end(self) -> None:
+        """The training function returned."""
+        self.report()
+        self._doorbell.send(Header(Note.FINISH, True, 0, 0, 0, 0, 0, time.monotonic()))
+
+
+def warn_not_finite(worker: int) -> None:
+    """Tell the worker's user, once a place, that a contribution was thrown away."""
+    warnings.warn(
+        f"worker {worker}: a contribution held a NaN or an infinity and was discarded; look at the learning rate and "
+        "the data, or stop at the first one with on_nonfinite='raise'",
+        RuntimeWarning,
+        stacklevel=4,
+    )

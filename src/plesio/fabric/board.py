@@ -1,0 +1,75 @@
+"""A page of counters that all processes of a run see: for what is asked at every step and must not cost a message.
+
+Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. On a cell the writer is:
+stop, mirror: the server; folds of worker w: worker w.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from plesio.fabric.memory import SharedBlock
+from plesio.tensors.arena import PAGE
+
+_STOP, _MIRROR, _FOLDS = 0, 1, 8
+WORKERS_MAX = PAGE // 8 - _FOLDS
+
+
+class Board:
+    """The counters over a shared block.
+
+    >>> board = Board(SharedBlock.create(PAGE, "the board"), workers=2)
+    >>> board.count_fold(1); board.folds
+    1
+    """
+
+    def __init__(self, block: SharedBlock, workers: int) -> None:
+        self._block = block
+        self._cells = block.memory.numpy().view(np.int64)
+        self._folds = self._cells[_FOLDS : _FOLDS + workers]
+
+    @classmethod
+    def attach(cls, descriptor: int, workers: int) -> Board:
+        """The board behind a descriptor."""
+        return cls(SharedBlock.attach(descriptor, PAGE), workers)
+
+    @property
+    def descriptor(self) -> int:
+        """What another process attaches it by."""
+        return self._block.fd
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is to end."""
+        return bool(self._cells[_STOP])
+
+    def stop(self) -> None:
+        """Let the run end."""
+        self._cells[_STOP] = 1
+
+    @property
+    def mirror_wanted(self) -> int:
+        """How many copies of the parameters have been asked for so far."""
+        return int(self._cells[_MIRROR])
+
+    def want_mirror(self) -> int:
+        """Ask for a copy of the parameters; its number."""
+        self._cells[_MIRROR] += 1
+        return int(self._cells[_MIRROR])
+
+    @property
+    def folds(self) -> int:
+        """Folds of all workers so far: the version, where there is no server to count it."""
+        return int(self._folds.sum())
+
+    def count_fold(self, worker: int) -> None:
+        """Worker `worker` folded once more."""
+        self._folds[worker] += 1
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self._block.fd >= 0:
+            os.close(self._block.fd)
+            self._block.fd = -1

@@ -1,0 +1,128 @@
+"""A two-way line between two processes of one host for what is rare: set-up, data leases, results.
+
+A message is a typed msgspec struct behind a length; file descriptors travel with it. End of file tells that the other
+side is gone. Nothing is unpickled here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from plesio.errors import DeadlineError
+
+HEAD = struct.Struct("<I")
+MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+DESCRIPTORS_MAX = 250
+"""What Linux passes in one message is 253."""
+
+M = TypeVar("M")
+
+
+class ChannelClosedError(Exception):
+    """The other side is gone."""
+
+
+class Channel(Generic[M]):
+    """One end of a line on which messages of the union `kinds` come in.
+
+    >>> left, right = channel_pair()
+    >>> a, b = Channel(left, int, "b"), Channel(right, int, "a")
+    >>> a.send(7); b.receive(timeout_s=1.0)
+    (7, [])
+    >>> a.close(); b.close()
+    """
+
+    def __init__(self, connection: socket.socket, kinds: type[M] | object, peer: str) -> None:
+        self._socket = connection
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)  # type: ignore[arg-type]
+        self.peer = peer
+
+    def fileno(self) -> int:
+        """The descriptor, for polling; -1 once closed."""
+        return self._socket.fileno()
+
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Send one message.
+
+        Raises:
+            ChannelClosedError: the other side is gone.
+        """
+        body = msgspec.msgpack.encode(message)
+        assert len(body) <= MESSAGE_BYTES_MAX, "a message is small"
+        try:
+            socket.send_fds(self._socket, [HEAD.pack(len(body))], list(descriptors))
+            self._socket.sendall(body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosedError(self.peer) from error
+
+    def receive(self, timeout_s: float, waiting_for: str = "a message") -> tuple[M, list[int]]:
+        """Wait for one message; it and the descriptors that came with it.
+
+        Raises:
+            ChannelClosedError: the other side is gone.
+            DeadlineError: nothing came in time.
+        """
+        if not readable(self._socket.fileno(), timeout_s):
+            raise DeadlineError(f"waited {timeout_s:g} s for {waiting_for} from {self.peer}: nothing came")
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self._socket, HEAD.size, DESCRIPTORS_MAX)
+            head += self._exactly(HEAD.size - len(head)) if head else b""
+            if not head:
+                raise ChannelClosedError(self.peer)
+            (size,) = HEAD.unpack(head)
+            if size > MESSAGE_BYTES_MAX:
+                raise ChannelClosedError(f"{self.peer} announced a message of {size} bytes")
+            return self._decoder.decode(self._exactly(size)), list(descriptors)
+        except ConnectionResetError as error:
+            raise ChannelClosedError(self.peer) from error
+
+    def _exactly(self, size: int) -> bytes:
+        body = bytearray(size)
+        view = memoryview(body)
+        while view:
+            got = self._socket.recv_into(view)
+            if got == 0:
+                raise ChannelClosedError(self.peer)
+            view = view[got:]
+        return bytes(body)
+
+    def detach(self) -> int:
+        """Give up the descriptor to be used elsewhere."""
+        return self._socket.detach()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def readable(descriptor: int, timeout_s: float) -> bool:
+    """Whether there is something to read (or the end of the file) within `timeout_s`."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def from_descriptor(descriptor: int) -> socket.socket:
+    """The socket behind an inherited descriptor."""
+    return socket.socket(fileno=descriptor)
+
+
+def close_quietly(*descriptors: int) -> None:
+    """Close descriptors that may be closed already."""
+    for descriptor in descriptors:
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass

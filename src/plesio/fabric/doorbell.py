@@ -1,0 +1,172 @@
+"""The two pipes of a worker: headers of contributions one way, answers the other.
+
+A doorbell is 6 us there and back, and end of file tells that the other side died. Tensors do not pass here: they lie in the
+worker's slot, and the header is written only when they do, so that a process killed half way left nothing to be read.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+from enum import IntEnum
+
+import msgspec
+
+from plesio.core.events import Verdict
+from plesio.errors import DeadlineError, ServerLostError
+
+PUSH = struct.Struct("<BBHIQIIdI")
+ANSWER = struct.Struct("<BBHIQQ")
+
+
+class Note(IntEnum):
+    """What a worker says on its doorbell."""
+
+    PUSH = 1
+    """A contribution lies in the slot; an answer is awaited."""
+    ABANDON = 2
+    """A called-off step was dropped."""
+    REPORT = 3
+    """Work that was folded elsewhere (shared memory, all-reduce); no answer is awaited."""
+    MIRRORED = 4
+    """The parameters were copied into the mirror, as the board asked."""
+    FINISH = 5
+    """The training function returned; the end of the file after this is no death."""
+
+
+class Header(msgspec.Struct, gc=False):
+    """What a worker says: see `plesio.core.events` for the fields; `ready_s` is when it was done computing.
+
+    `extra` holds the optimizer's hyper-parameters where they changed; in a REPORT, whose `number` counts the folds, it
+    holds how many of them had which staleness.
+    """
+
+    note: int
+    finite: bool
+    batches: int
+    steps: int
+    number: int
+    samples: int
+    missing: int
+    ready_s: float
+    extra: bytes = b""
+
+    def pack(self) -> bytes:
+        """The bytes on the pipe."""
+        return (
+            PUSH.pack(
+                self.note,
+                self.finite,
+                self.batches,
+                self.steps,
+                self.number,
+                self.samples,
+                self.missing,
+                self.ready_s,
+                len(self.extra),
+            )
+            + self.extra
+        )
+
+
+class Answer(msgspec.Struct, gc=False):
+    """What the server answers: go on from `version`, which lies in buffer `buffer`."""
+
+    cancel: bool
+    verdict: int
+    stop: bool
+    buffer: int
+    staleness: int
+    number: int
+    version: int
+
+
+class HeaderReader:
+    """The server's end of the pipe that a worker's headers come in by."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._rest = b""
+
+    def read(self) -> list[Header] | None:
+        """The headers that have come whole; None when the worker is gone."""
+        data = os.read(self.descriptor, 65536)
+        if not data:
+            return None
+        data = self._rest + data if self._rest else data
+        headers: list[Header] = []
+        at = 0
+        while len(data) - at >= PUSH.size:
+            fields = PUSH.unpack_from(data, at)
+            end = at + PUSH.size + fields[-1]
+            if end > len(data):
+                break
+            headers.append(Header(*fields[:-1], extra=data[at + PUSH.size : end]))
+            at = end
+        self._rest = data[at:]
+        return headers
+
+
+def write_answer(
+    descriptor: int, cancel: bool, verdict: int, stop: bool, buffer: int, staleness: int, number: int, version: int
+) -> bool:
+    """Answer a worker; False if it is gone."""
+    try:
+        os.write(descriptor, ANSWER.pack(cancel | stop << 1, verdict, buffer, staleness, number, version))
+    except (BrokenPipeError, BlockingIOError):
+        return False
+    return True
+
+
+class Doorbell:
+    """A worker's end of its two pipes."""
+
+    def __init__(self, push: int, answer: int, worker: int) -> None:
+        self._push = push
+        self._answer = answer
+        self._worker = worker
+        self._poller = select.poll()
+        self._poller.register(answer, select.POLLIN)
+
+    def send(self, header: Header) -> None:
+        """Tell the server.
+
+        Raises:
+            ServerLostError: it is gone.
+        """
+        try:
+            os.write(self._push, header.pack())
+        except BrokenPipeError as error:
+            raise self._lost(f"sent contribution {header.number}") from error
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
+        return bool(self._poller.poll(timeout_s * 1000))
+
+    def answer(self, timeout_s: float, number: int, version: int) -> Answer:
+        """Wait for the next answer.
+
+        Raises:
+            ServerLostError: the server is gone.
+            DeadlineError: it did not answer in time.
+        """
+        started_s = time.monotonic()
+        phase = f"waited for the answer to contribution {number} (computed from version {version})"
+        if not self._poller.poll(timeout_s * 1000):
+            raise DeadlineError(
+                f"worker {self._worker} {phase} for {time.monotonic() - started_s:.0f} s: the server has not answered; "
+                "it is frozen or starved, or another worker holds everybody for longer than timeout_s"
+            )
+        data = os.read(self._answer, ANSWER.size)
+        if len(data) < ANSWER.size:
+            raise self._lost(phase)
+        flags, verdict, buffer, staleness, number, version = ANSWER.unpack(data)
+        return Answer(bool(flags & 1), Verdict(verdict), bool(flags & 2), buffer, staleness, number, version)
+
+    def _lost(self, phase: str) -> ServerLostError:
+        return ServerLostError(
+            f"the server is gone: worker {self._worker} {phase}; "
+            "its last version is lost unless it was saved; start the run again"
+        )

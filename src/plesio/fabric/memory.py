@@ -1,0 +1,127 @@
+"""Shared memory that nobody has to clean up.
+
+On Linux a block is an anonymous memory file (memfd): it has no name, is passed to other processes as a file descriptor and
+is gone with the last of them, however they end. Elsewhere it is a file in /dev/shm or the temporary folder, unlinked as
+soon as it is open. What is available is checked before, because a block is only backed by memory when it is touched, and
+running out then is a bus error and not an exception.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from plesio.errors import SharedMemoryError
+
+SHM = Path("/dev/shm")
+
+
+class SharedBlock:
+    """`nbytes` of memory, zero at first, that other processes can map by its descriptor `fd`.
+
+    >>> block = SharedBlock.create(4096, "an example")
+    >>> twin = SharedBlock.attach(os.dup(block.fd), 4096)
+    >>> block.memory[7] = 42; int(twin.memory[7])
+    42
+    >>> block.close(); twin.close()
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.memory = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
+
+    @classmethod
+    def create(cls, nbytes: int, what: str) -> SharedBlock:
+        """A new block for `what`.
+
+        Raises:
+            SharedMemoryError: there is not that much memory to be had.
+        """
+        check_room(nbytes, what)
+        fd = _anonymous_file()
+        os.ftruncate(fd, nbytes)
+        return cls(fd, nbytes)
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int) -> SharedBlock:
+        """The block behind a descriptor that came from another process; takes the descriptor over."""
+        return cls(fd, nbytes)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the memory goes when the last tensor over it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("plesio", os.MFD_CLOEXEC)
+    handle, path = tempfile.mkstemp(prefix="plesio-", dir=_folder())
+    os.unlink(path)
+    return handle
+
+
+def _folder() -> str:
+    return str(SHM) if SHM.is_dir() else tempfile.gettempdir()
+
+
+def check_room(nbytes: int, what: str) -> None:
+    """Raise `SharedMemoryError` unless `nbytes` more of shared memory can be had."""
+    for place, free in room().items():
+        if nbytes > free:
+            raise SharedMemoryError(
+                f"{what} needs {human(nbytes)} of shared memory and {place} has {human(free)} left; "
+                "use fewer workers or a smaller model, or give the host (or container: --shm-size, --memory) more"
+            )
+
+
+def room() -> dict[str, int]:
+    """Free bytes of each thing that shared memory comes out of."""
+    found: dict[str, int] = {}
+    if not hasattr(os, "memfd_create"):
+        free = os.statvfs(_folder())
+        found[_folder()] = free.f_bavail * free.f_frsize
+    available = _meminfo("MemAvailable")
+    if available is not None:
+        found["the host's memory"] = available
+    limit = _read_number("/sys/fs/cgroup/memory.max")
+    used = _read_number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        found["the container's memory limit"] = max(0, limit - used)
+    return found
+
+
+def _meminfo(key: str) -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None  # no such limit, or "max"
+
+
+def human(nbytes: float) -> str:
+    """A size in words.
+
+    >>> human(1_500_000), human(12)
+    ('1.5 MB', '12 B')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"

@@ -1,0 +1,78 @@
+"""What can be made to go wrong on purpose, and how long a step is made to last."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from plesio.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Worker `worker` takes `factor` times as long for each step.
+
+    >>> Slow(worker=0, factor=10)
+    Slow(worker=0, factor=10)
+    """
+
+    worker: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1:
+            raise ConfigurationError(f"Slow(factor={self.factor!r}): factor must be at least 1 (10: ten times slower)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill a process outright (SIGKILL), `after_s` seconds into training: a worker, or the server if none is named."""
+
+    worker: int | None = None
+    after_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.after_s >= 0:
+            raise ConfigurationError(f"Kill(after_s={self.after_s!r}): after_s must not be negative")
+
+
+Fault = Slow | Kill
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Makes each step last at least `step_s` seconds, give or take `jitter` (a share of it, normally distributed).
+
+    It stands in for an accelerator on a small machine: the worker sleeps, so that many fit on few cores.
+    """
+
+    step_s: float
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.step_s >= 0:
+            raise ConfigurationError(f"Pace(step_s={self.step_s!r}): step_s must not be negative")
+        if not 0 <= self.jitter < 1:
+            raise ConfigurationError(f"Pace(jitter={self.jitter!r}): jitter must be at least 0 and below 1")
+
+    def draw(self, rng: random.Random) -> float:
+        """How long the next step is to last, in seconds."""
+        return self.step_s * max(0.0, rng.gauss(1.0, self.jitter)) if self.jitter else self.step_s
+
+
+def check_faults(faults: list[Fault] | tuple[Fault, ...], workers: int) -> None:
+    """Raise `ConfigurationError` for a fault of a worker that there is not."""
+    for fault in faults:
+        if not isinstance(fault, (Slow, Kill)):
+            raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
+        if fault.worker is not None and not 0 <= fault.worker < workers:
+            raise ConfigurationError(f"{fault}: there are workers 0 to {workers - 1}")
+
+
+def slowness(faults: list[Fault] | tuple[Fault, ...], worker: int) -> float:
+    """By what factor `worker` is slowed down."""
+    factor = 1.0
+    for fault in faults:
+        if isinstance(fault, Slow) and fault.worker == worker:
+            factor *= fault.factor
+    return factor

@@ -1,0 +1,1 @@
+"""What a run cost, measured, written and drawn."""

@@ -1,0 +1,244 @@
+"""The pictures of a report: learning curves, the workers' time, staleness. From `Summary` to HTML, through `svg`.
+
+A picture that has nothing to show becomes a sentence that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from plesio.observe import svg
+from plesio.observe.summary import Evaluation, Span, Summary
+from plesio.observe.svg import number
+
+Target = tuple[str, float]
+
+_LANES_MAX = 12
+_HISTOGRAM_ROWS_MAX = 8
+_BINS_MAX = 64
+_LOSS_BINS = 120
+_LOG_DECADES = 1.5
+_WINDOW_S = 2.0
+_WINDOW_STEPS = 12
+
+
+def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
+    """The evaluated metrics, the target's first."""
+    found = {metric: None for s in summaries for evaluation in s.history for metric in evaluation.metrics}
+    return sorted(found, key=lambda metric: target is None or metric != target[0])
+
+
+def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[str]:
+    """Every evaluated metric, and the training loss, over wall time; one line a strategy."""
+    yield "<h2>Learning over time</h2>"
+    names = metrics(summaries, target)
+    longest_s = max(s.wall_s for s in summaries)
+    if not names:
+        yield '<p class="empty">No evaluations were recorded, so there is no metric to draw over time.</p>'
+    for metric in names:
+        value = target[1] if target and metric == target[0] else None
+        series = [_metric_series(k, s, metric, value) for k, s in enumerate(summaries)]
+        words = f"The global parameters' {metric}, evaluated on consistent snapshots."
+        if any(one.dots for one in series):
+            words += " A dot is the first evaluation at the target."
+        yield _figure(series, metric, value, words, longest_s)
+    series = [svg.Series(k, s.strategy, _loss(s)) for k, s in enumerate(summaries)]
+    words = "Training loss as the workers logged it: their mean, lightly smoothed."
+    yield _figure(series, "training loss", None, words, longest_s)
+
+
+def _metric_series(index: int, s: Summary, metric: str, target: float | None) -> svg.Series:
+    def point(evaluation: Evaluation) -> tuple[float, float]:
+        return evaluation.time_s, evaluation.metrics[metric]
+
+    points = tuple(point(evaluation) for evaluation in s.history if metric in evaluation.metrics)
+    time_s = None if target is None else s.time_to(metric, target)
+    return svg.Series(index, s.strategy, points, tuple(p for p in points if p[0] == time_s)[:1])
+
+
+def _loss(s: Summary) -> tuple[tuple[float, float], ...]:
+    """The logged loss, averaged over workers in bins of time, each bin then averaged with its neighbours (1, 2, 1)."""
+    logged = [entry for entry in s.logged if "loss" in entry.metrics]
+    if not logged:
+        return ()
+    count = min(_LOSS_BINS, max(1, len(logged) // len({entry.worker for entry in logged})))
+    width = max(entry.time_s for entry in logged) / count or 1.0
+    bins: dict[int, list[float]] = {}
+    for entry in logged:
+        total = bins.setdefault(min(int(entry.time_s / width), count - 1), [0.0, 0.0, 0.0])
+        weight = max(entry.steps, 1)
+        for position, amount in enumerate((entry.time_s, entry.metrics["loss"], 1.0)):
+            total[position] += weight * amount
+    raw = [(time / weight, loss / weight) for _, (time, loss, weight) in sorted(bins.items())]
+    losses = [raw[0][1], *(loss for _, loss in raw), raw[-1][1]]
+    smooth = [(losses[k] + 2 * loss + losses[k + 2]) / 4 for k, (_, loss) in enumerate(raw)]
+    # A loss that is not finite breaks the line where it is, and takes no neighbour with it.
+    return tuple((time, mean if math.isfinite(mean) else loss) for (time, loss), mean in zip(raw, smooth, strict=True))
+
+
+def _figure(series: Sequence[svg.Series], name: str, target: float | None, words: str, longest_s: float) -> str:
+    """A line chart of the series that have something to draw, its caption naming those that have not."""
+    values = {one.index: [y for _, y in one.points if math.isfinite(y)] for one in series}
+    drawn = [one for one in series if values[one.index]]
+    missing = [one.name for one in series if not values[one.index]]
+    if not drawn:
+        return f'<p class="empty">No finite {escape(name)} was recorded, so there is no curve to draw.</p>'
+    ys = [y for one in drawn for y in values[one.index]]
+    log = "loss" in name and min(ys) > 0 and math.log10(max(ys) / min(ys)) > _LOG_DECADES
+    factor, unit = _time_unit(max(longest_s, *(x for one in drawn for x, _ in one.points)))
+    drawn = [
+        svg.Series(one.index, one.name, *(tuple((x / factor, y) for x, y in some) for some in (one.points, one.dots)))
+        for one in drawn
+    ]
+    x_name = f"wall time, {unit}"
+    chart = svg.line_chart(drawn, x_name=x_name, y_name=name, x_high=longest_s / factor, target=target, log=log)
+    if missing:
+        words += f" Nothing to draw for {', '.join(missing)}."
+    return f"<figure>{chart}<figcaption>{escape(words)}</figcaption></figure>"
+
+
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    if longest_s < 600:
+        return 1.0, "s"
+    return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
+
+
+def timelines(summaries: Sequence[Summary]) -> str:
+    """One lane a worker over a window in the middle of each run, as long for all strategies as for one."""
+    heading = "<h2>Where the workers' time went</h2>"
+    drawn = [(k, s) for k, s in enumerate(summaries) if s.timeline]
+    if not drawn:
+        return f'{heading}<p class="empty">No timeline was recorded.</p>'
+    length = _window([s for _, s in drawn])
+    axis = svg.linear_axis(0.0, length, 8, tight=True)
+    kinds = (("compute", "computing"), ("wait", "waiting for others"), ("exchange", "exchanging: push, fold, pull"))
+    legend = "".join(f'<span><i class="k-{kind}"></i>{word}</span>' for kind, word in kinds)
+    groups = "".join(_lanes(k, s, length) for k, s in drawn)
+    run = "each run" if len(summaries) > 1 else "the run"
+    words = f"{length:.2g} s from the middle of {run}, one lane a worker. Right: waiting over the whole run."
+    missing = [s.strategy for s in summaries if not s.timeline]
+    if missing:
+        words += f" No timeline was recorded for {', '.join(missing)}."
+    return (
+        f'{heading}<figure><div class="kinds">{legend}</div>{groups}<div class="row"><span></span>'
+        f'<div class="under">{svg.ticks_below(axis)}<span class="x-name">seconds into the window</span></div>'
+        f"<span></span></div><figcaption>{escape(words)}</figcaption></figure>"
+    )
+
+
+def _window(summaries: Sequence[Summary]) -> float:
+    """A window, in seconds, in which about a dozen steps of the slowest worker can be told apart."""
+    longest = max(_typical_step(s) for s in summaries)
+    shortest_run = min(_extent(s)[1] - _extent(s)[0] for s in summaries)
+    wanted = max(min(_WINDOW_STEPS * longest, _WINDOW_S), 1.5 * longest) or _WINDOW_S
+    wanted = float(f"{wanted:.2g}")
+    return wanted if shortest_run <= 0 else min(wanted, shortest_run)
+
+
+def _typical_step(s: Summary) -> float:
+    """The median compute span of the worker whose median is longest."""
+    spans: dict[int, list[float]] = {}
+    for span in s.timeline:
+        if span.kind == "compute":
+            spans.setdefault(span.worker, []).append(span.end_s - span.start_s)
+    return max((sorted(lengths)[len(lengths) // 2] for lengths in spans.values()), default=0.0)
+
+
+def _extent(s: Summary) -> tuple[float, float]:
+    return min(span.start_s for span in s.timeline), max(span.end_s for span in s.timeline)
+
+
+def _lanes(index: int, s: Summary, length: float) -> str:
+    begin, end = _extent(s)
+    start = max(begin, (begin + end - length) / 2)
+    spans: dict[int, list[Span]] = {}
+    for span in s.timeline:
+        spans.setdefault(span.worker, []).append(span)
+    parts = {worker.worker: worker for worker in s.workers}
+    shown, left_out = _some(sorted(spans), [w.worker for w in sorted(s.workers, key=lambda w: w.speed)])
+    rows = []
+    for worker in shown:
+        part = parts.get(worker)
+        lane = svg.lane(((x.kind, x.start_s, x.end_s) for x in spans[worker]), start, length)
+        waited = f"{100 * part.waiting_share:.0f}% waiting" if part else ""
+        rows.append(f'<div class="row"><span>worker {worker}</span>{lane}<span>{waited}</span></div>')
+    more = f", {left_out} more workers not shown" if left_out else ""
+    about = f"waiting {100 * s.waiting_share:.0f}%, from {number(start)} s{more}"
+    head = f"<h3>{svg.named(index, s.strategy)}<small>{about}</small></h3>"
+    return f'<div class="lanes">{head}{"".join(rows)}</div>'
+
+
+def _some(workers: Sequence[int], slowest_first: Sequence[int]) -> tuple[list[int], int]:
+    """At most `_LANES_MAX` workers, the slowest among them, and how many were left out."""
+    if len(workers) <= _LANES_MAX:
+        return list(workers), 0
+    slowest = [worker for worker in slowest_first if worker in workers][:1]
+    rest = [worker for worker in workers if worker not in slowest]
+    return sorted([*slowest, *rest[: _LANES_MAX - len(slowest)]]), len(workers) - _LANES_MAX
+
+
+def staleness(summaries: Sequence[Summary]) -> str:
+    """A histogram for each worker of each strategy that had any staleness; the others are named in a sentence."""
+    stale = [(k, s) for k, s in enumerate(summaries) if s.staleness.max > 0 and s.staleness.by_worker]
+    fresh = [s.strategy for s in summaries if s.staleness.max == 0 and s.folded > 0]
+    unknown = [s.strategy for s in summaries if not (s.staleness.by_worker if s.staleness.max > 0 else s.folded > 0)]
+    parts = ["<h2>Staleness</h2>"]
+    if fresh:
+        parts.append(f"<p>Every contribution was fresh (staleness 0): {escape(', '.join(fresh))}.</p>")
+    if unknown:
+        parts.append(f'<p class="empty">No staleness was recorded: {escape(", ".join(unknown))}.</p>')
+    if stale:
+        limit = max(min(s.staleness.max, max(8, s.staleness.p99 * 3 // 2)) for _, s in stale)
+        panels = "".join(_panel(k, s, limit) for k, s in stale)
+        cut = any(s.staleness.max > limit for _, s in stale)
+        beyond = f" The last bar holds all that is staler than {limit:,} too." if cut else ""
+        parts.append(
+            f'<figure><div class="panels">{panels}</div><figcaption>Staleness of the folded contributions. '
+            "A bar is a share of that worker's contributions; heights compare within a strategy, "
+            f"the horizontal scale is the same for all.{beyond}</figcaption></figure>"
+        )
+    return "".join(parts)
+
+
+def _panel(index: int, s: Summary, limit: int) -> str:
+    width = max(1, math.ceil((limit + 1) / _BINS_MAX))
+    bins = limit // width + 1
+    counts = {w: _binned(by_tau, width, bins) for w, by_tau in sorted(s.staleness.by_worker.items()) if by_tau}
+    if len(counts) > _HISTOGRAM_ROWS_MAX:
+        named = {"all": [sum(column) for column in zip(*counts.values(), strict=True)]}
+    else:
+        named = {f"worker {worker}": row for worker, row in counts.items()}
+    top = max(count / sum(row) for row in named.values() for count in row)
+    rows = []
+    for name, row in named.items():
+        taus = [
+            t for w, by_tau in s.staleness.by_worker.items() if name in ("all", f"worker {w}") for t in by_tau.items()
+        ]
+        mean, highest = sum(tau * n for tau, n in taus) / sum(row), max(tau for tau, _ in taus)
+        bars = svg.bars([count / sum(row) for count in row], top, f"{name}: mean {mean:.2f}, max {highest}")
+        rows.append(f'<div class="row"><span>{name}</span>{bars}<span>mean {number(mean, 2)}</span></div>')
+    axis = svg.linear_axis(0.0, float(bins * width), 4, tight=True)
+    ticks = "".join(_bin_label(value, text, width, bins) for value, text in axis.ticks)
+    about = f"mean {s.staleness.mean:.2f}, max {s.staleness.max:,}"
+    return (
+        f"<div><h3>{svg.named(index, s.strategy)}<small>{about}</small></h3>"
+        f'<div class="{svg.colour(index)}">{"".join(rows)}</div>'
+        f'<div class="row"><span></span><div class="under">{ticks}</div><span>versions</span></div></div>'
+    )
+
+
+def _binned(by_tau: dict[int, int], width: int, bins: int) -> list[int]:
+    row = [0] * bins
+    for tau, count in by_tau.items():
+        row[min(tau // width, bins - 1)] += count
+    return row
+
+
+def _bin_label(value: float, text: str, width: int, bins: int) -> str:
+    """A tick under the middle of the bin that holds the staleness it names."""
+    position = value / width
+    if position > bins - 1 or value != int(value):
+        return ""
+    return f'<span style="left:{100 * (int(position) + 0.5) / bins:.1f}%">{text}</span>'

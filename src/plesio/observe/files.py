@@ -1,0 +1,89 @@
+"""The run folder: what a run leaves behind.
+
+    runs/20261121-101530-async_sgd/
+        run.toml             the resolved configuration
+        metrics.jsonl        evaluations and what workers logged, a line each, by time
+        summary.json         every figure (`plesio.observe.summary.Summary`)
+        weights.safetensors  the final weights under their PyTorch names
+        report.html          the page to look at
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+import torch
+from safetensors.torch import save_file
+
+from plesio.errors import ConfigurationError
+from plesio.observe.report import write_report
+from plesio.observe.summary import Summary
+from plesio.strategy import Strategy
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, runs: str | Path, strategy: Strategy, configuration: dict[str, Any]) -> RunFolder:
+        """A new folder under `runs`, with the configuration in it.
+
+        Raises:
+            ConfigurationError: it cannot be written there.
+        """
+        plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", strategy.name).strip("-")
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}"
+        try:
+            path = _new_folder(Path(runs), stem)
+            document = {"run": configuration, "strategy": {"name": strategy.name, **strategy.answers()}}
+            (path / "run.toml").write_text(tomli_w.dumps(document))
+        except OSError as error:
+            raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
+        return cls(path)
+
+    def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> None:
+        """Everything that is known at the end."""
+        encoder = msgspec.json.Encoder()
+        (self.path / "summary.json").write_bytes(encoder.encode(summary))
+        rows: list[tuple[float, dict[str, Any]]] = [
+            (one.time_s, {"time_s": one.time_s, "version": one.version, "samples": one.samples, **one.metrics})
+            for one in summary.history
+        ]
+        rows += [
+            (one.time_s, {"time_s": one.time_s, "worker": one.worker, "steps": one.steps, **one.metrics})
+            for one in summary.logged
+        ]
+        lines = [encoder.encode(row) for _, row in sorted(rows, key=lambda row: row[0])]
+        (self.path / "metrics.jsonl").write_bytes(b"\n".join([*lines, b""]))
+        if state_dict:
+            save_weights(state_dict, self.path / "weights.safetensors")
+        write_report(self.path / "report.html", [summary], title=summary.strategy, target=None)
+
+
+def save_weights(state_dict: dict[str, torch.Tensor], path: Path) -> None:
+    """Weights as safetensors; names that share a tensor each get their own copy, which that format asks for."""
+    seen: set[int] = set()
+    own: dict[str, torch.Tensor] = {}
+    for name, tensor in state_dict.items():
+        own[name] = (tensor.clone() if tensor.data_ptr() in seen else tensor).contiguous()
+        seen.add(tensor.data_ptr())
+    save_file(own, path)
+
+
+def _new_folder(runs: Path, stem: str) -> Path:
+    for attempt in range(1000):
+        path = runs / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise OSError(f"{runs} holds a thousand folders called {stem}")

@@ -1,0 +1,181 @@
+"""Counts what a run costs while it runs: where time goes, how stale contributions are, what was discarded.
+
+The times of a worker's exchange, and what they are counted as:
+
+    granted ---- ready ---- arrived, done ---- released ---- granted
+       | compute  | exchange      | wait (held)    | exchange   |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from plesio.observe.summary import Span, Staleness, WorkerSummary
+
+SPANS_MAX = 20_000
+"""Spans kept a worker for the timeline; totals go on after that."""
+
+
+class WorkerMeter:
+    """One worker's totals and timeline; times on the monotonic clock."""
+
+    __slots__ = (
+        "compute_s",
+        "discarded",
+        "exchange_s",
+        "folded",
+        "granted_s",
+        "held_since_s",
+        "left",
+        "ready_s",
+        "samples",
+        "spans",
+        "staleness",
+        "steps",
+        "wait_s",
+    )
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.folded = 0
+        self.discarded = 0
+        self.compute_s = 0.0
+        self.wait_s = 0.0
+        self.exchange_s = 0.0
+        self.granted_s = 0.0
+        self.ready_s = 0.0
+        self.held_since_s = 0.0
+        self.left: str | None = None
+        self.staleness: Counter[int] = Counter()
+        self.spans: list[tuple[str, float, float]] = []
+
+    def pushed(self, ready_s: float, steps: int, samples: int) -> None:
+        """A contribution came that its worker was done with at `ready_s`."""
+        self.steps += steps
+        self.samples += samples
+        self.ready_s = ready_s
+        self.compute_s += ready_s - self.granted_s
+        self._span("compute", self.granted_s, ready_s)
+
+    def granted(self, now_s: float, released_s: float | None) -> None:
+        """The worker goes on; `released_s`: it had been held, and the event that freed it came then."""
+        if released_s is not None and released_s > self.held_since_s:
+            self._exchange(self.ready_s, self.held_since_s)
+            self.wait_s += released_s - self.held_since_s
+            self._span("wait", self.held_since_s, released_s)
+            self._exchange(released_s, now_s)
+        else:
+            self._exchange(self.ready_s, now_s)
+        self.granted_s = now_s
+
+    def reported(self, ready_s: float, steps: int, samples: int, wait_s: float) -> None:
+        """Work that was folded elsewhere, up to `ready_s`; `wait_s` of the time went by waiting for others."""
+        self.steps += steps
+        self.samples += samples
+        held_s = max(self.granted_s, ready_s - wait_s)
+        self.compute_s += held_s - self.granted_s
+        self._span("compute", self.granted_s, held_s)
+        self.wait_s += ready_s - held_s
+        if wait_s:
+            self._span("wait", held_s, ready_s)
+        self.granted_s = ready_s
+
+    def _exchange(self, start_s: float, end_s: float) -> None:
+        self.exchange_s += end_s - start_s
+        self._span("exchange", start_s, end_s)
+
+    def _span(self, kind: str, start_s: float, end_s: float) -> None:
+        if len(self.spans) < SPANS_MAX:
+            self.spans.append((kind, start_s, end_s))
+
+    def summary(self, worker: int) -> WorkerSummary:
+        """The totals."""
+        return WorkerSummary(
+            worker=worker,
+            steps=self.steps,
+            samples=self.samples,
+            folded=self.folded,
+            discarded=self.discarded,
+            compute_s=self.compute_s,
+            wait_s=self.wait_s,
+            exchange_s=self.exchange_s,
+            speed=self.steps / self.compute_s if self.compute_s > 0 else 0.0,
+            left=self.left,
+        )
+
+
+class Meter:
+    """All workers of a run."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = [WorkerMeter() for _ in range(workers)]
+        self.discarded: Counter[str] = Counter()
+        self.missing_gradients = 0
+        self.exchanges = 0
+        self.zero_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Training begins now."""
+        self.zero_s = now_s
+        for one in self.workers:
+            one.granted_s = now_s
+
+    def folded(self, worker: int, staleness: int) -> None:
+        """A contribution went into a version."""
+        one = self.workers[worker]
+        one.folded += 1
+        one.staleness[staleness] += 1
+
+    def dropped(self, worker: int, reason: str) -> None:
+        """A contribution does not count."""
+        self.workers[worker].discarded += 1
+        self.discarded[reason] += 1
+
+    @property
+    def steps(self) -> int:
+        """Local optimizer steps of all workers."""
+        return sum(one.steps for one in self.workers)
+
+    @property
+    def samples(self) -> int:
+        """Samples behind all contributions."""
+        return sum(one.samples for one in self.workers)
+
+    def timeline(self) -> tuple[Span, ...]:
+        """Every worker's spans, in seconds since training began."""
+        return tuple(
+            Span(worker, kind, start_s - self.zero_s, end_s - self.zero_s)
+            for worker, one in enumerate(self.workers)
+            for kind, start_s, end_s in one.spans
+        )
+
+    def staleness(self) -> Staleness:
+        """The distribution of the staleness of folded contributions."""
+        return staleness_of({worker: dict(one.staleness) for worker, one in enumerate(self.workers)})
+
+
+def staleness_of(by_worker: dict[int, dict[int, int]]) -> Staleness:
+    """Mean and quantiles of a histogram by worker.
+
+    >>> staleness_of({0: {0: 3, 4: 1}})
+    Staleness(mean=1.0, p50=0, p99=4, max=4, by_worker={0: {0: 3, 4: 1}})
+    """
+    total: Counter[int] = Counter()
+    for counts in by_worker.values():
+        total.update(counts)
+    number = sum(total.values())
+    if number == 0:
+        return Staleness(by_worker=by_worker)
+    mean = sum(tau * count for tau, count in total.items()) / number
+    return Staleness(mean, _quantile(total, 0.5), _quantile(total, 0.99), max(total), by_worker)
+
+
+def _quantile(counts: Counter[int], share: float) -> int:
+    """The smallest value that at least `share` of the counted are at or below."""
+    wanted, seen = share * sum(counts.values()), 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= wanted:
+            return value
+    return max(counts)

@@ -1,0 +1,132 @@
+"""What one run cost: the figures every table, report and file of plesio is made from.
+
+Times are seconds since the start of training (all workers prepared), staleness is in versions, bytes are bytes.
+The classes are plain msgspec structs, so a summary is written to and read from JSON as it stands.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """One evaluation of a consistent snapshot; `time_s` is when the snapshot was taken, not when it was judged."""
+
+    time_s: float
+    version: int
+    samples: int
+    metrics: dict[str, float]
+
+
+class Logged(msgspec.Struct, frozen=True):
+    """The mean of what a worker passed to `worker.log` over a short span of time."""
+
+    time_s: float
+    worker: int
+    steps: int
+    metrics: dict[str, float]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of one worker's time; `kind` is "compute", "wait" (held by others) or "exchange" (push, fold, pull)."""
+
+    worker: int
+    kind: str
+    start_s: float
+    end_s: float
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """Something that went wrong and was survived: a worker that died, a contribution that was not finite."""
+
+    time_s: float
+    worker: int | None
+    what: str
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """Staleness (versions folded in between) of the folded contributions; `by_worker[w][tau]` counts them."""
+
+    mean: float = 0.0
+    p50: int = 0
+    p99: int = 0
+    max: int = 0
+    by_worker: dict[int, dict[int, int]] = {}
+
+
+class WorkerSummary(msgspec.Struct, frozen=True):
+    """One worker's part. `speed` is local steps a second while computing: what it could do if nobody held it."""
+
+    worker: int
+    steps: int
+    samples: int
+    folded: int
+    discarded: int
+    compute_s: float
+    wait_s: float
+    exchange_s: float
+    speed: float
+    left: str | None = None
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the worker's time spent held by others, 0 to 1."""
+        total_s = self.compute_s + self.wait_s + self.exchange_s
+        return self.wait_s / total_s if total_s > 0 else 0.0
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run under one strategy."""
+
+    strategy: str
+    recipe: str
+    workers: tuple[WorkerSummary, ...]
+    wall_s: float
+    start_up_s: float = 0.0
+    version: int
+    steps: int
+    samples: int
+    folded: int
+    discarded: dict[str, int]
+    missing_gradients: int = 0
+    batches_unvisited: int = 0
+    bytes: int
+    shared_bytes: int = 0
+    staleness: Staleness
+    history: tuple[Evaluation, ...] = ()
+    logged: tuple[Logged, ...] = ()
+    timeline: tuple[Span, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    ended: str = "finished"
+
+    @property
+    def steps_per_s(self) -> float:
+        """Local optimizer steps a second, all workers together."""
+        return self.steps / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def ideal_share(self) -> float:
+        """Throughput as a share of the ideal: the sum of the workers' own speeds, had nobody waited."""
+        ideal = sum(worker.speed for worker in self.workers)
+        return self.steps_per_s / ideal if ideal > 0 else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of all workers' time spent held by others, 0 to 1."""
+        total_s = sum(w.compute_s + w.wait_s + w.exchange_s for w in self.workers)
+        return sum(w.wait_s for w in self.workers) / total_s if total_s > 0 else 0.0
+
+    def time_to(self, metric: str, value: float) -> float | None:
+        """Seconds until a snapshot first reached `value` of `metric` (at least; at most for a loss), or None."""
+        for evaluation in self.history:
+            got = evaluation.metrics.get(metric)
+            if got is not None and (got <= value if "loss" in metric else got >= value):
+                return evaluation.time_s
+        return None
+
+    def final(self, metric: str) -> float | None:
+        """The last evaluated value of `metric`, or None if it was never evaluated."""
+        for evaluation in reversed(self.history):
+            if metric in evaluation.metrics:
+                return evaluation.metrics[metric]
+        return None

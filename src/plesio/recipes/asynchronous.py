@@ -1,0 +1,181 @@
+"""Nobody waits, or hardly: asynchronous SGD and the ways to live with its staleness.
+
+Learning rates carry over: a fold of k of N workers' contributions moves by k/N of the user's learning rate (see
+`plesio.rules.UserOptimizer`), so the rate tuned for `sync_sgd` at N workers is the one to give here too.
+"""
+
+from __future__ import annotations
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.rules import (
+    Adopt,
+    Buffer,
+    Correct,
+    DelayAdaptive,
+    DelayCompensated,
+    Each,
+    Equal,
+    Fresh,
+    GapAware,
+    Hinge,
+    Inverse,
+    LookAhead,
+    Plain,
+    Polynomial,
+    Replace,
+    UserOptimizer,
+    Weigh,
+    Within,
+    WorkerMomentum,
+)
+from plesio.strategy import Strategy
+
+CORRECTIONS: dict[str, Correct] = {
+    "dana": WorkerMomentum(),
+    "plain": Plain(),
+    "delay_compensated": DelayCompensated(),
+    "gap_aware": GapAware(),
+}
+WEIGHTS: dict[str, Weigh] = {
+    "equal": Equal(),
+    "inverse": Inverse(),
+    "polynomial": Polynomial(),
+    "hinge": Hinge(),
+    "delay_adaptive": DelayAdaptive(),
+}
+
+
+def _correction(correct: str | Correct) -> tuple[Correct, Adopt]:
+    """The correction of that name, with what the worker takes back under it."""
+    if isinstance(correct, str):
+        if correct not in CORRECTIONS:
+            raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
+        correct = CORRECTIONS[correct]
+    return correct, LookAhead() if isinstance(correct, WorkerMomentum) else Replace()
+
+
+def _weight(weigh: str | Weigh) -> Weigh:
+    """The staleness weight of that name."""
+    if isinstance(weigh, str):
+        if weigh not in WEIGHTS:
+            raise StrategyError(unknown_name("weight", weigh, WEIGHTS))
+        return WEIGHTS[weigh]
+    return weigh
+
+
+def _name(recipe: str, *settings: str, correct: str | Correct = "dana", weigh: str | Weigh = "equal") -> str:
+    parts = list(settings)
+    if correct != "dana":
+        parts.append(f"correct={correct}")
+    if weigh != "equal":
+        parts.append(f"weigh={weigh}")
+    return f"{recipe}({', '.join(parts)})" if parts else recipe
+
+
+def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:
+    """Fully asynchronous SGD through a parameter server: every gradient is folded as it comes, nobody waits.
+
+    Rule (`dana`, the default): v_i = mu v_i + g; w -= (lr/N) v_i; worker i goes on from w - (lr/N) mu sum_{j != i} v_j.
+    For Adam and AdamW the first moment is kept for each worker, the second is shared. Rule (`plain`): w -= (lr/N) g.
+
+    Args:
+        correct: "dana" (one momentum for each worker, parameters sent with look-ahead), "plain",
+            "delay_compensated", "gap_aware", or a correction object with its own numbers.
+        weigh: "equal", "inverse", "polynomial", "hinge", "delay_adaptive", or a weight object.
+        lr_scale: "share" divides the learning rate by the number of workers, "full" leaves it.
+    Why `dana` by default: plain asynchrony adds momentum of its own (about 1 - 1/N), so that momentum .9 tuned for
+    `sync_sgd` diverges; see docs/decisions/.
+    Sources: Dean et al. 2012 (Downpour); Hakimi et al. 2019, arXiv 1907.11612; Zheng et al. 2017, arXiv 1609.08326;
+    Barkai et al. 2020, arXiv 1909.10802.
+
+    Raises:
+        StrategyError: unknown correction or weight.
+
+    >>> async_sgd().name, async_sgd("plain").name
+    ('async_sgd', 'async_sgd(correct=plain)')
+    """
+    correction, adopt = _correction(correct)
+    return Strategy(
+        name=_name("async_sgd", correct=correct, weigh=weigh),
+        weigh=_weight(weigh),
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
+    )
+
+
+def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
+    """Stale synchronous parallel: asynchronous, but nobody gets more than `s` exchanges ahead of the slowest.
+
+    Rule: fold on arrival; a worker at clock c waits until every live worker's clock is at least c - s.
+    It absorbs jitter; a worker that is slow for good still sets the pace.
+    Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
+
+    >>> bounded_staleness(2).answers()["release"]
+    'within 2 clocks'
+    """
+    correction, adopt = _correction(correct)
+    return Strategy(
+        name=_name("bounded_staleness", str(s), correct=correct),
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        release=Within(clocks=s),
+        adopt=adopt,
+    )
+
+
+def buffered(k: int = 2, *, weigh: str | Weigh = "equal", lr_scale: str = "share") -> Strategy:
+    """K-async, softsync: every `k` gradients, whoever sent them, make a version; nobody waits.
+
+    Rule: w -= (lr k/N) * (1/k) sum of the k gradients, each weighted by its staleness.
+    Args:
+        k: contributions a version; N/2 is usual.
+    Sources: Gupta et al. 2016 (Rudra, softsync), arXiv 1509.04210; Dutta et al. 2018 (K-async), arXiv 1803.01113.
+
+    >>> buffered(3).answers()["gather"]
+    'buffer of 3'
+    """
+    return Strategy(
+        name=_name("buffered", f"k={k}", weigh=weigh),
+        weigh=_weight(weigh),
+        gather=Buffer(k),
+        outer=UserOptimizer(lr_scale=lr_scale),
+    )
+
+
+def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
+    """Rennala SGD: step when `k` gradients computed at the current version have come; stale ones do not count.
+
+    Rule: w -= (lr k/N) * (1/k) sum of k gradients with staleness 0.
+    Source: Tyurin and Richtarik 2023, arXiv 2305.12387.
+
+    >>> rennala(4).admit
+    Fresh(within=0)
+    """
+    return Strategy(
+        name=f"rennala(k={k})", admit=Fresh(within=0), gather=Buffer(k), outer=UserOptimizer(lr_scale=lr_scale)
+    )
+
+
+def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
+    """Ringmaster ASGD: asynchronous, but a gradient `r` or more versions stale is discarded and its worker restarted.
+
+    Rule: w -= (lr/N) g if tau < r, else nothing.
+    Source: Maranjyan et al. 2025, arXiv 2501.16168.
+
+    >>> ringmaster(8).admit
+    Fresh(within=7)
+    """
+    if not isinstance(r, int) or isinstance(r, bool) or r < 1:
+        raise StrategyError(f"ringmaster(r={r!r}): r must be a whole number of at least 1")
+    correction, adopt = _correction(correct)
+    return Strategy(
+        name=_name("ringmaster", str(r), correct=correct),
+        admit=Fresh(within=r - 1),
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
+    )

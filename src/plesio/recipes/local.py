@@ -1,0 +1,33 @@
+"""Workers train on their own for a while, then their parameters are averaged."""
+
+from __future__ import annotations
+
+from plesio.rules import AfterFold, Average, BySamples, Equal, Every, Fresh, Parameters, Round, Seconds, Steps
+from plesio.strategy import Strategy
+
+
+def local_sgd(every: int | Every = 16) -> Strategy:
+    """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
+
+    Rule: every H steps, w = mean_i w_i. With `Seconds(t)` each worker does what it can in t seconds, so a straggler
+    does not set the pace; unequal work is then weighted by its samples.
+
+    Args:
+        every: `Steps(h)`, `Seconds(t)`, or a whole number of steps.
+    Source: Stich 2018, arXiv 1805.09767.
+
+    >>> local_sgd(every=8).name, local_sgd(every=Seconds(0.3)).name
+    ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
+    """
+    if not isinstance(every, (Steps, Seconds)):
+        every = Steps(every)
+    return Strategy(
+        name=f"local_sgd({every})",
+        every=every,
+        send=Parameters(),
+        admit=Fresh(within=0),
+        weigh=Equal() if isinstance(every, Steps) else BySamples(),
+        gather=Round(),
+        outer=Average(),
+        release=AfterFold(),
+    )

@@ -1,0 +1,24 @@
+"""No server, no lock: every worker writes into the same parameters."""
+
+from __future__ import annotations
+
+from plesio.rules import Each, SharedMemory, UserOptimizer
+from plesio.strategy import Strategy
+
+
+def hogwild(*, lr_scale: str = "share") -> Strategy:
+    """Hogwild!: the parameters lie in shared memory and every worker's optimizer steps on them in place, unlocked.
+
+    Rule: each worker, whenever it likes: w -= (lr/N) g, in place. Reads may be torn (half one version, half the next)
+    and an update may be lost where two workers write the same number at once; sparse problems hardly notice. Each
+    worker keeps its own optimizer state.
+
+    Args:
+        lr_scale: "share" divides the learning rate by the number of workers, "full" leaves it (the paper's rule, for
+            sparse problems).
+    Source: Niu et al. 2011, arXiv 1106.5730.
+
+    >>> hogwild().via
+    SharedMemory()
+    """
+    return Strategy(name="hogwild", gather=Each(), outer=UserOptimizer(lr_scale=lr_scale), via=SharedMemory())

@@ -1,0 +1,157 @@
+"""`Strategy`: one answer to each of the six questions, checked when it is built.
+
+A named algorithm (a recipe, see `plesio.recipes`) is a function that returns one. Nothing subclasses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import get_args
+
+from plesio import rules
+from plesio.errors import StrategyError
+from plesio.rules import (
+    AfterFold,
+    Average,
+    Each,
+    Equal,
+    Everything,
+    Freely,
+    Gradient,
+    LookAhead,
+    Parameters,
+    Plain,
+    Replace,
+    Round,
+    Server,
+    SharedMemory,
+    Steps,
+    UserOptimizer,
+    WorkerMomentum,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """How tightly workers keep step.
+
+    Args:
+        name: what to call it in tables; a recipe's name with its settings.
+        every: how long a worker goes it alone: `Steps(h)`, `Seconds(t)`.
+        send: what it sends: `Gradient()`, `Parameters()`.
+        admit: does the contribution count: `Everything()`, `Fresh(within)`.
+        weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples()`.
+        gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first)`.
+        correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
+        outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average()`.
+        release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
+        adopt: what the worker takes back: `Replace()`, `LookAhead()`.
+        via: who folds: `Server()`, `AllReduce()`, `SharedMemory()`.
+
+    Raises:
+        StrategyError: an answer of the wrong kind, or answers that cannot work together.
+
+    >>> Strategy(name="mine", gather=Each(), release=Within(clocks=2)).name
+    'mine'
+    >>> Strategy(name="odd", gather=Round(), release=Within(clocks=2))
+    Traceback (most recent call last):
+    ...
+    plesio.errors.StrategyError: odd: release=within 2 clocks cannot work with gather=round of all: ...
+    """
+
+    name: str
+    every: rules.Every = Steps(1)
+    send: rules.Send = Gradient()
+    admit: rules.Admit = Everything()
+    weigh: rules.Weigh = Equal()
+    gather: rules.Gather = Each()
+    correct: rules.Correct = Plain()
+    outer: rules.Outer = UserOptimizer()
+    release: rules.Release = Freely()
+    adopt: rules.Adopt = Replace()
+    via: rules.Via = Server()
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        self._check_release()
+        self._check_fold()
+        self._check_via()
+
+    def _check_kinds(self) -> None:
+        for field, kinds in ANSWERS.items():
+            value = getattr(self, field)
+            if not isinstance(value, get_args(kinds)):
+                known = ", ".join(kind.__name__ for kind in get_args(kinds))
+                raise StrategyError(f"{self.name}: {field}={value!r} is no answer to that question; known: {known}")
+
+    def _refuse(self, one: str, other: str, why: str) -> None:
+        raise StrategyError(
+            f"{self.name}: {one}={getattr(self, one)} cannot work with {other}={getattr(self, other)}: {why}"
+        )
+
+    def _check_release(self) -> None:
+        by_round = isinstance(self.gather, Round)
+        if by_round and not isinstance(self.release, AfterFold):
+            self._refuse("release", "gather", "a round holds its workers until the fold; use release=AfterFold()")
+        if isinstance(self.release, AfterFold) and isinstance(self.gather, Each):
+            self._refuse("release", "gather", "each contribution is folded as it comes; use release=Freely()")
+        if isinstance(self.release, AfterFold) and self.release.cancel_late and not by_round:
+            self._refuse("release", "gather", "only a round leaves late work behind; use gather=Round(first=m)")
+        if by_round and isinstance(self.admit, Everything):
+            self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")
+
+    def _check_fold(self) -> None:
+        sends_parameters = isinstance(self.send, Parameters)
+        if sends_parameters != isinstance(self.outer, Average):
+            self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average()")
+        if sends_parameters and not isinstance(self.gather, Round):
+            self._refuse("send", "gather", "a mean of parameters needs all of them; use gather=Round()")
+        if not sends_parameters and self.every != Steps(1):
+            self._refuse("every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters()")
+        if not isinstance(self.correct, Plain) and not isinstance(self.gather, Each):
+            self._refuse("correct", "gather", "a correction is for one contribution at a time; use gather=Each()")
+        if isinstance(self.adopt, LookAhead) != isinstance(self.correct, WorkerMomentum):
+            self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
+
+    def _check_via(self) -> None:
+        if isinstance(self.via, SharedMemory) and not isinstance(self.gather, Each):
+            self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
+        if isinstance(self.via, SharedMemory) and not isinstance(self.release, Freely):
+            self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
+        if not isinstance(self.via, Server) and not isinstance(self.correct, Plain):
+            self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
+        whole_round = isinstance(self.gather, Round) and self.gather.first is None
+        if isinstance(self.via, rules.AllReduce) and not whole_round:
+            self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
+
+    def check_workers(self, workers: int) -> None:
+        """Raise `StrategyError` if this strategy cannot run with that many workers."""
+        first = self.gather.first if isinstance(self.gather, Round) else None
+        if first is not None and first > workers:
+            raise StrategyError(
+                f"{self.name}: the first {first} of {workers} workers will never come; "
+                f"allowed: 1 to {workers}; lower first, or start more workers"
+            )
+
+    @property
+    def in_lock_step(self) -> bool:
+        """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
+        return isinstance(self.release, AfterFold) and isinstance(self.every, Steps)
+
+    def answers(self) -> dict[str, str]:
+        """Each question with this strategy's answer in words."""
+        return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name != "name"}
+
+
+ANSWERS = {
+    "every": rules.Every,
+    "send": rules.Send,
+    "admit": rules.Admit,
+    "weigh": rules.Weigh,
+    "gather": rules.Gather,
+    "correct": rules.Correct,
+    "outer": rules.Outer,
+    "release": rules.Release,
+    "adopt": rules.Adopt,
+    "via": rules.Via,
+}

@@ -1,0 +1,1 @@
+"""Tensors in flat buffers, and the arithmetic of folds and corrections on them."""

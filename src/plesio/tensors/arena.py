@@ -1,0 +1,172 @@
+"""One flat, aligned buffer behind all of a model's tensors.
+
+A `Layout` says where each tensor lies; an `Arena` is a piece of memory read through a layout. Tensors are laid out so that
+what is worked on together lies together: the parameters of one optimizer group and dtype make one *segment*, which an
+elementwise optimizer can step through as a single flat tensor; then parameters no optimizer moves; then buffers.
+Each tensor starts on a 64-byte boundary, so that kernels take the same path whatever lies before it; the padding is zero
+and stays zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+import torch
+
+ALIGNMENT = 64
+PAGE = 4096
+
+
+class Kind(IntEnum):
+    """What a tensor is to training; the order in which the kinds lie in memory."""
+
+    TRAINED = 0
+    """A parameter the optimizer moves."""
+    FROZEN = 1
+    """A parameter no optimizer moves."""
+    BUFFER = 2
+    """State that the forward pass writes, such as batch-norm statistics."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """A tensor's name, shape and dtype, its kind, and the optimizer group it belongs to (-1: none)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    group: int = -1
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's object."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch of one arena that is one flat tensor of `numel` elements (padding included)."""
+
+    kind: Kind
+    group: int
+    dtype: str
+    start: int
+    numel: int
+    tensors: tuple[int, ...]
+
+
+class Layout:
+    """Where each tensor of a model lies in an arena.
+
+    Args:
+        specs: the model's tensors in the model's own order, each once (tied weights are one tensor).
+
+    >>> layout = Layout([TensorSpec("w", (3, 4), "float32", Kind.TRAINED, 0)])
+    >>> layout.nbytes, layout.segments[0].numel, layout.payload_bytes
+    (4096, 16, 48)
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = tuple(specs)
+        order = sorted(range(len(specs)), key=lambda i: (specs[i].kind, specs[i].group, specs[i].dtype, i))
+        starts = [0] * len(specs)
+        segments: list[Segment] = []
+        at = 0
+        for index in order:
+            spec = specs[index]
+            starts[index] = at
+            size = spec.numel * spec.torch_dtype.itemsize
+            end = at + (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            segments = _extend(segments, spec, index, at, (end - at) // spec.torch_dtype.itemsize)
+            at = end
+        self.starts = tuple(starts)
+        self.segments = tuple(segments)
+        self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
+        self.payload_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in specs)
+
+    def difference(self, other: Layout) -> str | None:
+        """The first tensor in which `other` differs, in words: name, wanted, got; None if none does."""
+        for wanted, got in zip(self.specs, other.specs, strict=False):
+            if wanted.name != got.name:
+                return f"tensor {wanted.name!r} was wanted, got {got.name!r}"
+            for field in ("shape", "dtype", "kind", "group"):
+                want, have = getattr(wanted, field), getattr(got, field)
+                if want != have:
+                    what = "optimizer group" if field == "group" else field
+                    return f"{wanted.name}: wanted {what} {_words(want)}, got {_words(have)}"
+        if len(self.specs) != len(other.specs):
+            longer = max(self.specs, other.specs, key=len)
+            odd = longer[min(len(self.specs), len(other.specs))].name
+            return f"wanted {len(self.specs)} tensors, got {len(other.specs)}; the first one without a match is {odd!r}"
+        return None
+
+
+def _words(value: object) -> str:
+    return value.name.lower() if isinstance(value, Kind) else str(value)
+
+
+def _extend(segments: list[Segment], spec: TensorSpec, index: int, start: int, numel: int) -> list[Segment]:
+    """The segments with one more tensor: in the last one if it is of the same kind, group and dtype."""
+    if segments:
+        last = segments[-1]
+        if (last.kind, last.group, last.dtype) == (spec.kind, spec.group, spec.dtype):
+            grown = msgspec.structs.replace(last, numel=last.numel + numel, tensors=(*last.tensors, index))
+            return [*segments[:-1], grown]
+    return [*segments, Segment(spec.kind, spec.group, spec.dtype, start, numel, (index,))]
+
+
+class Arena:
+    """A piece of memory read through a layout.
+
+    `flat` holds one flat tensor a segment, `views` one tensor a spec, all over the same bytes.
+
+    >>> layout = Layout([TensorSpec("w", (2, 2), "float32", Kind.TRAINED, 0)])
+    >>> arena = Arena.private(layout)
+    >>> arena.views[0].fill_(1.0); float(arena.flat[0].sum())
+    tensor([[1., 1.],
+            [1., 1.]])
+    4.0
+    """
+
+    def __init__(self, layout: Layout, memory: torch.Tensor) -> None:
+        assert memory.dtype == torch.uint8 and memory.numel() >= layout.nbytes, "an arena is that many bytes"
+        self.layout = layout
+        self.memory = memory
+        self.flat = tuple(_flat(memory, segment) for segment in layout.segments)
+        self.views = tuple(
+            memory[start : start + spec.numel * spec.torch_dtype.itemsize].view(spec.torch_dtype).view(spec.shape)
+            for spec, start in zip(layout.specs, layout.starts, strict=True)
+        )
+
+    @classmethod
+    def private(cls, layout: Layout) -> Arena:
+        """An arena in this process's own memory, zero at first."""
+        raw = torch.zeros(layout.nbytes + ALIGNMENT, dtype=torch.uint8)
+        start = -raw.data_ptr() % ALIGNMENT
+        return cls(layout, raw[start : start + layout.nbytes])
+
+    def of_kind(self, *kinds: Kind) -> list[torch.Tensor]:
+        """The flat tensors of the segments of these kinds."""
+        return [flat for flat, segment in zip(self.flat, self.layout.segments, strict=True) if segment.kind in kinds]
+
+    def copy_from(self, other: Arena, *kinds: Kind) -> None:
+        """Take over the segments of these kinds (all, if none is named)."""
+        for mine, theirs, segment in zip(self.flat, other.flat, self.layout.segments, strict=True):
+            if not kinds or segment.kind in kinds:
+                mine.copy_(theirs)
+
+
+def _flat(memory: torch.Tensor, segment: Segment) -> torch.Tensor:
+    dtype = getattr(torch, segment.dtype)
+    return memory[segment.start : segment.start + segment.numel * dtype.itemsize].view(dtype)

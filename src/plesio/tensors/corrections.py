@@ -1,0 +1,87 @@
+"""Corrections of a stale gradient, made in its slot before it is folded.
+
+`current` is the version it is folded into, `backup` the one it was computed from (what its worker was sent).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from plesio.rules import DelayCompensated, GapAware
+from plesio.tensors.arena import Arena, Kind
+
+CHUNK = 1 << 18
+"""Elements worked on at a time, so that temporaries stay small and in cache."""
+
+
+class Correction(Protocol):
+    """Changes a gradient in place, and learns from the step that was then made."""
+
+    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None: ...
+
+    def stepped(self, before: Arena, after: Arena) -> None: ...
+
+
+def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
+    """Aligned pieces of the trained segments of several arenas."""
+    pieces: list[tuple[torch.Tensor, ...]] = []
+    for flats in zip(*(arena.of_kind(Kind.TRAINED) for arena in arenas), strict=True):
+        pieces.extend(zip(*(flat.split(CHUNK) for flat in flats), strict=True))
+    return pieces
+
+
+class DelayCompensation:
+    """g += lam g*g*(w_t - w_{t-tau}); adaptive: lam = lam0 / sqrt(EMA(g*g) + eps). Zheng et al. 2017."""
+
+    def __init__(self, rule: DelayCompensated, mean_square: Arena | None) -> None:
+        self._rule = rule
+        self._mean_square = mean_square
+
+    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
+        """Add the first-order Taylor term, with g*g in place of the Hessian's diagonal."""
+        rule = self._rule
+        if self._mean_square is None:
+            for g, now, then in _chunks(gradient, current, backup):
+                g.add_((g * g).mul_(now - then), alpha=rule.lam)
+            return
+        for g, now, then, mean_square in _chunks(gradient, current, backup, self._mean_square):
+            square = g * g
+            mean_square.mul_(rule.decay).add_(square, alpha=1 - rule.decay)
+            g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
+
+    def stepped(self, before: Arena, after: Arena) -> None:
+        """Nothing to learn from the step."""
+
+
+class GapAwareness:
+    """g /= 1 + |w_t - w_{t-tau}| / C, C the running mean of a step's size, one number a segment. Barkai et al. 2020."""
+
+    def __init__(self, rule: GapAware) -> None:
+        self._decay = rule.decay
+        self._mean_step: list[float] = []
+        self._steps = 0
+
+    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
+        """Shrink each element by how far its parameter moved meanwhile, measured in mean steps."""
+        if not self._steps:
+            return
+        unbiased = 1.0 - self._decay**self._steps
+        flats = (arena.of_kind(Kind.TRAINED) for arena in (gradient, current, backup))
+        for position, (slope, now, then) in enumerate(zip(*flats, strict=True)):
+            step = self._mean_step[position] / unbiased
+            if step <= 0.0:
+                continue
+            for g, new, old in zip(slope.split(CHUNK), now.split(CHUNK), then.split(CHUNK), strict=True):
+                g.div_((new - old).abs_().div_(step).add_(1.0))
+
+    def stepped(self, before: Arena, after: Arena) -> None:
+        """Take the size of the step just made into the running mean."""
+        pairs = list(zip(before.of_kind(Kind.TRAINED), after.of_kind(Kind.TRAINED), strict=True))
+        self._mean_step = self._mean_step or [0.0] * len(pairs)
+        self._steps += 1
+        for position, (old, new) in enumerate(pairs):
+            total = sum(float((b - a).abs_().sum()) for a, b in zip(old.split(CHUNK), new.split(CHUNK), strict=True))
+            mean = total / max(old.numel(), 1)
+            self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean

@@ -1,0 +1,170 @@
+"""What the server does with tensors: fold contributions into a new version, and publish it to readers.
+
+`Folding` writes each version into a buffer of the ring and publishes that buffer itself. Where a version has no reader left
+it is overwritten in place, so a barrier costs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from plesio.core.events import Fold
+from plesio.errors import ConfigurationError
+from plesio.rules import Average, DelayCompensated, GapAware, LookAhead
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
+from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
+from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
+from plesio.tensors.outer import Groups, OptimizerSpec, ServerOptimizer
+from plesio.tensors.versions import Versions
+
+NewArena = Callable[[str], Arena]
+"""Makes a zeroed arena for what its argument names."""
+
+
+class Folder(Protocol):
+    """The tensor side of a strategy at the server."""
+
+    def set_groups(self, groups: Groups) -> None: ...
+
+    def hold(self, worker: int, weight: float) -> None: ...
+
+    def fold(self, fold: Fold) -> None: ...
+
+    def publish(self, reader: int) -> int: ...
+
+    def snapshot(self, reader: int) -> int: ...
+
+    def forget(self, worker: int) -> None: ...
+
+
+class Folding:
+    """Folds into the ring of versions and publishes the current one.
+
+    Args:
+        strategy: what to do.
+        optimizer: the user's optimizer; None where parameters are averaged.
+        versions: the ring; its current buffer holds the first version.
+        slots: each worker's slot.
+        workers: how many workers the run was asked to have.
+        new_arena: makes an arena for the state that is needed.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: ServerOptimizer | None,
+        versions: Versions,
+        slots: Sequence[Arena],
+        workers: int,
+        new_arena: NewArena,
+    ) -> None:
+        self._optimizer = optimizer
+        self._versions = versions
+        self._slots = slots
+        self._workers = workers
+        self._correction = _correction(strategy, new_arena)
+        holds = not strategy.release.after_fold and strategy.gather.size(None) > 1
+        self._held = Accumulator(new_arena("buffer")) if holds else None
+
+    def set_groups(self, groups: Groups) -> None:
+        """Use these hyper-parameters from now on."""
+        if self._optimizer is not None:
+            self._optimizer.set_groups(groups)
+
+    def hold(self, worker: int, weight: float) -> None:
+        """Add a contribution to the buffer; its slot is free again."""
+        assert self._held is not None, "only a buffer that lets workers go on holds"
+        self._held.add(self._slots[worker], weight)
+
+    def fold(self, fold: Fold) -> None:
+        """Make the next version of the contributions of `fold`."""
+        ring = self._versions
+        current = ring.buffers[ring.current]
+        for member in fold.members if not fold.held else ():
+            self._correct(member.worker, current)
+        index = ring.current if ring.alone() and self._correction is None else ring.spare()
+        target = ring.buffers[index]
+        if self._optimizer is None:
+            mean_into(target, [self._slots[m.worker] for m in fold.members], [m.share for m in fold.members])
+        else:
+            self._step(self._optimizer, target, current, self._gathered(fold), fold)
+        if self._correction is not None:
+            self._correction.stepped(current, target)
+        ring.current = index
+
+    def _correct(self, worker: int, current: Arena) -> None:
+        if self._correction is not None:
+            self._correction.correct(self._slots[worker], current, self._versions.of(worker))
+
+    def _gathered(self, fold: Fold) -> Arena:
+        """The mean contribution: in the buffer, or in the first member's slot, which is free once folded."""
+        if fold.held:
+            assert self._held is not None, "held contributions lie in the buffer"
+            return self._held.take_mean(fold.total_weight)
+        slots = [self._slots[member.worker] for member in fold.members]
+        if len(slots) > 1:
+            mean_into(slots[0], slots, [member.share for member in fold.members])
+        return slots[0]
+
+    def _step(self, optimizer: ServerOptimizer, target: Arena, current: Arena, mean: Arena, fold: Fold) -> None:
+        if optimizer.plain:
+            optimizer.step_plain(target, current, mean, fold.scale)
+        else:
+            if target is not current:
+                target.copy_from(current, Kind.TRAINED)
+            optimizer.step(target, mean, fold.scale)
+        blend_buffers(target, current, mean, min(1.0, len(fold.members) / self._workers))
+
+    def publish(self, reader: int) -> int:
+        """Pin the buffer `reader` is to go on from; its index."""
+        self._versions.pin(reader, self._versions.current)
+        return self._versions.current
+
+    def snapshot(self, reader: int) -> int:
+        """Pin a buffer with the global parameters as they are; its index."""
+        return self.publish(reader)
+
+    def forget(self, worker: int) -> None:
+        """`worker` is gone: it reads nothing any more."""
+        self._versions.release(worker)
+
+
+def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:
+    rule = strategy.correct
+    if isinstance(rule, DelayCompensated):
+        return DelayCompensation(rule, new_arena("mean square") if rule.adaptive else None)
+    if isinstance(rule, GapAware):
+        return GapAwareness(rule)
+    return None
+
+
+def build_folder(
+    strategy: Strategy,
+    spec: OptimizerSpec | None,
+    versions: Versions,
+    slots: Sequence[Arena],
+    workers: int,
+    new_arena: NewArena,
+) -> Folder:
+    """The folder for a strategy and a user's optimizer.
+
+    Look-ahead is for optimizers that keep a momentum; one without (plain SGD, Adagrad) has nothing to look ahead by, and is
+    folded as it is.
+
+    Raises:
+        ConfigurationError: gradients to be folded, and no optimizer to do it with.
+    """
+    if isinstance(strategy.outer, Average):
+        spec = None
+    elif spec is None:
+        raise ConfigurationError(f"{strategy.name} folds gradients with your optimizer, and prepare was given none")
+    first = versions.buffers[versions.current]
+    optimizer = ServerOptimizer(spec, first, lambda: new_arena("optimizer")) if spec is not None else None
+    if isinstance(strategy.adopt, LookAhead) and optimizer is not None:
+        key = momentum_key(optimizer)
+        if key is not None:
+            return LookAheadFolding(key, optimizer, versions, slots, workers, new_arena)
+    return Folding(strategy, optimizer, versions, slots, workers, new_arena)

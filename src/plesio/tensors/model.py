@@ -1,0 +1,138 @@
+"""Reading a user's model: its tensors in order, each once, and a copy of its structure without them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.errors import ConfigurationError, ModelMismatchError
+from plesio.tensors.arena import Kind, Layout, TensorSpec
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A model's tensors and how they are called.
+
+    `names` maps each key of the model's state_dict, in its order, to a tensor: tied weights share one.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    names: tuple[tuple[str, int], ...]
+
+
+def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, list[torch.Tensor]]:
+    """The description of `model` under `optimizer`, and its tensors in the same order.
+
+    Raises:
+        ConfigurationError: a model without parameters, an optimizer over other parameters, or tensors that cannot travel.
+    """
+    groups = _groups(optimizer)
+    specs: list[TensorSpec] = []
+    tensors: list[torch.Tensor] = []
+    for name, parameter in model.named_parameters():
+        group = groups.pop(id(parameter), -1)
+        kind = Kind.TRAINED if parameter.requires_grad and group >= 0 else Kind.FROZEN
+        specs.append(_spec(name, parameter, kind, group if kind is Kind.TRAINED else -1))
+        tensors.append(parameter)
+    for name, buffer in model.named_buffers():
+        specs.append(_spec(name, buffer, Kind.BUFFER, -1))
+        tensors.append(buffer)
+    if not any(spec.kind is not Kind.BUFFER for spec in specs):
+        raise ConfigurationError(f"{type(model).__name__} has no parameters: there is nothing to train")
+    if groups:
+        raise ConfigurationError(
+            f"{len(groups)} parameters of the optimizer are not in the model given to prepare; "
+            "build the optimizer from that model's parameters()"
+        )
+    if optimizer is not None and not any(spec.kind is Kind.TRAINED for spec in specs):
+        raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
+    return Described(tuple(specs), _state_names(model, tensors)), tensors
+
+
+def _groups(optimizer: Optimizer | None) -> dict[int, int]:
+    if optimizer is None:
+        return {}
+    return {
+        id(parameter): position
+        for position, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+
+
+def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec:
+    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
+        raise ConfigurationError(
+            f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can"
+        )
+    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group)
+
+
+def _state_names(model: nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
+    """The keys of the state_dict with the tensor behind each; keys that hold something else are left out."""
+    where = {id(tensor): index for index, tensor in enumerate(tensors)}
+    live = model.state_dict(keep_vars=True)
+    return tuple((key, where[id(value)]) for key, value in live.items() if id(value) in where)
+
+
+def check_same(wanted: Layout, got: Layout, worker: int, reference: int) -> None:
+    """Raise `ModelMismatchError` if worker `worker` does not hold the model that worker `reference` holds."""
+    difference = wanted.difference(got)
+    if difference is not None:
+        raise ModelMismatchError(
+            f"worker {worker} does not hold the same model as worker {reference}: {difference}; "
+            "build the model the same way on every worker"
+        )
+
+
+class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles a module with its tensors left out, each by its number."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._where = {id(tensor): index for index, tensor in enumerate(tensors)}
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._where.get(id(value))
+
+
+class _StructureUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, index: int) -> torch.Tensor:
+        return self._tensors[index]
+
+
+def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
+    """`model` without its tensors, to be rebuilt in another process of this host.
+
+    Raises:
+        ConfigurationError: the module cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _StructurePickler(file, tensors).dump(model)
+    except Exception as error:
+        raise ConfigurationError(
+            f"evaluate gets a copy of the model, and {type(model).__name__} cannot be pickled: {error}; "
+            "keep open files, locks and the like out of the module"
+        ) from error
+    return file.getvalue()
+
+
+def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torch.Tensor, ...]) -> nn.Module:
+    """The module of `dump_structure`, over the tensors in `views`."""
+    tensors = [
+        view if spec.kind is Kind.BUFFER else nn.Parameter(view, requires_grad=False)
+        for spec, view in zip(specs, views, strict=True)
+    ]
+    model = _StructureUnpickler(io.BytesIO(data), tensors).load()
+    assert isinstance(model, nn.Module)
+    return model

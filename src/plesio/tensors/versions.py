@@ -1,0 +1,55 @@
+"""Published versions: a ring of whole-model buffers that readers pin.
+
+A reader (a worker, or the evaluator) reads the buffer it was granted until it comes back for the next one, so what it sees
+is one consistent version. The writer takes a buffer nobody pins. With as many buffers as readers, plus the current version
+and the one being written, there is always one. The buffer a worker pins is also the backup w_{t-tau} that delay
+compensation asks for: it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plesio.tensors.arena import Arena
+
+
+class Versions:
+    """The ring, who pins what, and which buffer is current.
+
+    >>> ring = Versions(["a", "b", "c"])
+    >>> ring.pin(reader=0, index=ring.current); ring.spare()
+    1
+    """
+
+    def __init__(self, buffers: Sequence[Arena]) -> None:
+        self.buffers = tuple(buffers)
+        self.current = 0
+        self._pinned: dict[int, int] = {}
+        self._readers = [0] * len(self.buffers)
+
+    def pin(self, reader: int, index: int) -> None:
+        """`reader` reads buffer `index` from now on, and no other."""
+        self.release(reader)
+        self._pinned[reader] = index
+        self._readers[index] += 1
+
+    def release(self, reader: int) -> None:
+        """`reader` reads nothing any more."""
+        index = self._pinned.pop(reader, None)
+        if index is not None:
+            self._readers[index] -= 1
+
+    def of(self, reader: int) -> Arena:
+        """The buffer `reader` pins."""
+        return self.buffers[self._pinned[reader]]
+
+    def alone(self) -> bool:
+        """Whether nobody reads the current buffer, so that it may be written in place."""
+        return self._readers[self.current] == 0
+
+    def spare(self) -> int:
+        """A buffer that is neither pinned nor current."""
+        for index, readers in enumerate(self._readers):
+            if readers == 0 and index != self.current:
+                return index
+        raise AssertionError("there are two buffers more than readers")

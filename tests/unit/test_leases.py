@@ -1,0 +1,148 @@
+"""Data leases: no batch is lost, none is done twice, fast workers take more, the dead one's share is worked off."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plesio.core.leases import Batch, DataLeases
+
+TOTAL = 7
+ACTIONS = st.tuples(
+    st.sampled_from(["take", "take", "fold", "fold", "skip", "return", "leave", "join"]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(workers=st.integers(1, 4), stealing=st.booleans(), actions=st.lists(ACTIONS, max_size=60))
+def test_every_batch_is_in_exactly_one_place(workers: int, stealing: bool, actions: list[tuple[str, int, int]]) -> None:
+    leases = DataLeases(workers, stealing)
+    held: dict[int, list[Batch]] = {worker: [] for worker in range(workers)}
+    here = set(held)
+    ended: list[Batch] = []
+    epoch, skipped = 0, 0
+    for name, worker, dial in actions:
+        worker %= workers
+        if name == "take" and worker in here:
+            got = leases.take(worker, epoch, TOTAL, most=dial)
+            assert len(got) <= dial
+            elsewhere = {batch for one in held.values() for batch in one}
+            assert len(set(got)) == len(got)
+            assert not set(got) & (elsewhere | set(ended))
+            held[worker] += got
+            epoch += not got and dial > 0
+        elif name in ("fold", "skip", "return"):
+            batches = leases.consume(worker, dial)
+            assert list(batches) == held[worker][:dial], "oldest first"
+            del held[worker][:dial]
+            {"fold": leases.folded, "skip": leases.skip, "return": leases.give_back}[name](batches)
+            ended += () if name == "return" else batches
+            skipped += len(batches) if name == "skip" else 0
+        elif name == "leave":
+            leases.left(worker)
+            here.discard(worker)
+            held[worker].clear()
+        elif name == "join":
+            leases.joined(worker)
+            here.add(worker)
+        assert (leases.done, leases.skipped) == (len(ended) - skipped, skipped)
+        assert leases.unvisited == leases.opened - len(ended)
+        assert leases.opened % TOTAL == 0
+    work_off(leases, here or {0}, held, ended)
+
+
+def work_off(leases: DataLeases, here: set[int], held: dict[int, list[Batch]], ended: list[Batch]) -> None:
+    """Whoever is here can do all that was opened; then every batch of every epoch ended once."""
+    epochs = leases.opened // TOTAL
+    for worker in set(held) - here:
+        leases.left(worker)
+    for worker in here if epochs else ():
+        held[worker] += leases.take(worker, epochs - 1, TOTAL, most=10**6)
+        ended += leases.consume(worker, len(held[worker]))
+    assert Counter(ended) == Counter((epoch, batch) for epoch in range(epochs) for batch in range(TOTAL))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(workers=st.integers(1, 4), total=st.integers(1, 20), order=st.lists(st.integers(0, 3), max_size=40))
+def test_without_stealing_who_gets_what_depends_on_the_number_of_workers_only(
+    workers: int, total: int, order: list[int]
+) -> None:
+    leases = DataLeases(workers, stealing=False)
+    got: dict[int, list[Batch]] = {worker: [] for worker in range(workers)}
+    for worker in [*(one % workers for one in order), *range(workers)]:
+        got[worker] += leases.take(worker, epoch=1, total=total, most=2)
+    for worker, batches in got.items():
+        mine = [(epoch, batch) for epoch in (0, 1) for batch in range(worker, total, workers)]
+        assert batches == mine[: len(batches)]
+
+
+def test_with_stealing_a_fast_worker_takes_more_and_nobody_is_idle() -> None:
+    leases = DataLeases(2, stealing=True)
+    taken = Counter({0: 0, 1: 0})
+    for turn in range(100):
+        worker = int(turn % 4 == 3)  # worker 0 is three times as fast
+        taken[worker] += len(leases.take(worker, epoch=0, total=40, most=1))
+    assert taken == {0: 30, 1: 10}
+
+
+def test_without_stealing_a_fast_worker_takes_its_own_share_only() -> None:
+    leases = DataLeases(2, stealing=False)
+    assert len(leases.take(0, epoch=0, total=40, most=100)) == 20
+
+
+def test_stealing_is_from_the_longest_queue_and_after_ones_own() -> None:
+    leases = DataLeases(3, stealing=True)
+    assert leases.take(0, epoch=0, total=6, most=2) == ((0, 0), (0, 3))
+    assert leases.take(1, epoch=0, total=6, most=1) == ((0, 1),)
+    assert leases.take(0, epoch=0, total=6, most=1) == ((0, 2),)
+
+
+def test_nobody_is_given_a_later_epoch_than_it_asked_for() -> None:
+    leases = DataLeases(2, stealing=True)
+    leases.take(0, epoch=1, total=4, most=1)
+    got = leases.take(1, epoch=0, total=4, most=10)
+    assert {epoch for epoch, _ in got} == {0}
+    assert leases.take(1, epoch=0, total=4, most=10) == ()
+    assert leases.opened == 8
+
+
+@pytest.mark.parametrize("stealing", [True, False])
+def test_a_dead_workers_batches_are_visited_in_their_own_epoch(stealing: bool) -> None:
+    leases = DataLeases(2, stealing)
+    held = leases.take(0, epoch=0, total=8, most=2)
+    leases.take(1, epoch=0, total=8, most=1)
+    leases.left(0)
+    rest = leases.take(1, epoch=0, total=8, most=10)
+    assert rest[:2] == held, "the earliest first"
+    assert len(rest) == 7
+
+
+@pytest.mark.parametrize("stealing", [True, False])
+def test_or_in_the_next_epoch_if_nobody_asked_for_theirs_any_more(stealing: bool) -> None:
+    leases = DataLeases(2, stealing)
+    (held,) = leases.take(0, epoch=0, total=2, most=1)
+    leases.take(1, epoch=0, total=2, most=1)
+    leases.take(1, epoch=1, total=2, most=1)
+    leases.left(0)
+    assert leases.take(1, epoch=1, total=2, most=10) == (held, (1, 0))
+
+
+@pytest.mark.parametrize("stealing", [True, False])
+def test_epochs_opened_after_a_death_are_shared_among_the_living(stealing: bool) -> None:
+    leases = DataLeases(2, stealing)
+    leases.left(0)
+    assert sorted(leases.take(1, epoch=0, total=4, most=10)) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    leases.joined(0)
+    assert leases.take(0, epoch=1, total=4, most=2) == ((1, 0), (1, 2))
+
+
+def test_an_epoch_has_the_length_the_first_worker_said() -> None:
+    leases = DataLeases(2, stealing=False)
+    assert (leases.agree(10), leases.agree(12)) == (10, 10)
+    leases.take(0, epoch=0, total=12, most=1)
+    assert leases.opened == 10

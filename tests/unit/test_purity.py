@@ -1,0 +1,113 @@
+"""The core decides and nothing else: it imports nothing that could ask the time, draw a number or touch a tensor."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import plesio.core
+import plesio.rules
+from plesio import recipes, rules
+from plesio.core import questions
+from plesio.strategy import Strategy
+
+ALLOWED = {"__future__", "collections", "dataclasses", "enum", "msgspec", "typing"}
+ALLOWED_OF_OURS = ("plesio.core", "plesio.rules", "plesio.errors")
+FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
+FILES = [
+    path for room in (plesio.core, plesio.rules) for path in sorted(Path(inspect.getfile(room)).parent.glob("**/*.py"))
+]
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield f"{'.' * node.level}{node.module or ''}"
+
+
+def is_allowed(module: str) -> bool:
+    ours = any(module == one or module.startswith(f"{one}.") for one in ALLOWED_OF_OURS)
+    return ours or module.split(".")[0] in ALLOWED
+
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_pure_imports(path: Path) -> None:
+    assert [module for module in imports(ast.parse(path.read_text())) if not is_allowed(module)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nothing_reaches_outside_without_an_import(path: Path) -> None:
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert not FORBIDDEN_CALLS & {call.id for call in calls if isinstance(call, ast.Name)}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "rules"], ids=name)
+def test_rules_know_nothing_of_the_core(path: Path) -> None:
+    assert not [module for module in imports(ast.parse(path.read_text())) if module.startswith("plesio.core")]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "core"], ids=name)
+def test_the_core_knows_no_particular_rule(path: Path) -> None:
+    assert not [module for module in imports(ast.parse(path.read_text())) if module.startswith("plesio.rules")]
+
+
+@pytest.mark.parametrize(
+    "line", ["import time", "from os import path", "import torch.nn", "from random import Random", "from . import x"]
+)
+def test_the_check_itself_sees_impure_imports(line: str) -> None:
+    assert [module for module in imports(ast.parse(line)) if not is_allowed(module)]
+
+
+# What the core asks, strategies answer
+
+ANSWERS: dict[str, tuple[Any, Any]] = {
+    "admit": (questions.Admits, rules.Admit),
+    "weigh": (questions.Weighs, rules.Weigh),
+    "gather": (questions.Gathers, rules.Gather),
+    "outer": (questions.Scales, rules.Outer),
+    "release": (questions.Releases, rules.Release),
+}
+
+
+def asked(protocol: type) -> dict[str, Any]:
+    return {key: value for key, value in vars(protocol).items() if not key.startswith("_")}
+
+
+def test_a_strategy_answers_every_question_of_the_core() -> None:
+    fields = set(Strategy.__dataclass_fields__)
+    assert set(asked(questions.Questions)) == set(ANSWERS) <= fields
+
+
+@pytest.mark.parametrize(
+    ("protocol", "answer"),
+    [(protocol, answer) for protocol, answers in ANSWERS.values() for answer in get_args(answers)],
+    ids=lambda one: one.__name__,
+)
+def test_every_answer_has_what_the_core_asks_of_it(protocol: type, answer: type) -> None:
+    for key, wanted in asked(protocol).items():
+        if isinstance(wanted, property):
+            assert isinstance(getattr(answer, key), bool)
+        else:
+            assert list(inspect.signature(getattr(answer, key)).parameters) == list(
+                inspect.signature(wanted).parameters
+            )
+
+
+def test_answers_are_frozen_and_hold_no_state() -> None:
+    strategy = recipes.bounded_staleness(2)
+    with pytest.raises(AttributeError):
+        strategy.release.clocks = 3  # type: ignore[union-attr, misc]
+    with pytest.raises(AttributeError):
+        strategy.name = "other"  # type: ignore[misc]
+    assert hash(strategy) == hash(recipes.bounded_staleness(2))

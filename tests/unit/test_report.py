@@ -1,0 +1,478 @@
+"""The HTML report: says the right thing, holds everything, needs nothing from outside, is well formed and small."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from plesio.observe.report import byte_size, finding, setting, write_report
+from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
+
+FAST_S, SLOW_S, EXCHANGE_S = 0.008, 0.08, 0.0006
+WORKERS = 4
+SLOW = 3
+TARGET = ("accuracy", 0.95)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How a strategy behaves: whether a round waits for everyone, how many local steps it takes, how fast it learns."""
+
+    name: str
+    recipe: str
+    barrier: bool
+    every: int = 1
+    rate: float = 1.0
+    tau: int = 0
+
+
+KINDS = (
+    Kind("sync_sgd", "sync_sgd", True, rate=1.0),
+    Kind("allreduce", "allreduce", True, rate=1.02),
+    Kind("async_sgd", "async_sgd", False, rate=1.1, tau=3),
+    Kind("bounded_staleness(4)", "bounded_staleness", False, rate=0.7, tau=4),
+    Kind("buffered(k=2)", "buffered", False, rate=0.8, tau=2),
+    Kind("local_sgd(every=16)", "local_sgd", True, every=16, rate=1.3),
+    Kind("hogwild", "hogwild", False, rate=0.95, tau=6),
+    Kind("async_local_sgd(every=16)", "async_local_sgd", False, every=16, rate=1.2, tau=9),
+)
+
+
+def fabricate(kind: Kind, *, wall_s: float = 12.0, evaluations: int = 60, seed: int = 0) -> Summary:
+    """A run of four workers, the last ten times slower, as `kind` would have gone."""
+    rng = random.Random(f"{kind.name} {seed}")
+    spans = _spans(kind, wall_s, rng)
+    parts = tuple(_part(worker, kind, [span for span in spans if span.worker == worker]) for worker in range(WORKERS))
+    steps = sum(part.steps for part in parts)
+    quick = kind.rate * (1.0 if not kind.barrier else 0.16)
+    history = tuple(
+        Evaluation(time_s=t, version=int(40 * t), samples=int(800 * t), metrics=_metrics(quick * t, rng))
+        for t in (wall_s * k / evaluations for k in range(evaluations + 1))
+    )
+    logged = tuple(
+        Logged(time_s=t, worker=w, steps=5, metrics={"loss": _loss(quick * t) * rng.uniform(0.8, 1.25)})
+        for t in (wall_s * (k + 0.5) / 150 for k in range(150))
+        for w in range(WORKERS)
+    )
+    return Summary(
+        strategy=kind.name,
+        recipe=kind.recipe,
+        workers=parts,
+        wall_s=wall_s,
+        version=steps // kind.every,
+        steps=steps,
+        samples=steps * 32,
+        folded=steps // kind.every,
+        discarded={"too stale": 12} if kind.recipe == "bounded_staleness" else {},
+        bytes=steps // kind.every * 2 * 4 * 52_650,
+        staleness=_staleness(kind, steps // kind.every, rng),
+        history=history,
+        logged=logged,
+        timeline=tuple(spans),
+    )
+
+
+def _spans(kind: Kind, wall_s: float, rng: random.Random) -> list[Span]:
+    spans, clocks = [], [0.0] * WORKERS
+    while min(clocks) < wall_s:
+        turns = range(WORKERS) if kind.barrier else [clocks.index(min(clocks))]
+        for worker in turns:
+            lasts = kind.every * (SLOW_S if worker == SLOW else FAST_S) * rng.uniform(0.9, 1.15)
+            spans.append(Span(worker, "compute", clocks[worker], clocks[worker] + lasts))
+            clocks[worker] += lasts
+        last = max(clocks) if kind.barrier else 0.0
+        for worker in turns:
+            if last > clocks[worker]:
+                spans.append(Span(worker, "wait", clocks[worker], last))
+                clocks[worker] = last
+            spans.append(Span(worker, "exchange", clocks[worker], clocks[worker] + EXCHANGE_S))
+            clocks[worker] += EXCHANGE_S
+    return spans
+
+
+def _part(worker: int, kind: Kind, spans: Sequence[Span]) -> WorkerSummary:
+    seconds = {k: sum(s.end_s - s.start_s for s in spans if s.kind == k) for k in ("compute", "wait", "exchange")}
+    pushes = sum(span.kind == "compute" for span in spans)
+    return WorkerSummary(
+        worker=worker,
+        steps=pushes * kind.every,
+        samples=pushes * kind.every * 32,
+        folded=pushes,
+        discarded=0,
+        compute_s=seconds["compute"],
+        wait_s=seconds["wait"],
+        exchange_s=seconds["exchange"],
+        speed=pushes * kind.every / seconds["compute"],
+    )
+
+
+def _loss(progress: float) -> float:
+    return 2.3 * math.exp(-1.6 * progress) + 0.012
+
+
+def _metrics(progress: float, rng: random.Random) -> dict[str, float]:
+    accuracy = 0.1 + 0.875 * (1 - math.exp(-1.8 * progress)) + rng.uniform(-0.004, 0.004)
+    return {"accuracy": accuracy, "loss": _loss(progress) + 0.05}
+
+
+def _staleness(kind: Kind, folds: int, rng: random.Random) -> Staleness:
+    by_worker: dict[int, dict[int, int]] = {}
+    for worker in range(WORKERS):
+        centre = kind.tau * (3.0 if worker == SLOW and kind.recipe != "bounded_staleness" else 1.0)
+        for _ in range(max(1, folds // WORKERS)):
+            tau = max(0, round(rng.gauss(centre, centre / 4)))
+            counts = by_worker.setdefault(worker, {})
+            counts[tau] = counts.get(tau, 0) + 1
+    flat = sorted(tau for counts in by_worker.values() for tau, n in counts.items() for _ in range(n))
+    return Staleness(
+        mean=sum(flat) / len(flat),
+        p50=flat[len(flat) // 2],
+        p99=flat[len(flat) * 99 // 100],
+        max=flat[-1],
+        by_worker=by_worker,
+    )
+
+
+def eight() -> list[Summary]:
+    """One run of each kind: the synchronous ones wait for the slow worker, the others do not."""
+    runs = [fabricate(kind) for kind in KINDS]
+    died = Incident(time_s=4.2, worker=1, what="died (signal 9); its share of the data went to others")
+    odd = Incident(time_s=0.31, worker=None, what="a contribution was not finite and was discarded")
+    runs[2] = msgspec.structs.replace(runs[2], incidents=(died, odd), batches_unvisited=37)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Summary]:
+    return eight()
+
+
+def bare(strategy: str = "async_sgd", recipe: str = "async_sgd") -> Summary:
+    """A run that recorded nothing."""
+    return Summary(
+        strategy=strategy,
+        recipe=recipe,
+        workers=(),
+        wall_s=0.0,
+        version=0,
+        steps=0,
+        samples=0,
+        folded=0,
+        discarded={},
+        bytes=0,
+        staleness=Staleness(),
+    )
+
+
+def reaching(strategy: str, time_s: float | None, wall_s: float = 12.6) -> Summary:
+    """A run whose accuracy is 0.95 from `time_s` on, and 0.9 before."""
+    times = sorted({1.0, wall_s} | ({time_s} if time_s else set()))
+    history = tuple(
+        Evaluation(t, 1, 1, {"accuracy": 0.95 if time_s is not None and t >= time_s else 0.9}) for t in times
+    )
+    return msgspec.structs.replace(
+        bare(strategy, strategy.split("(")[0]), history=history, wall_s=wall_s, steps=1000, folded=10
+    )
+
+
+class _Balance(HTMLParser):
+    """Checks that every tag opened is closed, in order."""
+
+    VOID = frozenset({"meta", "wbr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> is out of order"
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.text += data
+
+
+def page(path: Path, summaries: Sequence[Summary], **options: object) -> tuple[str, _Balance]:
+    """The page as written, and as parsed; it must be well formed and ask for nothing from outside."""
+    given = {"title": "Digits, one slow worker", "target": TARGET, **options}
+    write_report(path / "report.html", summaries, **given)  # type: ignore[arg-type]
+    html = (path / "report.html").read_text(encoding="utf-8")
+    parsed = _Balance()
+    parsed.feed(html)
+    parsed.close()
+    assert parsed.open == []
+    assert "nan" not in re.findall(r'[\s"(MLHV](nan|inf)[\s")%]', html)
+    return html, parsed
+
+
+def test_needs_nothing_from_outside(tmp_path: Path, runs: list[Summary]) -> None:
+    html, parsed = page(tmp_path, runs)
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "@import" not in html
+    assert "url(" not in html
+    assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in parsed.tags}
+    assert not [attrs for _, attrs in parsed.tags if {"src", "href"} & set(attrs)]
+
+
+def test_holds_every_strategy_everywhere(tmp_path: Path, runs: list[Summary]) -> None:
+    html, parsed = page(tmp_path, runs)
+    for index, run in enumerate(runs):
+        assert parsed.text.count(run.strategy) >= 5, run.strategy  # table, three legends, timeline
+        assert html.count(f'data-s="{index}"') == 6, run.strategy  # a line and a button in each of three charts
+    lines = re.findall(r'<g class="(s\d)"[^>]*><title>[^<]*</title><path class="line" d="[^"]*"( [^>]*)?/>', html)
+    assert len(set(lines)) == len(runs)  # colour and dash together tell all apart
+    assert html.count('class="lane"') == WORKERS * len(runs)
+
+
+def test_table_marks_the_soonest_only(tmp_path: Path, runs: list[Summary]) -> None:
+    html, parsed = page(tmp_path, runs)
+    soonest = min(time for run in runs if (time := run.time_to(*TARGET)) is not None)
+    marked = re.findall(r'<td class="best">([^<]*)</td>', html)
+    assert [float(text) for text in marked] == [pytest.approx(soonest, rel=0.01)]
+    assert re.search(r"sync_sgdwaiting 6[5-9]%", parsed.text)  # three of four wait nine tenths of their time
+    assert "worker 3, takes 10 times as long" in html
+
+
+def test_lanes_show_true_shares(tmp_path: Path, runs: list[Summary]) -> None:
+    """However fine the spans, the columns of each colour are the share of the time spent so."""
+    html, _ = page(tmp_path, runs[:1])
+    lanes = re.findall(r'<svg class="lane".*?</svg>', html)
+    assert len(lanes) == WORKERS
+    columns = [
+        {kind: sum(map(int, re.findall(r"h(\d+)", d))) for kind, d in re.findall(r'class="(\w+)" d="([^"]*)"', lane)}
+        for lane in lanes
+    ]
+    assert all(sum(lane.values()) == 900 for lane in columns)
+    assert columns[0]["wait"] / 900 == pytest.approx(runs[0].workers[0].waiting_share, abs=0.03)
+    assert columns[SLOW]["compute"] / 900 == pytest.approx(0.99, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("summaries", "target", "expected"),
+    [
+        (
+            [reaching("sync_sgd", 12.6), reaching("hogwild", 4.0), reaching("async_sgd", 2.0)],
+            TARGET,
+            "async_sgd reached accuracy 0.95 in 2.00 s, 6.3 times sooner than sync_sgd.",
+        ),
+        (
+            [reaching("sync_sgd", None), reaching("async_sgd", 2.0)],
+            TARGET,
+            "async_sgd reached accuracy 0.95 in 2.00 s; sync_sgd did not reach it in 12.6 s.",
+        ),
+        (
+            [reaching("hogwild", 2.04), reaching("async_sgd", 2.0)],
+            TARGET,
+            "async_sgd reached accuracy 0.95 in 2.00 s, about as soon as hogwild (2.04 s).",
+        ),
+        (
+            [reaching("sync_sgd", 2.0), reaching("hogwild", None), reaching("async_sgd", 3.0)],
+            TARGET,
+            "sync_sgd reached accuracy 0.95 in 2.00 s, 1.5 times sooner than async_sgd.",
+        ),
+        (
+            [reaching("sync_sgd", None), reaching("async_sgd", None)],
+            TARGET,
+            "No strategy reached accuracy 0.95; sync_sgd came closest and ended at 0.9000 after 12.6 s.",
+        ),
+        (
+            [bare("sync_sgd"), bare("async_sgd")],
+            TARGET,
+            "No strategy reached accuracy 0.95: accuracy was never evaluated.",
+        ),
+        (
+            [reaching("async_sgd", 2.0)],
+            TARGET,
+            "async_sgd reached accuracy 0.95 in 2.00 s, at 0% of the ideal throughput.",
+        ),
+        (
+            [reaching("async_sgd", None)],
+            TARGET,
+            "async_sgd did not reach accuracy 0.95: it ended at 0.9000 after 12.6 s.",
+        ),
+        (
+            [reaching("sync_sgd", 1.0, 20.0), reaching("async_sgd", 1.0, 4.0)],
+            None,
+            "async_sgd made the most steps, 250 steps a second, 5.0 times the 50.0 of sync_sgd.",
+        ),
+        ([], TARGET, "There is no run to report."),
+    ],
+)
+def test_finding(tmp_path: Path, summaries: list[Summary], target: tuple[str, float] | None, expected: str) -> None:
+    assert finding(summaries, target) == expected
+    _, parsed = page(tmp_path, summaries, target=target)
+    assert expected in parsed.text
+
+
+def test_finding_for_a_loss_is_lower_is_better() -> None:
+    def run(name: str, loss: float) -> Summary:
+        return msgspec.structs.replace(bare(name), history=(Evaluation(1.0, 1, 1, {"loss": loss}),), wall_s=3.0)
+
+    assert "b came closest and ended at 0.3000" in finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.1))
+    assert finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.4)).startswith("b reached loss 0.4 in 1.00 s")
+
+
+def test_setting_names_the_slow_worker(runs: list[Summary]) -> None:
+    assert setting(runs) == "4 workers; the slowest, worker 3, takes 10 times as long for a step as the fastest."
+    assert setting([bare()]) == "0 workers."
+    even = msgspec.structs.replace(runs[0], workers=runs[0].workers[:2])
+    assert setting([even]) == "2 workers, about equally fast."
+    assert setting([even, runs[1]]).startswith("2 to 4 workers;")
+
+
+def test_one_run(tmp_path: Path, runs: list[Summary]) -> None:
+    html, parsed = page(tmp_path, runs[2:3])
+    assert "<button" not in html  # nothing to tell apart
+    assert 'class="best"' not in html
+    assert "worker 1" in parsed.text
+    assert "37 batches were leased out and not folded" in parsed.text
+    assert "died (signal 9)" in parsed.text
+
+
+def test_nothing_recorded_becomes_sentences(tmp_path: Path) -> None:
+    for summaries in ([bare()], [bare(), bare("sync_sgd")]):
+        html, parsed = page(tmp_path, summaries, target=None)
+        assert "<svg" not in html
+        for sentence in (
+            "No evaluations were recorded",
+            "No finite training loss was recorded",
+            "No timeline was recorded",
+            "No staleness was recorded",
+            "no worker died",
+        ):
+            assert sentence in parsed.text
+
+
+def test_strategies_with_nothing_to_draw_are_named(tmp_path: Path, runs: list[Summary]) -> None:
+    silent = msgspec.structs.replace(runs[0], strategy="silent", history=(), logged=(), timeline=())
+    _, parsed = page(tmp_path, [*runs[1:3], silent])
+    assert parsed.text.count("Nothing to draw for silent.") == 3
+    assert "No timeline was recorded for silent." in parsed.text
+
+
+def test_fresh_contributions_are_said_not_drawn(tmp_path: Path, runs: list[Summary]) -> None:
+    html, parsed = page(tmp_path, runs[:2])
+    assert "Every contribution was fresh (staleness 0): sync_sgd, allreduce." in parsed.text
+    assert 'class="bars"' not in html
+
+
+def test_staleness_panels_state_mean_and_max(tmp_path: Path, runs: list[Summary]) -> None:
+    html, parsed = page(tmp_path, runs)
+    stale = [run.staleness for run in runs if run.staleness.max > 0]
+    assert html.count('class="bars"') == WORKERS * len(stale)
+    for staleness in stale:
+        assert f"mean {staleness.mean:.2f}, max {staleness.max}" in parsed.text
+
+
+def test_a_long_tail_of_staleness_goes_into_the_last_bar(tmp_path: Path, runs: list[Summary]) -> None:
+    tail = Staleness(mean=3.0, p50=2, p99=9, max=900, by_worker={0: {2: 500, 9: 20, 900: 1}})
+    html, parsed = page(tmp_path, [msgspec.structs.replace(runs[2], staleness=tail)])
+    assert "The last bar holds all that is staler than 13 too." in parsed.text
+    assert 'viewBox="0 0 14 100"' in html
+    assert "mean 3.00, max 900" in parsed.text
+
+
+def test_what_was_not_finite_breaks_the_line_not_the_page(tmp_path: Path, runs: list[Summary]) -> None:
+    history = tuple(
+        Evaluation(float(t), t, t, {"accuracy": value}) for t, value in enumerate((0.1, 0.5, math.nan, 0.6, math.inf))
+    )
+    logged = tuple(Logged(float(t), 0, 1, {"loss": v}) for t, v in enumerate((2.0, 3e5, math.inf, math.nan)))
+    diverged = msgspec.structs.replace(runs[0], strategy="diverged", history=history, logged=logged)
+    html, parsed = page(tmp_path, [diverged, runs[1]])
+    assert parsed.text.count("not finite") == 3  # in the table and at the end of both its lines
+    line = re.search(r'<title>diverged</title><path class="line" d="([^"]*)"', html)
+    assert line is not None
+    assert line[1].count("M") == 2
+
+
+def test_everything_from_outside_is_escaped(tmp_path: Path, runs: list[Summary]) -> None:
+    evil = '<script>alert("x")</script>&\'"'
+    run = msgspec.structs.replace(
+        runs[2],
+        strategy=evil,
+        history=(Evaluation(1.0, 1, 1, {evil: 0.5}),),
+        discarded={evil: 1},
+        incidents=(Incident(1.0, 0, evil),),
+        ended=evil,
+        workers=tuple(msgspec.structs.replace(worker, left=evil) for worker in runs[2].workers),
+    )
+    html, parsed = page(tmp_path, [run, run], title=evil, target=(evil, 0.9), note=evil)
+    assert html.count("<script") == 1
+    assert 'alert("x")' not in html
+    assert parsed.text.count(evil) > 5
+    assert {tag for tag, _ in parsed.tags if tag == "script"} == {"script"}
+
+
+def test_page_is_small(tmp_path: Path) -> None:
+    """Eight strategies, four workers with 5,000 spans each, 200 evaluations."""
+    many = []
+    for kind in KINDS:
+        run = fabricate(kind, wall_s=30.0, evaluations=200)
+        spans = [span for w in range(WORKERS) for span in [s for s in run.timeline if s.worker == w][:5000]]
+        many.append(msgspec.structs.replace(run, timeline=tuple(spans)))
+    html, _ = page(tmp_path, many)
+    assert len(html.encode()) <= 400_000
+
+
+def test_finest_spans_stay_small(tmp_path: Path, runs: list[Summary]) -> None:
+    """5,100 spans a lane in the window, far more than it has columns: one run's long steps make the window long."""
+    fine = tuple(
+        Span(worker, kind, (3 * k + part) * 1e-4, (3 * k + part + 1) * 1e-4)
+        for worker in range(WORKERS)
+        for k in range(1700)
+        for part, kind in enumerate(("compute", "wait", "exchange"))
+    )
+    long = tuple(Span(worker, "compute", 0.5 * k, 0.5 * k + 0.5) for worker in range(WORKERS) for k in range(8))
+    given = [msgspec.structs.replace(run, timeline=fine if k else long) for k, run in enumerate(runs)]
+    html, parsed = page(tmp_path, given)
+    assert "0.51 s from the middle of each run" in parsed.text
+    assert len(html.encode()) <= 400_000
+    widths = re.findall(r'class="wait" d="([^"]*)"', html)
+    drawn = [sum(map(int, re.findall(r"h(\d+)", d))) for d in widths]
+    assert drawn == [pytest.approx(300, abs=3)] * (WORKERS * (len(runs) - 1))  # a third of the time, still
+
+
+def test_more_strategies_than_colours(tmp_path: Path) -> None:
+    quick = [fabricate(KINDS[k % 8], wall_s=1.0, evaluations=5, seed=k) for k in range(17)]
+    html, _ = page(tmp_path, [msgspec.structs.replace(run, strategy=f"run {k}") for k, run in enumerate(quick)])
+    lines = re.findall(r'<g class="(s\d)"[^>]*><title>[^<]*</title><path class="line" d="[^"]*"( [^>]*)?/>', html)
+    assert len(set(lines)) == 17
+
+
+def test_many_workers_are_cut_to_the_slowest_and_some(tmp_path: Path, runs: list[Summary]) -> None:
+    spans = tuple(Span(w, "compute", 0.1 * k, 0.1 * k + 0.1) for w in range(40) for k in range(50))
+    workers = tuple(
+        msgspec.structs.replace(runs[2].workers[0], worker=w, speed=1.0 if w == 31 else 10.0) for w in range(40)
+    )
+    stale = Staleness(mean=1.0, max=2, p99=2, by_worker={w: {0: 5, 2: 5} for w in range(40)})
+    html, parsed = page(tmp_path, [msgspec.structs.replace(runs[2], timeline=spans, workers=workers, staleness=stale)])
+    assert html.count('class="lane"') == 12
+    assert html.count('class="bars"') == 1
+    assert "28 more workers not shown" in parsed.text
+    assert "worker 31" in parsed.text
+
+
+def test_sizes_for_people() -> None:
+    assert [byte_size(n) for n in (0, 999, 1_000, 52_400_000, 3e15)] == [
+        "0 B", "999 B", "1.00 kB", "52.4 MB", "3,000 TB",
+    ]  # fmt: skip

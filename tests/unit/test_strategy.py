@@ -1,0 +1,312 @@
+"""Strategies are checked when they are built, and a refusal says what, which value, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plesio import recipes, rules
+from plesio.errors import PlesioError, StrategyError
+from plesio.rules import (
+    AfterFold,
+    AllReduce,
+    Average,
+    Buffer,
+    BySamples,
+    DelayCompensated,
+    Each,
+    Equal,
+    Freely,
+    Fresh,
+    GapAware,
+    Gradient,
+    Hinge,
+    Inverse,
+    LookAhead,
+    Parameters,
+    Plain,
+    Polynomial,
+    Round,
+    Seconds,
+    SharedMemory,
+    Steps,
+    UserOptimizer,
+    Within,
+    WorkerMomentum,
+)
+from plesio.strategy import ANSWERS, Strategy
+
+NEEDED: dict[str, dict[str, Any]] = {"first_of": {"m": 2}}
+FRESH = Fresh(within=0)
+
+
+def refusal(build: Callable[[], Any]) -> str:
+    with pytest.raises(StrategyError) as caught:
+        build()
+    assert isinstance(caught.value, PlesioError)
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+# Recipes
+
+TABLE = {  # every, send, gather, release, via: the table of the documentation
+    "allreduce": ("every step", "gradient", "round of all", "after the fold", "all-reduce"),
+    "sync_sgd": ("every step", "gradient", "round of all", "after the fold", "server"),
+    "first_of": ("every step", "gradient", "round, first 2", "after the fold, late work cancelled", "server"),
+    "async_sgd": ("every step", "gradient", "each", "freely", "server"),
+    "bounded_staleness": ("every step", "gradient", "each", "within 4 clocks", "server"),
+    "buffered": ("every step", "gradient", "buffer of 2", "freely", "server"),
+    "rennala": ("every step", "gradient", "buffer of 2", "freely", "server"),
+    "ringmaster": ("every step", "gradient", "each", "freely", "server"),
+    "local_sgd": ("every 16 steps", "parameters", "round of all", "after the fold", "server"),
+    "hogwild": ("every step", "gradient", "each", "freely", "shared memory"),
+}
+
+
+def test_the_table_lists_every_recipe() -> None:
+    assert set(TABLE) == set(recipes.RECIPES)
+    assert set(recipes.RECIPES) | {"RECIPES", "recipe"} == set(recipes.__all__)
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_every_recipe_builds_what_its_row_says(name: str) -> None:
+    strategy = recipes.recipe(name, **NEEDED.get(name, {}))
+    answers = strategy.answers()
+    assert tuple(answers[one] for one in ("every", "send", "gather", "release", "via")) == TABLE[name]
+    assert strategy.name.startswith(name)
+    assert strategy == recipes.RECIPES[name](**NEEDED.get(name, {}))
+    strategy.check_workers(2)
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_every_recipe_says_its_rule_and_its_source(name: str) -> None:
+    text = inspect.getdoc(recipes.RECIPES[name]) or ""
+    assert "Rule" in text
+    assert "Source" in text
+    assert f">>> {name}(" in text
+
+
+def test_answers_has_one_line_a_question() -> None:
+    assert list(recipes.sync_sgd().answers()) == list(ANSWERS)
+    assert all(recipes.async_sgd().answers().values())
+
+
+@pytest.mark.parametrize(
+    ("correct", "kind", "look_ahead"),
+    [
+        ("dana", WorkerMomentum, True),
+        ("plain", Plain, False),
+        ("delay_compensated", DelayCompensated, False),
+        ("gap_aware", GapAware, False),
+        (DelayCompensated(lam=1.0), DelayCompensated, False),
+        (WorkerMomentum(), WorkerMomentum, True),
+    ],
+)
+@pytest.mark.parametrize("make", [recipes.async_sgd, recipes.bounded_staleness, recipes.ringmaster])
+def test_corrections_by_name_or_as_objects(
+    make: Callable[..., Strategy], correct: Any, kind: type, look_ahead: bool
+) -> None:
+    strategy = make(correct=correct)
+    assert isinstance(strategy.correct, kind)
+    assert isinstance(strategy.adopt, LookAhead) is look_ahead
+
+
+@pytest.mark.parametrize(
+    ("weigh", "kind"),
+    [("equal", Equal), ("inverse", Inverse), ("hinge", Hinge), ("polynomial", Polynomial), (Hinge(2.0, 1), Hinge)],
+)
+def test_weights_by_name_or_as_objects(weigh: Any, kind: type) -> None:
+    assert isinstance(recipes.async_sgd(weigh=weigh).weigh, kind)
+    assert isinstance(recipes.buffered(2, weigh=weigh).weigh, kind)
+
+
+def test_local_sgd_weighs_by_samples_only_where_work_is_unequal() -> None:
+    assert isinstance(recipes.local_sgd(8).weigh, Equal)
+    assert isinstance(recipes.local_sgd(Steps(8)).weigh, Equal)
+    assert isinstance(recipes.local_sgd(Seconds(0.3)).weigh, BySamples)
+
+
+def test_ringmaster_admits_below_r() -> None:
+    admit = recipes.ringmaster(3).admit
+    assert [admit.admits(staleness) for staleness in range(5)] == [True, True, True, False, False]
+
+
+def test_who_keeps_lock_step() -> None:
+    in_step = [name for name in recipes.RECIPES if recipes.recipe(name, **NEEDED.get(name, {})).in_lock_step]
+    assert sorted(in_step) == ["allreduce", "first_of", "local_sgd", "sync_sgd"]
+    assert not recipes.local_sgd(Seconds(0.3)).in_lock_step
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds", "due"),
+    [
+        (Steps(1), 1, 0.0, True),
+        (Steps(4), 3, 9.0, False),
+        (Steps(4), 4, 0.0, True),
+        (Seconds(0.5), 1, 0.4, False),
+        (Seconds(0.5), 1, 0.5, True),
+    ],
+)
+def test_when_an_exchange_is_due(every: rules.Every, steps: int, seconds: float, due: bool) -> None:
+    assert every.due(steps, seconds) is due
+
+
+# Answers that do not fit each other
+
+BAD_PAIRS = [
+    (
+        {"gather": Round(), "admit": FRESH, "release": Within(2)},
+        ["release=within 2 clocks", "gather=round of all", "use release=AfterFold()"],
+    ),
+    (
+        {"gather": Round(), "admit": FRESH, "release": Freely()},
+        ["release=freely", "gather=round of all", "use release=AfterFold()"],
+    ),
+    ({"gather": Each(), "release": AfterFold()}, ["release=after the fold", "gather=each", "use release=Freely()"]),
+    (
+        {"gather": Buffer(2), "release": AfterFold(cancel_late=True)},
+        ["release=after the fold, late work cancelled", "gather=buffer of 2", "use gather=Round(first=m)"],
+    ),
+    (
+        {"gather": Round(), "release": AfterFold()},
+        ["gather=round of all", "admit=everything", "use admit=Fresh(within=0)"],
+    ),
+    (
+        {"gather": Round(), "admit": FRESH, "release": AfterFold(), "send": Parameters()},
+        ["send=parameters", "outer=user's optimizer", "parameters to Average()"],
+    ),
+    ({"send": Gradient(), "outer": Average()}, ["send=gradient", "outer=mean", "gradients go to UserOptimizer()"]),
+    ({"send": Parameters(), "outer": Average()}, ["send=parameters", "gather=each", "use gather=Round()"]),
+    ({"every": Steps(4)}, ["every=every 4 steps", "send=gradient", "use every=Steps(1)"]),
+    ({"every": Seconds(1)}, ["every=every 1 s", "send=gradient", "send=Parameters()"]),
+    (
+        {"gather": Buffer(3), "correct": GapAware()},
+        ["correct=gap-aware", "gather=buffer of 3", "use gather=Each()"],
+    ),
+    ({"adopt": LookAhead()}, ["adopt=look-ahead", "correct=none", "use both or neither"]),
+    ({"correct": WorkerMomentum()}, ["adopt=replace", "correct=momentum by worker", "use both or neither"]),
+    ({"via": SharedMemory(), "gather": Buffer(2)}, ["via=shared memory", "gather=buffer of 2", "use gather=Each()"]),
+    ({"via": SharedMemory(), "release": Within(1)}, ["via=shared memory", "within 1 clocks", "use release=Freely()"]),
+    (
+        {"via": SharedMemory(), "correct": DelayCompensated()},
+        ["via=shared memory", "correct=delay compensation (adaptive)", "use via=Server()"],
+    ),
+    ({"via": AllReduce()}, ["via=all-reduce", "gather=each", "use gather=Round()"]),
+    (
+        {"via": AllReduce(), "gather": Round(first=2), "admit": FRESH, "release": AfterFold()},
+        ["via=all-reduce", "gather=round, first 2", "use gather=Round()"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("answers", "said"), BAD_PAIRS, ids=[" / ".join(said[:2]) for _, said in BAD_PAIRS])
+def test_answers_that_cannot_work_together_are_refused(answers: dict[str, Any], said: list[str]) -> None:
+    message = refusal(lambda: Strategy(name="mine", **answers))
+    assert message.startswith("mine: ")
+    for part in [*said, "cannot work with"]:
+        assert part in message
+
+
+@pytest.mark.parametrize("field", ANSWERS)
+@pytest.mark.parametrize("value", [3, None, "each", Round], ids=repr)
+def test_an_answer_of_the_wrong_kind_is_refused(field: str, value: Any) -> None:
+    message = refusal(lambda: Strategy(name="mine", **{field: value}))
+    assert message.startswith(f"mine: {field}={value!r} is no answer to that question; known: ")
+    assert all(kind.__name__ in message for kind in ANSWERS[field].__args__)
+
+
+def test_an_answer_to_another_question_is_refused() -> None:
+    assert "gather=Within(clocks=2)" in refusal(lambda: Strategy(name="mine", gather=Within(2)))  # type: ignore[arg-type]
+
+
+# Numbers out of bounds
+
+BAD_NUMBERS = [
+    (lambda: recipes.bounded_staleness(-1), "Within(clocks=-1): clocks must be a whole number of at least 0"),
+    (lambda: recipes.bounded_staleness(1.5), "Within(clocks=1.5): clocks must be a whole number of at least 0"),
+    (lambda: recipes.buffered(0), "Buffer(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.buffered(True), "Buffer(k=True): k must be a whole number of at least 1"),
+    (lambda: recipes.rennala(0), "Buffer(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.first_of(0), "Round(first=0): first must be a whole number of at least 1"),
+    (lambda: recipes.ringmaster(0), "ringmaster(r=0): r must be a whole number of at least 1"),
+    (lambda: recipes.ringmaster(1.0), "ringmaster(r=1.0): r must be a whole number of at least 1"),
+    (lambda: recipes.local_sgd(0), "Steps(steps=0): steps must be a whole number of at least 1"),
+    (lambda: recipes.local_sgd("8"), "Steps(steps='8'): steps must be a whole number of at least 1"),
+    (lambda: Seconds(0), "Seconds(seconds=0): seconds must be a number above 0"),
+    (lambda: Seconds(float("inf")), "Seconds(seconds=inf): seconds must be a number above 0"),
+    (lambda: Seconds(float("nan")), "Seconds(seconds=nan): seconds must be a number above 0"),
+    (lambda: Fresh(-1), "Fresh(within=-1): within must be a whole number of at least 0"),
+    (lambda: Polynomial(-0.5), "Polynomial(a=-0.5): a must be a number of at least 0"),
+    (lambda: Hinge(a=0), "Hinge(a=0): a must be a number above 0"),
+    (lambda: Hinge(b=-1), "Hinge(b=-1): b must be a whole number of at least 0"),
+    (lambda: DelayCompensated(lam=-1), "DelayCompensated(lam=-1): lam must be a number of at least 0"),
+    (lambda: DelayCompensated(eps=0), "DelayCompensated(eps=0): eps must be a number above 0"),
+    (lambda: DelayCompensated(decay=1), "DelayCompensated(decay=1): decay must be a number of at least 0 and below 1"),
+    (lambda: GapAware(decay=-0.1), "GapAware(decay=-0.1): decay must be a number of at least 0"),
+    (lambda: GapAware(decay=1.5), "GapAware(decay=1.5): decay must be a number of at least 0 and below 1"),
+    (lambda: UserOptimizer("shares"), "UserOptimizer(lr_scale='shares'): lr_scale must be 'share' or 'full'"),
+    (lambda: recipes.async_sgd(lr_scale="none"), "UserOptimizer(lr_scale='none'): lr_scale must be 'share' or 'full'"),
+]
+
+
+@pytest.mark.parametrize(("build", "said"), BAD_NUMBERS, ids=[said for _, said in BAD_NUMBERS])
+def test_a_number_out_of_bounds_is_refused(build: Callable[[], Any], said: str) -> None:
+    assert refusal(build) == said
+
+
+def test_the_first_m_cannot_be_more_than_the_workers() -> None:
+    recipes.first_of(3).check_workers(3)
+    message = refusal(lambda: recipes.first_of(3).check_workers(2))
+    assert message == (
+        "first_of(3): the first 3 of 2 workers will never come; allowed: 1 to 2; lower first, or start more workers"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(recipes.RECIPES) - {"first_of"}))
+def test_everything_else_runs_with_one_worker(name: str) -> None:
+    recipes.recipe(name).check_workers(1)
+
+
+# Names nobody knows
+
+
+def test_an_unknown_recipe_lists_the_known_ones_and_the_closest() -> None:
+    message = refusal(lambda: recipes.recipe("bounded_stalenes"))
+    assert message == (
+        "unknown strategy 'bounded_stalenes'; known: allreduce, async_sgd, bounded_staleness, buffered, first_of, "
+        "hogwild, local_sgd, rennala, ringmaster, sync_sgd; did you mean 'bounded_staleness'?"
+    )
+    assert "did you mean" not in refusal(lambda: recipes.recipe("xyz"))
+
+
+def test_an_unknown_setting_lists_the_known_ones_and_the_closest() -> None:
+    message = refusal(lambda: recipes.recipe("async_sgd", corect="plain"))
+    assert message == (
+        "unknown setting of async_sgd 'corect'; known: correct, lr_scale, weigh; did you mean 'correct'?"
+    )
+
+
+def test_a_missing_setting_is_named_with_an_example() -> None:
+    assert refusal(lambda: recipes.recipe("first_of")) == "first_of needs a value for m; for example first_of(m=4)"
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: recipes.async_sgd("danna"), "unknown correction 'danna'; known: dana, delay_compensated, "),
+        (lambda: recipes.bounded_staleness(correct="gap"), "unknown correction 'gap'; known: dana"),
+        (lambda: recipes.async_sgd(weigh="hing"), "unknown weight 'hing'; known: delay_adaptive, equal, hinge, "),
+        (lambda: recipes.buffered(weigh="poly"), "unknown weight 'poly'; known: delay_adaptive"),
+    ],
+)
+def test_an_unknown_correction_or_weight_lists_the_known_ones(build: Callable[[], Any], said: str) -> None:
+    assert refusal(build).startswith(said)
+
+
+def test_settings_reach_the_recipe() -> None:
+    assert recipes.recipe("buffered", k=3, weigh="hinge") == recipes.buffered(3, weigh="hinge")
+    assert recipes.recipe("first_of", m=2, cancel_late=False).release == AfterFold(cancel_late=False)
