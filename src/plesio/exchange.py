@@ -180,7 +180,9 @@ class ServerExchange:
         self._exchanged_s = time.monotonic()
 
     def end(self) -> None:
-        """The training function returned."""
+        """The training function returned: local steps that were not sent yet are."""
+        if self._local and self._steps and not self._standing.stopped:
+            self._push()
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
 
 

@@ -126,8 +126,9 @@ def _draw(loader: DataLoader[Any], seed: int) -> Sequence[Any]:
         torch.manual_seed(seed)
         random.seed(seed)
         for one in (sampler, getattr(sampler, "sampler", None)):
-            if isinstance(getattr(one, "generator", None), torch.Generator):
-                one.generator.manual_seed(seed)
+            generator = getattr(one, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
         batches = list(sampler)
     random.setstate(outside)
     return batches
@@ -146,5 +147,5 @@ def _relay(source: DataLoader[Any], owner: LeasedLoader) -> DataLoader[Any]:
         settings["prefetch_factor"] = source.prefetch_factor
         settings["persistent_workers"] = source.persistent_workers
     if source.batch_sampler is not None:
-        return DataLoader(source.dataset, batch_sampler=_Leased(owner), **settings)  # type: ignore[arg-type]
+        return DataLoader(source.dataset, batch_sampler=_Leased(owner), **settings)
     return DataLoader(source.dataset, batch_size=None, sampler=_Leased(owner), **settings)

@@ -223,13 +223,17 @@ def _check_kinds(train: object, evaluate: object, pace: object, until: object) -
     if not callable(train):
         raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
     if evaluate is not None and not callable(evaluate):
-        raise ConfigurationError(f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers")
+        raise ConfigurationError(
+            f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers"
+        )
     if pace is not None and not isinstance(pace, Pace):
         raise ConfigurationError(f"pace={pace!r}: such as ps.Pace(step_s=0.02)")
     if until is not None and not isinstance(until, Until):
         raise ConfigurationError(f"until={until!r}: such as ps.Until(accuracy=0.95, seconds=30)")
     if isinstance(until, Until) and until.metrics and evaluate is None:
-        raise ConfigurationError(f"until={until!r} needs evaluate=, a function that measures {', '.join(until.metrics)}")
+        raise ConfigurationError(
+            f"until={until!r} needs evaluate=, a function that measures {', '.join(until.metrics)}"
+        )
 
 
 def _configuration(job: Job, until: Until | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cloudpickle
@@ -43,7 +43,7 @@ from plesio.optimizer import ExchangedOptimizer
 from plesio.rules import Gradient
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.strategy import Strategy
-from plesio.tensors.arena import PAGE, Layout
+from plesio.tensors.arena import Layout
 from plesio.tensors.model import Described, describe, dump_structure
 from plesio.tensors.outer import OptimizerSpec
 from plesio.tensors.replica import GradientReplica, ParameterReplica, Replica, SharedReplica, reads_in_place
@@ -319,10 +319,8 @@ class Worker:
             return ()
         if isinstance(self._exchange, SharedMemoryExchange):
             self._exchange.report()
-        try:
+        with suppress(ChannelClosedError):  # the answer's end of file tells
             self._server.send(LeaseRequest(epoch, total, most, unused))
-        except ChannelClosedError:
-            pass  # the answer's end of file tells
         reply, _ = self._ask(f"data of epoch {epoch}")
         assert isinstance(reply, LeaseReply)
         self._standing.stopped = self._standing.stopped or reply.stop
@@ -376,8 +374,6 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
 
 
 def _train(train: Callable[[Worker], object], worker: Worker) -> None:
-    try:
+    with suppress(StopRun):
         train(worker)
-    except StopRun:
-        pass
     worker.end()

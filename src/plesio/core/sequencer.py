@@ -116,6 +116,8 @@ class Sequencer:
             self._joined(event)
         elif isinstance(event, Left):
             self._left(event.worker, event.incarnation)
+        elif isinstance(event, Reported):
+            self._reported(event)
         elif isinstance(event, Abandoned):
             self._abandoned(event)
         else:
@@ -175,11 +177,11 @@ class Sequencer:
             seat.heard_s = self._now_s
             self.leases.give_back(self.leases.consume(event.worker, event.batches))
 
-    def _reported(self, event: Reported, now_s: float) -> None:
+    def _reported(self, event: Reported) -> None:
         """Nothing to decide: it is in the parameters already."""
         seat = self.members.seats.get(event.worker)
         if seat is not None and seat.incarnation == event.incarnation:
-            seat.heard_s = now_s
+            seat.heard_s = self._now_s
             self.version += event.versions
             self.leases.folded(self.leases.consume(event.worker, event.batches))
 

@@ -42,7 +42,11 @@ class Evaluator:
     """One run's evaluator."""
 
     def __init__(
-        self, config: EvaluatorConfig, evaluate: Callable[[nn.Module], object], server: Channel[Snapshot], engine: Channel[object]
+        self,
+        config: EvaluatorConfig,
+        evaluate: Callable[[nn.Module], object],
+        server: Channel[Snapshot],
+        engine: Channel[object],
     ) -> None:
         self._config = config
         self._evaluate = evaluate
@@ -88,9 +92,7 @@ class Evaluator:
         self._model.eval()
         with torch.no_grad():
             metrics = as_metrics(self._evaluate(self._model))
-        self._engine.send(
-            Evaluated(snapshot.time_s, snapshot.version, snapshot.samples, metrics, snapshot.final)
-        )
+        self._engine.send(Evaluated(snapshot.time_s, snapshot.version, snapshot.samples, metrics, snapshot.final))
 
 
 def as_metrics(value: object) -> dict[str, float]:

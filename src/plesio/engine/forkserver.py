@@ -115,7 +115,8 @@ class ForkServer:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
         """
         self._channel.send(Load(run, payload, tuple(sys.path), os.getcwd()))
-        reply = self._reply(Loaded)
+        reply = self._reply()
+        assert isinstance(reply, Loaded)
         if reply.failure:
             raise ConfigurationError(
                 "the training function cannot be loaded in a fresh process; it may use a module or a name that only "
@@ -125,7 +126,9 @@ class ForkServer:
     def spawn(self, run: int, entry: str, title: str, arguments: bytes, descriptors: Sequence[int]) -> int:
         """Fork a process; its pid. The descriptors are copied: close yours."""
         self._channel.send(Spawn(run, entry, title, arguments), descriptors)
-        return self._reply(Spawned).pid
+        reply = self._reply()
+        assert isinstance(reply, Spawned)
+        return reply.pid
 
     def drop(self, run: int) -> None:
         """Forget what `run` brought."""
@@ -141,12 +144,12 @@ class ForkServer:
         exits, self._exits = self._exits, {}
         return exits
 
-    def _reply(self, kind: type) -> Loaded | Spawned:
+    def _reply(self) -> Loaded | Spawned:
+        """The answer to what was just asked; exits that come before it are kept."""
         while True:
             message, _ = self._receive()
-            if isinstance(message, kind):
+            if not isinstance(message, Exited):
                 return message
-            assert isinstance(message, Exited)
             self._exits[message.pid] = message.code
 
     def _receive(self) -> tuple[Loaded | Spawned | Exited, list[int]]:
@@ -187,14 +190,15 @@ class _Forker:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         try:
             while True:
-                ready, _, _ = select.select([self._channel, self._wake], [], [])
-                if self._wake in ready:
+                ready, _, _ = select.select([self._channel.fileno(), self._wake.fileno()], [], [])
+                if self._wake.fileno() in ready:
                     self._reap()
-                if self._channel in ready:
+                if self._channel.fileno() in ready:
                     self._serve()
         except ChannelClosedError:
             pass
         finally:
+            signal.set_wakeup_fd(-1)
             for pid in self._children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -278,6 +282,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # the first optimizer imports 800 modules
     for module in sys.argv[2:]:
         importlib.import_module(module)
     _Forker(Channel(from_descriptor(int(sys.argv[1])), Load | Drop | Spawn, "the engine")).run()

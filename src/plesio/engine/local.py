@@ -186,9 +186,7 @@ class LocalEngine:
     def _payload(self) -> bytes:
         job = self._job
         try:
-            return bytes(
-                cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy})
-            )
+            return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy}))
         except Exception as error:
             raise ConfigurationError(
                 f"the training function cannot be sent to another process: {error}; open files, locks and CUDA tensors "
@@ -266,9 +264,7 @@ class LocalEngine:
     ) -> _Process:
         mine, theirs = channel_pair()
         with theirs:
-            pid = fork_server.spawn(
-                self._run, entry, title, msgspec.msgpack.encode(settings), [theirs.fileno(), *ends]
-            )
+            pid = fork_server.spawn(self._run, entry, title, msgspec.msgpack.encode(settings), [theirs.fileno(), *ends])
         process = _Process(title, pid, Channel(mine, kinds, title))
         self._processes.append(process)
         return process
@@ -353,9 +349,7 @@ class LocalEngine:
             self._outcome.logged.append(LoggedMean(time_s, process.worker, message.steps, message.metrics))
 
     def _evaluated(self, message: Evaluated) -> None:
-        self._outcome.history.append(
-            Evaluation(message.time_s, message.version, message.samples, message.metrics)
-        )
+        self._outcome.history.append(Evaluation(message.time_s, message.version, message.samples, message.metrics))
         self._live.metrics = message.metrics
         self._final_judged = self._final_judged or message.final
 

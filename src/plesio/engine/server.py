@@ -11,8 +11,8 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-import cloudpickle
 import msgspec
 
 from plesio.core.events import (
@@ -32,6 +32,7 @@ from plesio.core.events import (
     Pushed,
     Reported,
     Ticked,
+    Verdict,
 )
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
@@ -45,13 +46,12 @@ from plesio.engine.messages import (
     Progress,
     Ready,
     Refused,
-    Snapshot,
     SnapshotRequest,
     Stop,
-    Trouble,
     ToServerFromEngine,
     ToServerFromEvaluator,
     ToServerFromWorker,
+    Trouble,
 )
 from plesio.errors import PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
@@ -146,8 +146,8 @@ class Server:
         if self._evaluator is not None:
             self._watch(self._evaluator.fileno(), self._from_evaluator)
         for line in self._lines:
-            self._watch(line.headers.descriptor, lambda line=line: self._from_doorbell(line))
-            self._watch(line.channel.fileno(), lambda line=line: self._from_channel(line))
+            self._watch(line.headers.descriptor, partial(self._from_doorbell, line))
+            self._watch(line.channel.fileno(), partial(self._from_channel, line))
         gc.collect()
         gc.freeze()
         while not all(line.gone for line in self._lines):
@@ -174,9 +174,7 @@ class Server:
         if self._begun:
             self._receive(Ticked(), now_s)
             self._tell_engine(
-                Progress(
-                    now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples
-                )
+                Progress(now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples)
             )
 
     # What comes
@@ -285,9 +283,7 @@ class Server:
             why = f"its loader has {request.total} batches an epoch, another worker's {agreed}; give all the same data"
             self._say(line, Refused("ConfigurationError", f"worker {line.worker}: {why}"))
             return
-        wanted = LeaseWanted(
-            line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused
-        )
+        wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused)
         self._receive(wanted, time.monotonic())
 
     def _lost(self, line: Line) -> None:
@@ -373,7 +369,7 @@ class Server:
             self._built.folder.fold(effect)
         elif isinstance(effect, Hold):
             self._built.folder.hold(effect.worker, effect.weight)
-        elif isinstance(effect, Discard):
+        elif isinstance(effect, Discard) and effect.verdict not in (Verdict.DUPLICATE, Verdict.FENCED):
             self._meter.dropped(effect.worker, effect.verdict.name.lower().replace("_", " "))
         elif isinstance(effect, Cancel):
             self._answer(effect.worker, effect.number, effect.version, cancel=True)

@@ -41,7 +41,7 @@ class Channel(Generic[M]):
 
     def __init__(self, connection: socket.socket, kinds: type[M] | object, peer: str) -> None:
         self._socket = connection
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
         self.peer = peer
 
     def fileno(self) -> int:

@@ -103,7 +103,7 @@ class HeaderReader:
             end = at + PUSH.size + fields[-1]
             if end > len(data):
                 break
-            headers.append(Header(*fields[:-1], extra=data[at + PUSH.size : end]))
+            headers.append(Header(*fields[:-1], data[at + PUSH.size : end]))
             at = end
         self._rest = data[at:]
         return headers

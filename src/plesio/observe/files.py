@@ -1,11 +1,11 @@
 """The run folder: what a run leaves behind.
 
-    runs/20261121-101530-async_sgd/
-        run.toml             the resolved configuration
-        metrics.jsonl        evaluations and what workers logged, a line each, by time
-        summary.json         every figure (`plesio.observe.summary.Summary`)
-        weights.safetensors  the final weights under their PyTorch names
-        report.html          the page to look at
+runs/20261121-101530-async_sgd/
+    run.toml             the resolved configuration
+    metrics.jsonl        evaluations and what workers logged, a line each, by time
+    summary.json         every figure (`plesio.observe.summary.Summary`)
+    weights.safetensors  the final weights under their PyTorch names
+    report.html          the page to look at
 """
 
 from __future__ import annotations

@@ -27,7 +27,17 @@ def render(*parts: object, width: int = WIDTH) -> str:
 def run_table(summary: Summary, folder: Path | None) -> str:
     """One run: what it did, then a row for each worker."""
     table = Table(title=_headline(summary), title_justify="left", title_style="bold")
-    for name in ("worker", "steps", "samples", "steps/s alone", "waiting", "exchange", "staleness", "folded", "discarded"):
+    for name in (
+        "worker",
+        "steps",
+        "samples",
+        "steps/s alone",
+        "waiting",
+        "exchange",
+        "staleness",
+        "folded",
+        "discarded",
+    ):
         table.add_column(name, justify="right")
     table.add_column("")
     for one in summary.workers:

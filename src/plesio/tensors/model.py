@@ -67,9 +67,7 @@ def _groups(optimizer: Optimizer | None) -> dict[int, int]:
 
 def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec:
     if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
-        raise ConfigurationError(
-            f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can"
-        )
+        raise ConfigurationError(f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can")
     return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group)
 
 

@@ -143,9 +143,7 @@ class ServerOptimizer:
         for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
             group.update(settings)
             group["lr"] = settings["lr"] * scale
-        for parameter, weight, slope in zip(
-            self.parameters, self._select(target), self._select(gradient), strict=True
-        ):
+        for parameter, weight, slope in zip(self.parameters, self._select(target), self._select(gradient), strict=True):
             parameter.data = weight
             parameter.grad = slope
         self.optimizer.step()
@@ -172,7 +170,8 @@ class ServerOptimizer:
 
     def state_of(self, position: int) -> dict[str, Any]:
         """The state of parameter `position`; empty before its first step."""
-        return self.optimizer.state.get(self.parameters[position], {})
+        state: dict[str, Any] = self.optimizer.state.get(self.parameters[position], {})
+        return state
 
     def select(self, arena: Arena) -> list[torch.Tensor]:
         """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""

@@ -1,0 +1,44 @@
+# make demo: the main job on real data. make test: everything that must pass. Both set themselves up in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: setup demo test test-long lint types rooms unit bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plesio needs Python 3.11 or later; try make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/plesio compare examples/digits.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95 --budget-s 30 --report demo.html
+
+test: lint types rooms unit
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: setup
+	$(BIN)/mypy
+
+rooms: setup
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+test-long: setup
+	$(BIN)/python -m pytest -q
+
+bench: setup
+	for name in exchange straggler convergence; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+clean:
+	rm -rf $(VENV) runs demo.html
