@@ -6,6 +6,7 @@ channel, the evaluator and the engine; whatever peer dies is noticed as the end 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import select
 import time
@@ -471,10 +472,8 @@ class Server:
     # Talking
 
     def _say(self, line: Line, message: object, descriptors: tuple[int, ...] = ()) -> None:
-        try:
+        with contextlib.suppress(ChannelClosedError):  # its doorbell tells the rest
             line.channel.send(message, descriptors)
-        except ChannelClosedError:
-            pass  # its doorbell tells the rest
 
     def _trouble(self, worker: int | None, what: str, fatal: str = "") -> None:
         self._tell_engine(Trouble(Incident(time.monotonic() - self._meter.zero_s, worker, what), fatal))

@@ -6,6 +6,7 @@ side is gone. Nothing is unpickled here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -122,7 +123,5 @@ def from_descriptor(descriptor: int) -> socket.socket:
 def close_quietly(*descriptors: int) -> None:
     """Close descriptors that may be closed already."""
     for descriptor in descriptors:
-        try:
+        with contextlib.suppress(OSError):
             os.close(descriptor)
-        except OSError:
-            pass

@@ -11,6 +11,7 @@ import select
 import struct
 import time
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -103,10 +104,15 @@ class HeaderReader:
             end = at + PUSH.size + fields[-1]
             if end > len(data):
                 break
-            headers.append(Header(*fields[:-1], data[at + PUSH.size : end]))
+            headers.append(_header(fields, data[at + PUSH.size : end]))
             at = end
         self._rest = data[at:]
         return headers
+
+
+def _header(fields: tuple[Any, ...], extra: bytes) -> Header:
+    note, finite, batches, steps, number, samples, missing, ready_s, _ = fields
+    return Header(note, bool(finite), batches, steps, number, samples, missing, ready_s, extra)
 
 
 def write_answer(

@@ -82,6 +82,6 @@ class GapAwareness:
         self._mean_step = self._mean_step or [0.0] * len(pairs)
         self._steps += 1
         for position, (old, new) in enumerate(pairs):
-            pieces = zip(old.split(CHUNK), new.split(CHUNK), strict=True)
+            pieces = zip(torch.split(old, CHUNK), torch.split(new, CHUNK), strict=True)
             mean = sum(float((b - a).abs_().sum()) for a, b in pieces) / max(old.numel(), 1)
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean

@@ -137,7 +137,7 @@ class LookAheadFolding:
         state = self._optimizer.state_of(position)
         group = self._optimizer.group_of(position)
         rate = group["lr"] * self._scale
-        pieces = zip(*(t.view(-1).split(CHUNK) for t in (out, weight, whole, own)), strict=True)
+        pieces = zip(*(torch.split(t.view(-1), CHUNK) for t in (out, weight, whole, own)), strict=True)
         if self._key == "momentum_buffer":
             for target, master, everybody, mine in pieces:
                 torch.sub(everybody, mine, out=target)
