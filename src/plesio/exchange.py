@@ -24,7 +24,7 @@ from plesio.fabric.doorbell import Answer, Doorbell, Header, Note
 from plesio.faults import Pace
 from plesio.rules import AfterFold, Gradient
 from plesio.strategy import Strategy
-from plesio.tensors.outer import hyper_parameters
+from plesio.tensors.outer import hyper_parameters, settings_of
 from plesio.tensors.replica import Replica
 
 REPORT_S = 0.05
@@ -99,13 +99,12 @@ class ServerExchange:
         self._number = 0
         self._steps = 0
         self._exchanged_s = 0.0
-        self._sent_groups: object = None
+        self._sent_values: object = None
 
     def begin(self) -> None:
         """Wait for the first version."""
         self._adopt(self._doorbell.answer(self._timeout_s, 0, 0))
         self._number = 1
-        self._sent_groups = hyper_parameters(self._optimizer)
 
     def step(self) -> None:
         """One step of the training loop."""
@@ -160,11 +159,11 @@ class ServerExchange:
         """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
         if self._local:
             return b""
-        groups = hyper_parameters(self._optimizer)
-        if groups == self._sent_groups:
+        values = settings_of(self._optimizer)
+        if values == self._sent_values:
             return b""
-        self._sent_groups = groups
-        return msgspec.msgpack.encode(groups)
+        self._sent_values = values
+        return msgspec.msgpack.encode(hyper_parameters(self._optimizer))
 
     def _adopt(self, answer: Answer) -> None:
         self._replica.adopt(answer.buffer)

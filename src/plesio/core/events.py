@@ -114,7 +114,7 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
     weight: float
 
 
-class Fold(msgspec.Struct, frozen=True):
+class Fold(msgspec.Struct, frozen=True, gc=False):
     """Make version `version` of these contributions, moving by `scale` of the user's learning rate.
 
     `held`: they were held before; the sum in the buffer, divided by `total_weight`, is their weighted mean.

@@ -95,7 +95,7 @@ class DataLeases:
     def consume(self, worker: int, count: int) -> tuple[Batch, ...]:
         """The `count` oldest batches `worker` holds: they are now in its contribution."""
         held = self._outstanding[worker]
-        return tuple(held.popleft() for _ in range(min(count, len(held))))
+        return tuple([held.popleft() for _ in range(min(count, len(held)))]) if held else ()
 
     def unused(self, worker: int, count: int) -> None:
         """`worker` will not use the `count` newest batches it holds: somebody else gets them."""

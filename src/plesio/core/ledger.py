@@ -73,6 +73,9 @@ class Ledger:
             return Admission.DUPLICATE
         if ahead >= WINDOW:
             return Admission.BEYOND
+        if ahead == 0 and not account.window:  # in order, as nearly all come
+            account.contiguous = number
+            return Admission.NEW
         account.window |= 1 << ahead
         while account.window & 1:
             account.window >>= 1

@@ -64,7 +64,7 @@ class Membership:
         self.seats: dict[int, Seat] = {}
         self.slowest = 0
         self.waiting = 0
-        self._at_clock: dict[int, int] = {}
+        self._at_slowest = 0  # how many seats are at that clock
         self._last_incarnation: dict[int, int] = {}
 
     def join(self, worker: int, incarnation: int, version: int, now_s: float) -> Seat | None:
@@ -74,7 +74,7 @@ class Membership:
         self._last_incarnation[worker] = incarnation
         seat = Seat(worker, incarnation, self.slowest, version, now_s)
         self.seats[worker] = seat
-        self._at_clock[seat.clock] = self._at_clock.get(seat.clock, 0) + 1
+        self._at_slowest += 1
         return seat
 
     def leave(self, worker: int, incarnation: int) -> Seat | None:
@@ -84,7 +84,8 @@ class Membership:
             return None
         del self.seats[worker]
         self.waiting -= seat.waiting is not None
-        self._uncount(seat.clock)
+        if seat.clock == self.slowest:
+            self._one_fewer_at_slowest()
         return seat
 
     def pushed(self, seat: Seat, number: int) -> None:
@@ -92,9 +93,9 @@ class Membership:
         seat.waiting = seat.arrived = number
         seat.next_number = number + 1
         self.waiting += 1
-        self._at_clock[seat.clock + 1] = self._at_clock.get(seat.clock + 1, 0) + 1
         seat.clock += 1
-        self._uncount(seat.clock - 1)
+        if seat.clock - 1 == self.slowest:
+            self._one_fewer_at_slowest()
 
     def answered(self, seat: Seat, now_s: float) -> None:
         """`seat` goes on; while it waited it had nothing to say, so its silence is counted from now."""
@@ -102,13 +103,13 @@ class Membership:
         seat.heard_s = now_s
         self.waiting -= 1
 
-    def _uncount(self, clock: int) -> None:
-        """One seat fewer at `clock`; the slowest moves up when nobody is left there."""
-        self._at_clock[clock] -= 1
-        if self._at_clock[clock] == 0:
-            del self._at_clock[clock]
-            if clock == self.slowest and self._at_clock:
-                self.slowest = min(self._at_clock)
+    def _one_fewer_at_slowest(self) -> None:
+        """The slowest moves up when nobody is left there; with no seat at all it stays, for whoever joins next."""
+        self._at_slowest -= 1
+        if self._at_slowest == 0 and self.seats:
+            clocks = [seat.clock for seat in self.seats.values()]
+            self.slowest = min(clocks)
+            self._at_slowest = clocks.count(self.slowest)
 
     def silent(self, now_s: float) -> list[Seat]:
         """Members that are computing, and were last heard more than `silence_s` ago."""

@@ -26,6 +26,8 @@ Promises, asserted here and checked from outside by the tests:
 
 from __future__ import annotations
 
+import msgspec
+
 from plesio.core.events import (
     Abandoned,
     Cancel,
@@ -52,19 +54,14 @@ from plesio.core.membership import Membership, Seat
 from plesio.core.questions import Questions
 
 
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True, gc=False):
     """A contribution on its way into a fold; `counts` is False for one that came but was not finite."""
 
-    __slots__ = ("batches", "computed_from", "counts", "event", "weight")
-
-    def __init__(
-        self, event: Pushed, computed_from: int, weight: float, batches: tuple[Batch, ...], counts: bool
-    ) -> None:
-        self.event = event
-        self.computed_from = computed_from
-        self.weight = weight
-        self.batches = batches
-        self.counts = counts
+    event: Pushed
+    computed_from: int
+    weight: float
+    batches: tuple[Batch, ...]
+    counts: bool
 
 
 class Sequencer:
@@ -89,9 +86,10 @@ class Sequencer:
         self._weigh = strategy.weigh
         self._gather = strategy.gather
         self._release = strategy.release
+        self._after_fold = strategy.release.after_fold
         self._outer = strategy.outer
         self._cancels = getattr(strategy.release, "cancel_late", False)
-        self._holds = not strategy.release.after_fold and strategy.gather.size(None) > 1
+        self._holds = not self._after_fold and strategy.gather.size(None) > 1
         self._pending: list[_Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
         self._speaker = -1  # whose event is being dealt with
@@ -146,7 +144,7 @@ class Sequencer:
         if seat is None:
             return
         self.ledger.close(worker)
-        if seat.waiting is not None and self._release.after_fold:
+        if seat.waiting is not None and self._after_fold:
             self._orphans += 1
         self._settle()
 
@@ -158,7 +156,7 @@ class Sequencer:
 
     def _waited_for(self, seat: Seat) -> bool:
         """Whether somebody is held until `seat` pushes: everybody who waits for a fold, or for the slowest clock."""
-        holds = self._release.after_fold or seat.clock == self.members.slowest
+        holds = self._after_fold or seat.clock == self.members.slowest
         return holds and self.members.waiting > 0
 
     # Data
@@ -225,7 +223,7 @@ class Sequencer:
         seat.verdict = Verdict.NOT_FINITE
         self.leases.skip(batches)
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
-        if self._release.after_fold:
+        if self._after_fold:
             self._pending.append(_Pending(event, seat.computing, 0.0, (), counts=False))
 
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
@@ -233,7 +231,7 @@ class Sequencer:
         seat.verdict = Verdict.STALE
         self.leases.give_back(batches)
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
-        if self._release.after_fold:
+        if self._after_fold:
             self._grant(seat)
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
@@ -247,11 +245,11 @@ class Sequencer:
 
     def _settle(self) -> None:
         """Fold what is foldable, then let go on whoever may."""
-        while self._pending and len(self._pending) >= self._gather.size(self._reachable()):
+        if self._pending and len(self._pending) >= self._gather.size(self._reachable()):
             self._fold()
-        if not self._release.after_fold and self.members.waiting:
+        if not self._after_fold and self.members.waiting:
             self._release_by_clock()
-        assert not self.members.seats or self.members.waiting < len(self.members.seats), (
+        assert self.members.waiting < len(self.members.seats) or not self.members.seats, (
             "promise 4: every live worker waits for another"
         )
 
@@ -260,7 +258,7 @@ class Sequencer:
 
         While workers wait for the fold, one of each live worker and of those that are gone but had sent theirs.
         """
-        return len(self.members.seats) + self._orphans if self._release.after_fold else None
+        return len(self.members.seats) + self._orphans if self._after_fold else None
 
     def _fold(self) -> None:
         came, self._pending, self._orphans = self._pending, [], 0
@@ -270,7 +268,7 @@ class Sequencer:
             self._effects.append(self._fold_effect(counting))
             for one in counting:
                 self.leases.folded(one.batches)
-        if self._release.after_fold:
+        if self._after_fold:
             for one in came:
                 self._grant_if_seated(one.event)
         if self._cancels and counting:
@@ -278,25 +276,26 @@ class Sequencer:
 
     def _fold_effect(self, counting: list[_Pending]) -> Fold:
         """Members in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
-        if not self._holds:
+        if len(counting) > 1 and not self._holds:
             counting.sort(key=lambda one: one.event.worker)
-        total = sum(one.weight for one in counting)
-        members = tuple(
-            Member(
-                one.event.worker,
-                one.event.incarnation,
-                one.event.number,
-                one.computed_from,
-                self.version - 1 - one.computed_from,
-                one.weight / total,
-                one.event.steps,
-                one.event.samples,
-            )
-            for one in counting
-        )
+        total = sum([one.weight for one in counting])
+        members = tuple([self._member(one, one.weight / total) for one in counting])
         mean_weight = 1.0 if self._weigh.normalised else total / len(counting)
         scale = self._outer.scale(len(counting), self.workers) * mean_weight
         return Fold(self.version, members, scale, self._holds, total)
+
+    def _member(self, one: _Pending, share: float) -> Member:
+        event, staleness = one.event, self.version - 1 - one.computed_from
+        return Member(
+            event.worker,
+            event.incarnation,
+            event.number,
+            one.computed_from,
+            staleness,
+            share,
+            event.steps,
+            event.samples,
+        )
 
     def _grant_if_seated(self, event: Pushed) -> None:
         seat = self.members.seats.get(event.worker)
@@ -315,14 +314,10 @@ class Sequencer:
                 seat.next_number, seat.computing = number + 1, self.version
 
     def _release_by_clock(self) -> None:
-        """Grant to every waiting worker whom the release rule lets go on.
-
-        Where nobody is ever held, the only one who waits is whoever just spoke.
-        """
-        seats = self.members.seats
-        speaker = seats.get(self._speaker)
+        """Grant to every waiting worker whom the release rule lets go on; mostly only the one who just spoke waits."""
+        speaker = self.members.seats.get(self._speaker)
         alone = self.members.waiting == 1 and speaker is not None and speaker.waiting is not None
-        for seat in (speaker,) if alone and speaker is not None else tuple(seats.values()):
+        for seat in [speaker] if alone and speaker else self.members.seats.values():
             if seat.waiting is not None and self._release.may_go(seat.clock, self.members.slowest):
                 self._grant(seat)
 

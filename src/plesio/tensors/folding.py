@@ -83,8 +83,9 @@ class Folding:
         """Make the next version of the contributions of `fold`."""
         ring = self._versions
         current = ring.buffers[ring.current]
-        for member in fold.members if not fold.held else ():
-            self._correct(member.worker, current)
+        if self._correction is not None:
+            (member,) = fold.members
+            self._correction.correct(self._slots[member.worker], current, ring.of(member.worker))
         index = ring.current if ring.alone() and self._correction is None else ring.spare()
         target = ring.buffers[index]
         if self._optimizer is None:
@@ -94,10 +95,6 @@ class Folding:
         if self._correction is not None:
             self._correction.stepped(current, target)
         ring.current = index
-
-    def _correct(self, worker: int, current: Arena) -> None:
-        if self._correction is not None:
-            self._correction.correct(self._slots[worker], current, self._versions.of(worker))
 
     def _gathered(self, fold: Fold) -> Arena:
         """The mean contribution: in the buffer, or in the first member's slot, which is free once folded."""

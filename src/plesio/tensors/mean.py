@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import Arena
 
 
 def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> None:
@@ -43,9 +43,8 @@ def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:
     """Move the model's buffers towards those that came: all the way for a whole round, a share for fewer workers."""
-    for segment, (new, old, came) in enumerate(zip(target.flat, current.flat, mean.flat, strict=True)):
-        if target.layout.segments[segment].kind is not Kind.BUFFER:
-            continue
+    for segment in target.layout.buffer_segments:
+        new, old, came = target.flat[segment], current.flat[segment], mean.flat[segment]
         if new.is_floating_point():
             torch.lerp(old, came, share, out=new)
         else:

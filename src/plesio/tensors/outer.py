@@ -30,7 +30,7 @@ from torch.optim import (
 )
 
 from plesio.errors import ConfigurationError
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import Arena, Kind, Segment, TensorSpec
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
@@ -79,6 +79,11 @@ def hyper_parameters(optimizer: Optimizer) -> Groups:
     ]
 
 
+def settings_of(optimizer: Optimizer) -> list[list[Any]]:
+    """What `hyper_parameters` would say, in the form that is quickest to compare."""
+    return [[_number(value) for key, value in group.items() if key != "params"] for group in optimizer.param_groups]
+
+
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
@@ -95,55 +100,52 @@ class ServerOptimizer:
     def __init__(self, spec: OptimizerSpec, arena: Arena, new_arena: Callable[[], Arena]) -> None:
         self._new_arena = new_arena
         self._state_arenas: dict[str, Arena] = {}
+        self._selected: dict[int, list[torch.Tensor]] = {}
         self.swapped: str | None = None  # the state that look-ahead swaps for each worker's own
         self._flat = spec.kind in ELEMENTWISE
-        self.groups: Groups = [dict(group) for group in spec.groups]
-        self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self._select(arena)]
-        self._group_of = [group for _, group in self._indices(arena)]
-        self.optimizer = _build(spec, self._grouped(arena), sum(one.numel() for one in self.parameters))
+        pieces: Sequence[Segment | TensorSpec] = arena.layout.segments if self._flat else arena.layout.specs
+        trained = [(index, piece) for index, piece in enumerate(pieces) if piece.kind is Kind.TRAINED]
+        self._indices = [index for index, _ in trained]
+        self._group_of = [piece.group for _, piece in trained]
+        self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
+        grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
+        for group, parameter in zip(self._group_of, self.parameters, strict=True):
+            grouped[group].append(parameter)
+        self._fused = _pays_fused(spec, sum(one.numel() for one in self.parameters))
+        self.optimizer = _build(spec, grouped)
+        self.set_groups(spec.groups)
 
-    def _indices(self, arena: Arena) -> list[tuple[int, int]]:
-        """(where it lies in the arena's flat tensors or views, optimizer group) of each tensor stepped on."""
-        if self._flat:
-            segments = enumerate(arena.layout.segments)
-            return [(index, segment.group) for index, segment in segments if segment.kind is Kind.TRAINED]
-        specs = enumerate(arena.layout.specs)
-        return [(index, spec.group) for index, spec in specs if spec.kind is Kind.TRAINED]
-
-    def _select(self, arena: Arena) -> list[torch.Tensor]:
-        """The tensors of `arena` that correspond to this optimizer's parameters."""
-        tensors = arena.flat if self._flat else arena.views
-        return [tensors[index] for index, _ in self._indices(arena)]
-
-    def _grouped(self, arena: Arena) -> list[list[torch.nn.Parameter]]:
-        groups: list[list[torch.nn.Parameter]] = [[] for _ in self.groups]
-        for (_, group), parameter in zip(self._indices(arena), self.parameters, strict=True):
-            groups[group].append(parameter)
-        return groups
+    def select(self, arena: Arena) -> list[torch.Tensor]:
+        """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
+        known = self._selected.get(id(arena))
+        if known is None:
+            tensors = arena.flat if self._flat else arena.views
+            known = self._selected[id(arena)] = [tensors[index] for index in self._indices]
+        return known
 
     def set_groups(self, groups: Groups) -> None:
         """The worker's current hyper-parameters (a scheduler may have changed them)."""
-        self.groups = groups
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step is w -= lr * g and nothing else."""
-        return type(self.optimizer) is SGD and all(
-            group["momentum"] == 0 and group["weight_decay"] == 0 and not group["maximize"] for group in self.groups
+        self.groups = [{**group, "fused": True} for group in groups] if self._fused else groups
+        self._set_at: float | None = None
+        self.plain = type(self.optimizer) is SGD and all(
+            group["momentum"] == 0 and group["weight_decay"] == 0 and not group["maximize"] for group in groups
         )
+        """Whether a step is w -= lr * g and nothing else."""
 
     def step_plain(self, out: Arena, current: Arena, gradient: Arena, scale: float) -> None:
         """out = current - lr * scale * gradient in one pass; only where `plain`."""
-        for (index, group), _ in zip(self._indices(out), self.parameters, strict=True):
-            rate = self.groups[group]["lr"] * scale
-            torch.add(current.flat[index], gradient.flat[index], alpha=-rate, out=out.flat[index])
+        tensors = zip(self._group_of, self.select(out), self.select(current), self.select(gradient), strict=True)
+        for group, new, old, slope in tensors:
+            torch.add(old, slope, alpha=-self.groups[group]["lr"] * scale, out=new)
 
     def step(self, target: Arena, gradient: Arena, scale: float) -> None:
         """Step `target` in place along `gradient`, at `scale` times the learning rate."""
-        for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group.update(settings)
-            group["lr"] = settings["lr"] * scale
-        for parameter, weight, slope in zip(self.parameters, self._select(target), self._select(gradient), strict=True):
+        if scale != self._set_at:
+            self._set_at = scale
+            for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
+                group.update(settings)
+                group["lr"] = settings["lr"] * scale
+        for parameter, weight, slope in zip(self.parameters, self.select(target), self.select(gradient), strict=True):
             parameter.data = weight
             parameter.grad = slope
         self.optimizer.step()
@@ -162,30 +164,29 @@ class ServerOptimizer:
     def _home(self, key: str) -> list[torch.Tensor]:
         if key not in self._state_arenas:
             self._state_arenas[key] = self._new_arena()
-        return self._select(self._state_arenas[key])
+        return self.select(self._state_arenas[key])
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""
-        return self.groups[self._group_of[position]]
+        group: dict[str, Any] = self.groups[self._group_of[position]]
+        return group
 
     def state_of(self, position: int) -> dict[str, Any]:
         """The state of parameter `position`; empty before its first step."""
         state: dict[str, Any] = self.optimizer.state.get(self.parameters[position], {})
         return state
 
-    def select(self, arena: Arena) -> list[torch.Tensor]:
-        """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
-        return self._select(arena)
+
+def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
+    """Whether to use the fused kernel: where it pays and the user did not choose another one."""
+    chose = any(group.get("fused") is not None or group.get("foreach") for group in spec.groups)
+    return spec.kind in FUSED and elements >= FUSED_FROM and not chose
 
 
-def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]], elements: int) -> Optimizer:
+def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
     accepted = inspect.signature(spec.kind.__init__).parameters
     defaults = {key: _number(value) for key, value in spec.defaults.items() if key in accepted}
     groups = [{**settings, "params": list(members)} for settings, members in zip(spec.groups, grouped, strict=True)]
-    if spec.kind in FUSED and elements >= FUSED_FROM and defaults.get("fused") is None:
-        defaults["fused"] = True
-        for group in groups:
-            group["fused"] = True if not group.get("foreach") else None
     try:
         return spec.kind(groups, **defaults)
     except TypeError as error:

@@ -12,6 +12,7 @@ Three ways to hold a model:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Protocol
 
 import torch
@@ -80,6 +81,8 @@ class GradientReplica(_Bound):
         self._zero = [False] * len(layout.specs)
         self._checked = slot.of_kind(Kind.TRAINED)
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
+        taken = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
+        self._copies = [list(zip(self.arena.of_kind(*taken), one.of_kind(*taken), strict=True)) for one in ring]
 
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
@@ -111,12 +114,11 @@ class GradientReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        version = self._ring[buffer]
+        for mine, theirs in self._copies[buffer]:
+            mine.copy_(theirs)
         if not self._in_place:
-            self.arena.copy_from(version)
             return
-        self.arena.copy_from(version, Kind.BUFFER, Kind.FROZEN)
-        views = version.views
+        views = self._ring[buffer].views
         for index in self._trained:
             view = views[index]
             self.tensors[index].data = view
@@ -166,15 +168,18 @@ class SharedReplica(_Bound):
 
 
 def is_finite(flat: torch.Tensor) -> bool:
-    """Whether every element is finite: by the dot product (33 times faster), exactly only if that trips.
+    """Whether every element is finite: by the sum, which one NaN or infinity spoils; exactly only if that trips.
 
-    >>> is_finite(torch.tensor([1.0, 2.0])), is_finite(torch.tensor([1.0, float("nan")])), is_finite(torch.full((2,), 3e38))
-    (True, False, True)
+    The sum is 35 times faster than the exact test, and large finite numbers can trip it.
+
+    >>> is_finite(torch.tensor([1.0, 2.0])), is_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    >>> is_finite(torch.full((4,), 3e38))
+    True
     """
     if not flat.is_floating_point() or flat.numel() == 0:
         return True
-    square = float(torch.dot(flat, flat))
-    return abs(square) < float("inf") or bool(torch.isfinite(flat).all())
+    return isfinite(flat.sum().item()) or bool(torch.isfinite(flat).all())
 
 
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:
