@@ -147,3 +147,12 @@ def test_an_epoch_has_the_length_the_first_worker_said() -> None:
     assert (leases.agree(10), leases.agree(12)) == (10, 10)
     leases.take(0, epoch=0, total=12, most=1)
     assert leases.opened == 10
+
+
+def test_what_was_given_back_goes_out_again_the_earliest_first() -> None:
+    leases = DataLeases(1, stealing=False)
+    leases.take(0, epoch=1, total=3, most=6)
+    first, second, third = leases.consume(0, 1), leases.consume(0, 1), leases.consume(0, 4)
+    for batches in (second, third, first):
+        leases.give_back(batches)
+    assert leases.take(0, epoch=1, total=3, most=6) == (*first, *second, *third)

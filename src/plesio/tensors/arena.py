@@ -92,6 +92,7 @@ class Layout:
             at = end
         self.starts = tuple(starts)
         self.segments = tuple(segments)
+        self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind is not Kind.FROZEN)
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
         self.payload_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in specs)

@@ -1,4 +1,4 @@
-"""Weighted means over arenas, segment by segment.
+"""Weighted means over arenas, segment by segment; frozen parameters are left as they are.
 
 Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken.
 """
@@ -18,7 +18,7 @@ def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> No
     Equal shares are summed first and divided once, and a single part is copied as it is, bit for bit.
     """
     equal = all(share == shares[0] for share in shares)
-    for segment in range(len(out.flat)):
+    for segment in out.layout.moving_segments:
         target, first = out.flat[segment], parts[0].flat[segment]
         if not target.is_floating_point():
             _largest_into(target, [part.flat[segment] for part in parts])
@@ -60,7 +60,8 @@ class Accumulator:
 
     def add(self, part: Arena, weight: float) -> None:
         """Add `weight` times `part`."""
-        for total, one in zip(self.arena.flat, part.flat, strict=True):
+        for segment in part.layout.moving_segments:
+            total, one = self.arena.flat[segment], part.flat[segment]
             if not total.is_floating_point():
                 total.copy_(one) if self._empty else torch.maximum(total, one, out=total)
             elif self._empty:

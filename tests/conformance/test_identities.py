@@ -1,0 +1,159 @@
+"""What every recipe must equal, with real processes. A new recipe is one line in RECIPES."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from support import loops
+
+import plesio as ps
+from plesio.rules import AfterFold, Buffer, UserOptimizer
+from plesio.strategy import Strategy
+
+RECIPES: dict[str, Callable[[], Strategy]] = {
+    "allreduce": ps.allreduce,
+    "sync_sgd": ps.sync_sgd,
+    "first_of": partial(ps.first_of, 1),
+    "async_sgd": ps.async_sgd,
+    "async_sgd plain": partial(ps.async_sgd, "plain"),
+    "async_sgd delay_compensated": partial(ps.async_sgd, "delay_compensated"),
+    "async_sgd gap_aware": partial(ps.async_sgd, "gap_aware"),
+    "async_sgd inverse": partial(ps.async_sgd, "plain", "inverse"),
+    "async_sgd polynomial": partial(ps.async_sgd, "plain", "polynomial"),
+    "async_sgd hinge": partial(ps.async_sgd, "plain", "hinge"),
+    "async_sgd delay_adaptive": partial(ps.async_sgd, "plain", "delay_adaptive"),
+    "bounded_staleness": ps.bounded_staleness,
+    "buffered": partial(ps.buffered, 1),
+    "rennala": partial(ps.rennala, 1),
+    "ringmaster": ps.ringmaster,
+    "local_sgd": partial(ps.local_sgd, 1),
+    "hogwild": ps.hogwild,
+}
+ON_THE_SERVER = [name for name in RECIPES if name not in ("allreduce", "hogwild")]
+
+
+def test_every_recipe_is_in_the_table() -> None:
+    """A recipe without a row here is not done."""
+    from plesio.recipes import RECIPES as ALL
+
+    assert {name.split()[0] for name in RECIPES} == set(ALL)
+
+
+def final(strategy: Strategy, train: Callable[..., None], workers: int) -> dict[str, torch.Tensor]:
+    return ps.run(train, strategy, workers=workers, timeout_s=60).state_dict
+
+
+def assert_same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    """Bit for bit, in the same order."""
+    assert list(got) == list(want)
+    for name, value in want.items():
+        assert torch.equal(got[name], value), name
+
+
+def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizers", [loops.sgd, loops.momentum, loops.nesterov], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_worker_is_plain_pytorch(name: str, optimizers: loops.Optimizers) -> None:
+    """N = 1, H = 1, SGD: bit for bit what the loop would do without plesio."""
+    got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=optimizers, steps=25), 1)
+    assert_same(got, loops.plain_pytorch(loops.mlp, optimizers, 25))
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "async_sgd plain", "local_sgd", "hogwild", "allreduce"])
+def test_one_worker_with_adam(name: str) -> None:
+    """The same for an optimizer that keeps two moments, to rounding."""
+    got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=loops.adam, steps=25), 1)
+    assert_close(got, loops.plain_pytorch(loops.mlp, loops.adam, 25))
+
+
+@pytest.mark.parametrize("name", ON_THE_SERVER + ["hogwild"])
+def test_one_worker_with_batch_norm(name: str) -> None:
+    """Buffers travel with the parameters and arrive as they are when there is nobody to average with."""
+    got = final(RECIPES[name](), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=10), 1)
+    assert_same(got, loops.plain_pytorch(loops.batch_norm, loops.sgd, 10))
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "allreduce"])
+def test_synchronous_workers_are_one_worker_with_their_batches(name: str) -> None:
+    """The mean of N gradients over batches of b is the gradient over a batch of N b."""
+    got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=20), 3)
+    assert_close(got, loops.plain_pytorch(loops.mlp, loops.momentum, 20, batch=24))
+
+
+def test_replicas_see_the_same_versions(tmp_path: Path) -> None:
+    """Under a barrier every worker goes on from the same bits, at every version."""
+    ps.run(partial(loops.leave_fingerprints, folder=str(tmp_path), steps=15), ps.sync_sgd(), workers=3)
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert [version for version, _ in seen[0]] == list(range(1, 16))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_buffer_of_all_released_after_the_fold_is_a_barrier() -> None:
+    """`buffered(k=N)` whose workers wait for the fold is `sync_sgd`, bit for bit."""
+    waiting = Strategy(
+        name="buffered, waiting", gather=Buffer(3), release=AfterFold(), outer=UserOptimizer(lr_scale="full")
+    )
+    train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=15)
+    assert_same(final(waiting, train, 3), final(ps.sync_sgd(), train, 3))
+
+
+def test_local_sgd_every_step_is_synchronous() -> None:
+    """Averaging parameters after each step is averaging gradients, for SGD without momentum."""
+    train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=15)
+    assert_close(final(ps.local_sgd(every=1), train, 3), final(ps.sync_sgd(), train, 3))
+
+
+def test_a_synchronous_run_repeats_itself() -> None:
+    """Leases in lock step depend on nothing but the number of workers: two runs give the same bits."""
+
+    def weights(folder: Path) -> dict[str, torch.Tensor]:
+        train = partial(loops.visit, folder=str(folder), rows=40, epochs=2)
+        return ps.run(train, ps.sync_sgd(), workers=3, seed=5).state_dict
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        assert_same(weights(Path(one)), weights(Path(other)))
+
+
+def test_batch_norm_statistics_are_averaged() -> None:
+    """After one synchronous step the running mean is the mean of the workers' own."""
+    got = final(ps.sync_sgd(), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=1), 2)
+    inputs, labels = loops.data()
+    means = []
+    for rank in range(2):
+        model = loops.batch_norm()
+        rows = loops.rows_of(rank, 8, len(inputs))
+        loops.loss_of(model, inputs[rows], labels[rows])
+        means.append(model.state_dict()["1.running_mean"])
+    torch.testing.assert_close(got["1.running_mean"], (means[0] + means[1]) / 2)
+    assert int(got["1.num_batches_tracked"]) == 1
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd plain", "local_sgd", "hogwild"])
+def test_tied_frozen_and_unused_parameters(name: str) -> None:
+    """Tied weights stay one tensor, frozen ones stay, and one without a gradient contributes zero and is counted."""
+    run = ps.run(partial(loops.follow, build=loops.Tied, optimizers=loops.sgd, steps=6), RECIPES[name](), workers=1)
+    got, want = run.state_dict, loops.plain_pytorch(loops.Tied, loops.sgd, 6)
+    assert_same(got, want)
+    assert got["encode.weight"].data_ptr() == got["twin.weight"].data_ptr()
+    if name in ("sync_sgd", "async_sgd plain", "hogwild"):
+        assert run.missing_gradients == 3 * 2  # every other step leaves out a weight and a bias
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "local_sgd", "hogwild", "buffered"])
+def test_dtypes_mixed_in_one_model(name: str) -> None:
+    """float32, bfloat16 and float64 parameters keep their dtype and train as PyTorch trains them."""
+    got = final(RECIPES[name](), partial(loops.follow, build=loops.Mixed, optimizers=loops.momentum, steps=8), 1)
+    assert_same(got, loops.plain_pytorch(loops.Mixed, loops.momentum, 8))
+    two = final(RECIPES[name](), partial(loops.follow, build=loops.Mixed, optimizers=loops.momentum, steps=8), 2)
+    assert {name: value.dtype for name, value in two.items()} == {name: value.dtype for name, value in got.items()}

@@ -1,0 +1,282 @@
+"""Training functions for real workers. They live in a module of their own so that a worker process can import them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+FEATURES, CLASSES = 6, 3
+
+Build = Callable[[], nn.Module]
+Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def data(rows: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
+    """A small classification problem, the same every time."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(rows, FEATURES, generator=generator)
+    labels = (inputs @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(1)
+    return inputs, labels
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def batch_norm() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+class Tied(nn.Module):
+    """Encoder and decoder share a weight; a part of the model is used at odd steps only, another is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.encode = nn.Linear(FEATURES, 8, bias=False)
+        self.decode = nn.Linear(8, FEATURES, bias=False)
+        self.decode.weight = nn.Parameter(self.encode.weight.detach().T.contiguous())
+        self.twin = nn.Linear(FEATURES, 8, bias=False)
+        self.twin.weight = self.encode.weight
+        self.sometimes = nn.Linear(FEATURES, FEATURES)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.encode(inputs) + self.twin(inputs)
+        out = self.decode(hidden)
+        return self.sometimes(out) if self.calls % 2 else out
+
+
+class Mixed(nn.Module):
+    """float32, bfloat16 and float64 parameters in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(FEATURES, 8)
+        self.middle = nn.Linear(8, 8).to(torch.bfloat16)
+        self.last = nn.Linear(8, CLASSES).to(torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        hidden = torch.tanh(self.middle(hidden.to(torch.bfloat16)))
+        return self.last(hidden.to(torch.float64))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def nesterov(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+def plain_pytorch(build: Build, optimizers: Optimizers, steps: int, batch: int = 8) -> dict[str, torch.Tensor]:
+    """The same training without plesio: batch by batch through the data, over and over."""
+    inputs, labels = data()
+    model = build()
+    optimizer = optimizers(model)
+    for step in range(steps):
+        rows = rows_of(step, batch, len(inputs))
+        optimizer.zero_grad()
+        loss_of(model, inputs[rows], labels[rows]).backward()
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def rows_of(step: int, batch: int, rows: int) -> slice:
+    start = step * batch % (rows - rows % batch)
+    return slice(start, start + batch)
+
+
+def loss_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    out = model(inputs)
+    return mse_loss(out, inputs) if out.shape == inputs.shape else cross_entropy(out.float(), labels)
+
+
+def follow(worker: Any, build: Build, optimizers: Optimizers, steps: int, batch: int = 8) -> None:
+    """Worker i takes batches i, i + N, ... of the same data, `steps` of them."""
+    inputs, labels = data()
+    model = build()
+    model, optimizer, _ = worker.prepare(model, optimizers(model), None)
+    for step in range(steps):
+        rows = rows_of(step * worker.workers + worker.rank, batch, len(inputs))
+        optimizer.zero_grad()
+        loss = loss_of(model, inputs[rows], labels[rows])
+        loss.backward()
+        optimizer.step()
+        worker.log(loss=loss)
+
+
+def leave_fingerprints(worker: Any, folder: str, steps: int) -> None:
+    """As `follow`, and write down every version's weights as this worker saw them."""
+    inputs, labels = data()
+    model = mlp()
+    model, optimizer, _ = worker.prepare(model, momentum(model), None)
+    seen = []
+    for step in range(steps):
+        rows = rows_of(step * worker.workers + worker.rank, 8, len(inputs))
+        optimizer.zero_grad()
+        loss_of(model, inputs[rows], labels[rows]).backward()
+        optimizer.step()
+        weights = [value.double().sum().item().hex() for value in model.state_dict().values()]
+        seen.append((worker.version, weights))
+    Path(folder, f"{worker.rank}.json").write_text(json.dumps(seen))
+
+
+class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """Rows that know their number, so that a test can tell who visited which."""
+
+    def __init__(self, rows: int) -> None:
+        self.inputs, self.labels = data(rows)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return index, self.inputs[index], self.labels[index]
+
+
+def visit(worker: Any, folder: str, rows: int, epochs: int, pause_s: float = 0.0, batch: int = 4) -> None:
+    """Train over leased data and write down which rows went into contributions that were taken."""
+    model = mlp()
+    loader = DataLoader(Numbered(rows), batch_size=batch, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, sgd(model), loader)
+    with open(Path(folder, f"{worker.rank}.txt"), "w", buffering=1) as out:
+        for epoch in range(epochs):
+            for numbers, inputs, labels in loader:
+                discarded = worker.discarded
+                optimizer.zero_grad()
+                cross_entropy(model(inputs), labels).backward()
+                time.sleep(pause_s)
+                optimizer.step()
+                if worker.discarded == discarded:
+                    out.write(f"{epoch} {' '.join(str(int(number)) for number in numbers)}\n")
+
+
+def endless(worker: Any, pause_s: float = 0.005) -> None:
+    """Train until stopped."""
+    inputs, labels = data()
+    model = mlp()
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=8, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, sgd(model), loader)
+    while not worker.stopped:
+        for inputs, labels in loader:
+            with worker.step():
+                optimizer.zero_grad()
+                loss = cross_entropy(model(inputs), labels)
+                loss.backward()
+                time.sleep(pause_s)
+                optimizer.step()
+                worker.log(loss=loss)
+
+
+def raising(worker: Any, who: int, after: int) -> None:
+    """As `endless` with 30 steps, but worker `who` raises after `after` steps (or before prepare, if negative)."""
+    if worker.rank == who and after < 0:
+        raise ValueError("no data on this machine")
+    inputs, labels = data()
+    model = mlp()
+    model, optimizer, _ = worker.prepare(model, sgd(model), None)
+    for step in range(60):
+        if worker.rank == who and step == after:
+            raise ValueError("the disk is on fire")
+        optimizer.zero_grad()
+        loss_of(model, inputs, labels).backward()
+        time.sleep(0.005)
+        optimizer.step()
+
+
+def poisoned(worker: Any, who: int, at: int, value: float, steps: int = 20) -> None:
+    """Worker `who` contributes a NaN or an infinity at step `at`."""
+    inputs, labels = data()
+    model = mlp()
+    model, optimizer, _ = worker.prepare(model, momentum(model), None)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, inputs, labels)
+        loss.backward()
+        if worker.rank == who and step == at:
+            next(model.parameters()).grad[0, 0] = value
+        optimizer.step()
+    worker.log(discarded=worker.discarded)
+
+
+def mismatched(worker: Any, what: str) -> None:
+    """Worker 1 builds another model."""
+    torch.manual_seed(0)
+    width = 9 if worker.rank == 1 and what == "shape" else 8
+    model: nn.Module = nn.Sequential(nn.Linear(FEATURES, width), nn.Linear(width, CLASSES))
+    if worker.rank == 1 and what == "dtype":
+        model = model.double()
+    if worker.rank == 1 and what == "more":
+        model.append(nn.Linear(CLASSES, CLASSES))
+    model, optimizer, _ = worker.prepare(model, sgd(model), None)
+    optimizer.step()
+
+
+def changed_later(worker: Any, how: str) -> None:
+    """The model changes after prepare."""
+    model = mlp()
+    model, optimizer, _ = worker.prepare(model, sgd(model), None)
+    inputs, labels = data()
+    if how == "dtype":
+        model.double()
+        inputs = inputs.double()
+    elif how == "memory":
+        weight = next(model.parameters())
+        weight.data = weight.data.clone()
+    loss_of(model, inputs, labels).backward()
+    optimizer.step()
+
+
+def one_step(worker: Any, action: str) -> None:
+    """Misuse in one place."""
+    model = mlp()
+    optimizer = sgd(model)
+    if action == "empty loader":
+        worker.prepare(model, optimizer, DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=4))
+    elif action == "no optimizer":
+        worker.prepare(model, None, None)
+    elif action == "twice":
+        model, optimizer, _ = worker.prepare(model, optimizer, None)
+        worker.prepare(model, optimizer, None)
+    elif action == "closure":
+        model, optimizer, _ = worker.prepare(model, optimizer, None)
+        optimizer.step(lambda: 0.0)
+    elif action == "group":
+        model, optimizer, _ = worker.prepare(model, optimizer, None)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    elif action == "foreign optimizer":
+        worker.prepare(model, sgd(mlp()), None)
+    elif action == "text":
+        worker.prepare(model, optimizer, None)
+        worker.log(loss="low")
+
+
+def report_pids(worker: Any, folder: str, pause_s: float = 0.005) -> None:
+    """As `endless`, and write down the process ids."""
+    Path(folder, f"{worker.rank}.pid").write_text(str(os.getpid()))
+    Path(folder, "server.pid").write_text(str(worker.server_pid))
+    endless(worker, pause_s)
