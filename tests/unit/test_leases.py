@@ -12,7 +12,7 @@ from plesio.core.leases import Batch, DataLeases
 
 TOTAL = 7
 ACTIONS = st.tuples(
-    st.sampled_from(["take", "take", "fold", "fold", "skip", "return", "leave", "join"]),
+    st.sampled_from(["take", "take", "fold", "fold", "skip", "return", "unused", "leave", "join"]),
     st.integers(0, 3),
     st.integers(0, 3),
 )
@@ -43,6 +43,9 @@ def test_every_batch_is_in_exactly_one_place(workers: int, stealing: bool, actio
             {"fold": leases.folded, "skip": leases.skip, "return": leases.give_back}[name](batches)
             ended += () if name == "return" else batches
             skipped += len(batches) if name == "skip" else 0
+        elif name == "unused":
+            leases.unused(worker, dial)
+            del held[worker][max(0, len(held[worker]) - dial) :]
         elif name == "leave":
             leases.left(worker)
             here.discard(worker)

@@ -22,6 +22,7 @@ from plesio.core.events import (
     LeaseWanted,
     Left,
     Pushed,
+    Reported,
     Ticked,
     Verdict,
 )
@@ -482,6 +483,27 @@ def test_a_stale_contributions_batches_are_given_out_again() -> None:
     run.push(1, batches=1)
     assert run.leases.done == 0
     assert run.lease(0) == (batch,)
+
+
+def test_batches_a_worker_will_not_use_go_to_somebody_else() -> None:
+    run = Run(recipes.async_sgd(), workers=2)
+    first, *rest = run.lease(0, most=3)
+    event = LeaseWanted(0, 1, epoch=0, total=6, most=0, unused=2)
+    assert run.sequencer.receive(event, 0.0) == [Leased(0, ())]
+    assert set(rest) < set(run.lease(1, most=10))
+    run.push(0, batches=1)
+    assert run.leases.done == 1, first
+
+
+def test_what_the_fabric_folded_itself_is_counted() -> None:
+    run = Run(recipes.hogwild(), workers=2)
+    run.lease(0, most=2)
+    assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []
+    assert (run.version, run.leases.done) == (3, 2)
+    run.join(0)
+    assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []
+    assert (run.version, run.leases.done) == (3, 2), "fenced"
+    assert run.join(1) == [Grant(1, 0, version=3, verdict=Verdict.TAKEN, staleness=0)]
 
 
 # Weights and rates

@@ -155,7 +155,7 @@ class Sequencer:
                 self._left(seat.worker, seat.incarnation)
 
     def _waited_for(self, seat: Seat) -> bool:
-        """Whether somebody is held until `seat` pushes: everybody who waits for a fold, or for the slowest clock."""
+        """Whether somebody is held until `seat` pushes: by a fold anybody may be, by clocks only the slowest hold."""
         holds = self._after_fold or seat.clock == self.members.slowest
         return holds and self.members.waiting > 0
 
@@ -192,7 +192,6 @@ class Sequencer:
             return
         seat = self.members.seats[event.worker]
         assert seat.waiting is None, "a worker waits for one answer at a time"
-        seat.heard_s = self._now_s
         self.members.pushed(seat, event.number)
         seat.staleness = self.version - seat.computing
         assert seat.staleness >= 0, "nothing is computed from a version to come"

@@ -104,6 +104,11 @@ class ForkServer:
         assert cls._shared is not None
         return cls._shared
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def fileno(self) -> int:
         """Readable when a child ended."""
         return self._channel.fileno()

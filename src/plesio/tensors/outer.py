@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -30,11 +30,12 @@ from torch.optim import (
 )
 
 from plesio.errors import ConfigurationError
-from plesio.tensors.arena import Arena, Kind, Segment, TensorSpec
+from plesio.tensors.arena import Arena, Kind, Layout
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
+FLAT_DTYPES = ("float32", "float64")
 FUSED: tuple[type[Optimizer], ...] = (Adam, AdamW, Adagrad)
 FUSED_FROM = 1 << 17
 """Elements from which the fused kernel is worth differing in the last bit from the plain loop (it is 7-10 times faster)."""
@@ -102,11 +103,8 @@ class ServerOptimizer:
         self._state_arenas: dict[str, Arena] = {}
         self._selected: dict[int, list[torch.Tensor]] = {}
         self.swapped: str | None = None  # the state that look-ahead swaps for each worker's own
-        self._flat = spec.kind in ELEMENTWISE
-        pieces: Sequence[Segment | TensorSpec] = arena.layout.segments if self._flat else arena.layout.specs
-        trained = [(index, piece) for index, piece in enumerate(pieces) if piece.kind is Kind.TRAINED]
-        self._indices = [index for index, _ in trained]
-        self._group_of = [piece.group for _, piece in trained]
+        self._pieces = _pieces(arena.layout, spec.kind in ELEMENTWISE)
+        self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
         grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
         for group, parameter in zip(self._group_of, self.parameters, strict=True):
@@ -119,8 +117,8 @@ class ServerOptimizer:
         """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
         known = self._selected.get(id(arena))
         if known is None:
-            tensors = arena.flat if self._flat else arena.views
-            known = self._selected[id(arena)] = [tensors[index] for index in self._indices]
+            known = [(arena.flat if piece.flat else arena.views)[piece.place] for piece in self._pieces]
+            self._selected[id(arena)] = known
         return known
 
     def set_groups(self, groups: Groups) -> None:
@@ -175,6 +173,31 @@ class ServerOptimizer:
         """The state of parameter `position`; empty before its first step."""
         state: dict[str, Any] = self.optimizer.state.get(self.parameters[position], {})
         return state
+
+
+class _Piece(NamedTuple):
+    """One tensor that the optimizer steps on: a segment (`flat`) or a single tensor of the model."""
+
+    flat: bool
+    place: int
+    group: int
+
+
+def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
+    """What to step on: whole segments of an elementwise optimizer, single tensors otherwise.
+
+    In half precision a kernel rounds its vector part and its rest differently, so that there only the user's own tensors
+    give the user's own bits.
+    """
+    pieces: list[_Piece] = []
+    for index, segment in enumerate(layout.segments):
+        if segment.kind is not Kind.TRAINED:
+            continue
+        if elementwise and segment.dtype in FLAT_DTYPES:
+            pieces.append(_Piece(True, index, segment.group))
+        else:
+            pieces.extend(_Piece(False, tensor, segment.group) for tensor in segment.tensors)
+    return pieces
 
 
 def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
