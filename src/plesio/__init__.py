@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,6 +88,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """This package. `plesio.run` is the function, also once something imported the module of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

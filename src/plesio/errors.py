@@ -64,6 +64,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown strategy 'asynch_sgd'; known: async_sgd, sync_sgd; did you mean 'async_sgd'?"
     """
     names = sorted(known)
+    if not names:
+        return f"unknown {kind} {name!r}; there are none"
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"

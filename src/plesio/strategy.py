@@ -51,6 +51,7 @@ class Strategy:
     Raises:
         StrategyError: an answer of the wrong kind, or answers that cannot work together.
 
+    >>> from plesio.rules import Each, Round, Within
     >>> Strategy(name="mine", gather=Each(), release=Within(clocks=2)).name
     'mine'
     >>> Strategy(name="odd", gather=Round(), release=Within(clocks=2))

@@ -236,7 +236,7 @@ class Worker:
                 worker=self.rank,
                 incarnation=self._config.incarnation,
                 model=described,
-                optimizer=cloudpickle.dumps((spec.kind, {"defaults": spec.defaults, "groups": spec.groups})),
+                optimizer=cloudpickle.dumps((spec.kind, spec.defaults, spec.groups)),
                 structure=dump_structure(model, tensors) if self._config.evaluates else b"",
             )
         )

@@ -213,9 +213,7 @@ def test_too_little_shared_memory_is_said_before(monkeypatch: pytest.MonkeyPatch
     from plesio.fabric import memory
 
     monkeypatch.setattr(memory, "room", lambda: {"/dev/shm": 64_000_000})
-    with pytest.raises(
-        ps.SharedMemoryError, match=r"needs 2\.0 GB of shared memory and /dev/shm has 64\.0 MB left"
-    ):
+    with pytest.raises(ps.SharedMemoryError, match=r"needs 2\.0 GB of shared memory and /dev/shm has 64\.0 MB left"):
         memory.SharedBlock.create(2_000_000_000, "this model")
 
 
@@ -282,8 +280,8 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     script.send_signal(signal.SIGINT)
     time.sleep(0.3)
     script.send_signal(signal.SIGINT)
-    script.communicate(timeout=2)
-    assert gone_within(pids, 1.0)
+    assert gone_within(pids, 2.0)
+    script.communicate(timeout=5)  # what is left is the interpreter's own end
 
 
 def test_a_killed_engine_leaves_nobody_behind(tmp_path: Path) -> None:

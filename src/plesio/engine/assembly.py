@@ -18,13 +18,13 @@ import msgspec
 
 from plesio.engine.messages import Hello, Snapshot, Welcome
 from plesio.fabric.board import Board
-from plesio.fabric.memory import SharedBlock
+from plesio.fabric.memory import SharedBlock, check_room, human
 from plesio.rules import Average
 from plesio.rules import Server as ViaServer
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.strategy import Strategy
 from plesio.tensors.arena import PAGE, Arena, Layout
-from plesio.tensors.folding import Folder, build_folder
+from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.outer import OptimizerSpec
 from plesio.tensors.versions import Versions
@@ -49,10 +49,17 @@ class Assembly:
         self._via_server = isinstance(strategy.via, ViaServer)
         self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
         buffers = workers + 2 + evaluates if self._via_server else 1
-        what = f"training this model with {workers} workers under {strategy.name}"
+        slots = workers if self._via_server else 0
+        self._spec = None if isinstance(strategy.outer, Average) else optimizer_of(self._first)
+        kept = state_copies(strategy, self._spec, workers) if self._via_server else 0
+        what = (
+            f"training this model ({human(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
+            f"{buffers} versions, {slots} slots, {kept} of state;"
+        )
+        check_room(self.layout.nbytes * (buffers + slots + kept), what)
         self._state: list[SharedBlock] = []
         self._ring = SharedBlock.create(self.layout.nbytes * buffers, what)
-        self._slots = SharedBlock.create(self.layout.nbytes * (workers if self._via_server else 0) or PAGE, what)
+        self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), workers)
         self.ring = arenas(self._ring, self.layout, buffers)
         self._versions = Versions(self.ring)
@@ -86,15 +93,8 @@ class Assembly:
             buffer.copy_from(self.ring[0])
         if not self._via_server:
             return
-        spec = None if isinstance(self._strategy.outer, Average) else self._optimizer()
         slots = arenas(self._slots, self.layout, self._workers)
-        self._folder = build_folder(self._strategy, spec, self._versions, slots, self._workers, self._new_arena)
-
-    def _optimizer(self) -> OptimizerSpec | None:
-        if not self._first.optimizer:
-            return None
-        kind, rest = cloudpickle.loads(self._first.optimizer)
-        return OptimizerSpec(kind, **rest)
+        self._folder = build_folder(self._strategy, self._spec, self._versions, slots, self._workers, self._new_arena)
 
     def _new_arena(self, what: str) -> Arena:
         block = SharedBlock.create(self.layout.nbytes, f"the {what} that {self._strategy.name} keeps")
@@ -121,6 +121,12 @@ class Assembly:
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are."""
         return self.folder.snapshot(reader) if self._via_server else 0
+
+
+def optimizer_of(hello: Hello) -> OptimizerSpec:
+    """The optimizer a worker showed: its class came pickled, from a process of this host."""
+    kind, defaults, groups = cloudpickle.loads(hello.optimizer)
+    return OptimizerSpec(kind, defaults, groups)
 
 
 def arenas(block: SharedBlock, layout: Layout, count: int) -> tuple[Arena, ...]:

@@ -25,6 +25,8 @@ import msgspec
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, close_quietly, from_descriptor
 
+PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker")
+"""What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
 START_S = 120.0
 PR_SET_PDEATHSIG = 1
 
@@ -109,6 +111,12 @@ class ForkServer:
         """Its process."""
         return self._process.pid
 
+    @classmethod
+    def close_shared(cls, grace_s: float = 5.0) -> None:
+        """End the one of this process, if there is one."""
+        if cls._shared is not None and cls._shared._owner == os.getpid():
+            cls._shared.close(grace_s)
+
     def fileno(self) -> int:
         """Readable when a child ended."""
         return self._channel.fileno()
@@ -166,11 +174,11 @@ class ForkServer:
                 "see its messages above"
             ) from error
 
-    def close(self) -> None:
-        """End it, and with it every process it started."""
+    def close(self, grace_s: float = 5.0) -> None:
+        """End it, and with it every process it started; kill it if that takes longer than `grace_s`."""
         self._channel.close()
         try:
-            self._process.wait(5.0)
+            self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

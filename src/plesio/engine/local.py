@@ -21,7 +21,7 @@ import torch
 
 from plesio.engine.assembly import arenas
 from plesio.engine.evaluator import EvaluatorConfig
-from plesio.engine.forkserver import ForkServer
+from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.engine.messages import (
     Begun,
     Evaluated,
@@ -57,7 +57,6 @@ from plesio.tensors.arena import Layout
 ENTRY_SERVER = "plesio.engine.server:main"
 ENTRY_EVALUATOR = "plesio.engine.evaluator:main"
 ENTRY_WORKER = "plesio.worker:main"
-PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker")
 WORKERS_MAX = 80
 """What the descriptors of their lines leave room for in one message."""
 GRACE_S = 3.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +15,8 @@ from plesio.observe.report import byte_size
 from plesio.observe.summary import Summary
 
 WIDTH = 118
+ROOMY = 120
+"""From this width on, the columns of a comparison stand further apart."""
 
 
 def render(*parts: object, width: int = WIDTH) -> str:
@@ -92,29 +96,56 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     return notes
 
 
-def compare_table(summaries: Sequence[Summary], target: tuple[str, float] | None, metric: str | None) -> Table:
-    """Several strategies side by side."""
-    table = Table()
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A strategy that did not get through, in place of its summary."""
+
+    strategy: str
+    why: str
+
+
+def compare_table(
+    rows: Sequence[Summary | Failed], target: tuple[str, float] | None, metric: str | None, *, width: int = WIDTH
+) -> Table:
+    """Several strategies side by side; `width` is what the terminal has."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1 if width >= ROOMY else 0))
     table.add_column("strategy")
-    heading = f"time to {target[0]} {target[1]:g}" if target else "time"
-    names = (heading, "steps/s", "of ideal", "waiting", "staleness mean / max", "bytes", metric or "metric", "folded")
-    for name in (*names, "discarded", "samples"):
-        table.add_column(name, justify="right")
-    times = [s.time_to(*target) if target else s.wall_s for s in summaries]
-    best = min((time for time in times if time is not None), default=None)
-    for summary, time in zip(summaries, times, strict=True):
-        final = summary.final(metric) if metric else None
-        table.add_row(
-            summary.strategy,
-            "not reached" if time is None else f"[bold]{time:.2f} s[/]" if time == best else f"{time:.2f} s",
-            f"{summary.steps_per_s:,.1f}",
-            f"{summary.ideal_share:.0%}",
-            f"{summary.waiting_share:.0%}",
-            f"{summary.staleness.mean:.2f} / {summary.staleness.max}",
-            byte_size(summary.bytes),
-            "-" if final is None else f"{final:.4f}",
-            f"{summary.folded:,}",
-            f"{sum(summary.discarded.values()):,}",
-            f"{summary.samples:,}",
-        )
+    heading = f"time to\n{target[0]}\n{target[1]:g}" if target else "time"
+    counts = ("folded", "dis-\ncarded", "samples")
+    names = (heading, "steps\n/s", "of\nideal", "waiting", "staleness\nmean/max", "bytes", metric or "metric", *counts)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    times = {id(row): _time(row, target) for row in rows if isinstance(row, Summary)}
+    best = min((time for time in times.values() if time is not None), default=None)
+    for row in rows:
+        if isinstance(row, Failed):
+            table.add_row(row.strategy, "failed", *("-" for _ in names[1:]), style="red")
+        else:
+            time = times[id(row)]
+            table.add_row(row.strategy, _time_cell(row, time, best), *_cells(row, metric))
     return table
+
+
+def _time(summary: Summary, target: tuple[str, float] | None) -> float | None:
+    return summary.time_to(*target) if target else summary.wall_s
+
+
+def _time_cell(summary: Summary, time: float | None, best: float | None) -> str:
+    if time is None:
+        return f"> {summary.wall_s:.0f} s"  # not reached in that time
+    return f"[bold]{time:.2f} s[/]" if time == best else f"{time:.2f} s"
+
+
+def _cells(summary: Summary, metric: str | None) -> list[str]:
+    final = summary.final(metric) if metric else None
+    return [
+        f"{summary.steps_per_s:,.0f}",
+        f"{summary.ideal_share:.0%}",
+        f"{summary.waiting_share:.0%}",
+        f"{summary.staleness.mean:.2f}/{summary.staleness.max}",
+        byte_size(summary.bytes),
+        "-" if final is None else f"{final:.4f}",
+        f"{summary.folded:,}",
+        f"{sum(summary.discarded.values()):,}",
+        f"{summary.samples:,}",
+    ]

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from plesio.core.events import Fold
-from plesio.errors import ConfigurationError
-from plesio.rules import Average, DelayCompensated, GapAware, LookAhead
+from plesio.rules import DelayCompensated, GapAware, LookAhead
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
-from plesio.tensors.outer import Groups, OptimizerSpec, ServerOptimizer
+from plesio.tensors.outer import Groups, OptimizerSpec, ServerOptimizer, kept_copies
 from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]
@@ -138,6 +137,15 @@ def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:
     return None
 
 
+def state_copies(strategy: Strategy, spec: OptimizerSpec | None, workers: int) -> int:
+    """How many times the size of the model is kept at the server beside versions and slots."""
+    holds = not strategy.release.after_fold and strategy.gather.size(None) > 1
+    mean_square = isinstance(strategy.correct, DelayCompensated) and strategy.correct.adaptive
+    kept = kept_copies(spec) if spec is not None else 0
+    looks_ahead = isinstance(strategy.adopt, LookAhead) and kept > 0
+    return holds + mean_square + kept + (workers if looks_ahead else 0)
+
+
 def build_folder(
     strategy: Strategy,
     spec: OptimizerSpec | None,
@@ -148,16 +156,9 @@ def build_folder(
 ) -> Folder:
     """The folder for a strategy and a user's optimizer.
 
-    Look-ahead is for optimizers that keep a momentum; one without (plain SGD, Adagrad) has nothing to look ahead by, and is
-    folded as it is.
-
-    Raises:
-        ConfigurationError: gradients to be folded, and no optimizer to do it with.
+    Look-ahead is for optimizers that keep a momentum; one without (plain SGD, Adagrad) has nothing to look ahead by, and
+    is folded as it is. `spec` is None where parameters are averaged.
     """
-    if isinstance(strategy.outer, Average):
-        spec = None
-    elif spec is None:
-        raise ConfigurationError(f"{strategy.name} folds gradients with your optimizer, and prepare was given none")
     first = versions.buffers[versions.current]
     optimizer = ServerOptimizer(spec, first, lambda: new_arena("optimizer")) if spec is not None else None
     if isinstance(strategy.adopt, LookAhead) and optimizer is not None:

@@ -175,6 +175,15 @@ class ServerOptimizer:
         return state
 
 
+def kept_copies(spec: OptimizerSpec) -> int:
+    """How many tensors the size of a parameter this optimizer keeps for each: found by letting it step on a tiny one."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.zeros(3)
+    optimizer = _build(msgspec.structs.replace(spec, groups=spec.groups[:1]), [[parameter]])
+    optimizer.step()
+    return sum(torch.is_tensor(one) and one.shape == (3,) for one in optimizer.state[parameter].values())
+
+
 class _Piece(NamedTuple):
     """One tensor that the optimizer steps on: a segment (`flat`) or a single tensor of the model."""
 

@@ -1,0 +1,196 @@
+"""`plesio compare`: the same work under several strategies, side by side."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from plesio.cli import options
+from plesio.cli.live import Board, terminal
+from plesio.cli.options import MetricMissingError, Work, work_of
+from plesio.cli.script import Script, load
+from plesio.cli.settings import strategies_of, usual
+from plesio.errors import ConfigurationError, PlesioError
+from plesio.observe.report import finding, write_report
+from plesio.observe.summary import Summary
+from plesio.observe.tables import Failed, compare_table
+from plesio.strategy import Strategy
+
+Names = Annotated[
+    str | None,
+    typer.Option("--strategies", metavar="A,B,...", help='Which: names, with settings where wanted, as in '
+                 '"sync_sgd,first_of(m=3),local_sgd(every=0.3s)". Without it: the eight usual ones.'),
+]  # fmt: skip
+BudgetS = Annotated[float, typer.Option(metavar="SECONDS", help="How long each strategy may take.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON too.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Where the HTML report goes; without it, into the folder for runs."),
+]
+
+
+@dataclass(slots=True)
+class Results:
+    """What came out, in the order of the strategies."""
+
+    rows: list[Summary | Failed] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """Of those that did not fail."""
+        return [row for row in self.rows if isinstance(row, Summary)]
+
+    @property
+    def failures(self) -> list[Failed]:
+        """The others."""
+        return [row for row in self.rows if isinstance(row, Failed)]
+
+
+def compare(
+    script: options.ScriptPath,
+    strategies: Names = None,
+    workers: options.Workers = 4,
+    slow: options.Slows = None,
+    pace: options.PaceS = None,
+    jitter: options.Jitter = 0.0,
+    until: options.Untils = None,
+    budget_s: BudgetS = 30.0,
+    json_file: Json = None,
+    report: Report = None,
+    seed: options.Seed = 0,
+    evaluate_every_s: options.EvaluateEveryS = 0.1,
+    data: options.Data = "leases",
+    on_worker_error: options.OnWorkerError = "raise",
+    on_nonfinite: options.OnNonfinite = "discard",
+    timeout_s: options.TimeoutS = 300.0,
+    kill: options.Kills = None,
+    runs: options.Runs = Path("runs"),
+) -> int:
+    """Run the same work under several strategies and show what each cost.
+
+    Each strategy in turn trains SCRIPT's model from the same start until the target is reached or its time is up. Then
+    come a table, the finding in a sentence, and a report for the browser.
+    """
+    work = work_of(
+        workers=workers,
+        slows=slow,
+        kills=kill,
+        pace_s=pace,
+        jitter=jitter,
+        untils=until,
+        budget_s=budget_s,
+        seed=seed,
+        evaluate_every_s=evaluate_every_s,
+        data=data,
+        on_worker_error=on_worker_error,
+        on_nonfinite=on_nonfinite,
+        timeout_s=timeout_s,
+        runs=runs,
+    )
+    chosen = strategies_of(strategies or ",".join(usual(workers)), workers)
+    for one in chosen:
+        one.check_workers(workers)
+    report = report or runs / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
+    _writable(report, json_file)
+    console = terminal()
+    console.print(Text(f"{script}: {work.setting()}"), soft_wrap=True)
+    results = Results()
+    try:
+        _run_all(console, load(script, work.metrics), work, chosen, results)
+    finally:  # Ctrl-C too: what there is, is shown
+        if results.rows:
+            _show(console, script, work, results, report, json_file)
+    return 1 if results.failures else 0
+
+
+def _writable(*paths: Path | None) -> None:
+    """Find out before the work, not after it."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written: {error.strerror}; give another file") from error
+
+
+def _run_all(console: Console, script: Script, work: Work, chosen: Sequence[Strategy], results: Results) -> None:
+    with Board(console, [one.name for one in chosen], work.target, work.budget_s) as board:
+        for number, strategy in enumerate(chosen):
+            try:
+                summary = work.run(script, strategy, board.watch(number)).summary
+            except MetricMissingError:
+                raise
+            except Exception as error:  # one strategy's failure is a row of the table, whatever it was
+                why = _first_line(error)
+                results.rows.append(Failed(strategy.name, why))
+                results.details.append(str(error))
+                board.failed(number, why)
+            else:
+                results.rows.append(summary)
+                board.ended(number, summary)
+
+
+def _first_line(error: Exception) -> str:
+    line = next(iter(str(error).splitlines()), "")
+    return line if isinstance(error, PlesioError) and line else f"{type(error).__name__}: {line}".rstrip(": ")
+
+
+def _show(console: Console, script: Path, work: Work, results: Results, report: Path, json_file: Path | None) -> None:
+    summaries, failures = results.summaries, results.failures
+    console.print()
+    console.print(compare_table(results.rows, work.target, _metric(work, summaries), width=console.width))
+    console.print()
+    if summaries:
+        console.print(Text(finding(summaries, work.target), style="bold"))
+    for one in failures:
+        console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
+    if not summaries and len(results.details[0].splitlines()) > 1:
+        console.print(Text(results.details[0]), soft_wrap=True)
+    note = " ".join([f"{script}: {work.setting()}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
+    title = f"{script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
+    write_report(report, summaries, title=title, target=work.target, note=note)
+    console.print(Text(f"Report: {report}"), soft_wrap=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
+
+
+def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:
+    if work.target is not None:
+        return work.target[0]
+    seen = [name for one in summaries for evaluation in one.history for name in evaluation.metrics]
+    return "accuracy" if "accuracy" in seen else next(iter(seen), None)
+
+
+def as_json(work: Work, rows: Sequence[Summary | Failed]) -> dict[str, Any]:
+    """The table for programs; what there is none of is null."""
+    target = None if work.target is None else {work.target[0]: work.target[1]}
+    return {"target": target, "workers": work.workers, "rows": [_row(work, row) for row in rows]}
+
+
+def _row(work: Work, row: Summary | Failed) -> dict[str, Any]:
+    one = row if isinstance(row, Summary) else None
+    return {
+        "strategy": row.strategy,
+        "time_to_target_s": one.time_to(*work.target) if one and work.target else None,
+        "steps_per_s": one and one.steps_per_s,
+        "ideal_share": one and one.ideal_share,
+        "waiting_share": one and one.waiting_share,
+        "staleness_mean": one and one.staleness.mean,
+        "staleness_max": one and one.staleness.max,
+        "bytes": one and one.bytes,
+        "accuracy": one and one.final("accuracy"),
+        "folded": one and one.folded,
+        "discarded": one and sum(one.discarded.values()),
+        "samples": one and one.samples,
+    }

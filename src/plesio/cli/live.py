@@ -1,0 +1,152 @@
+"""What is seen while strategies run: a line each, live on a terminal; elsewhere one plain line as each ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.live import Live as Screen
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from plesio.observe.summary import Summary
+
+if TYPE_CHECKING:
+    from plesio.run import Live
+
+REDRAW_S = 0.1
+BAR = 24
+PLAIN_WIDTH = 118
+MARKS = {"queued": " ", "starting": "…", "running": "▸", "ended": "✓", "missed": "–", "failed": "✗"}
+STYLES = {"queued": "dim", "starting": "dim", "running": "bold", "ended": "green", "missed": "yellow", "failed": "red"}
+
+
+def terminal() -> Console:
+    """Standard output; where it is no terminal and nobody said otherwise, wide enough for our tables."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    return console
+
+
+@dataclass(slots=True)
+class Line:
+    """One strategy's line."""
+
+    name: str
+    state: str = "queued"
+    words: str = ""
+    share: float = 0.0
+
+
+@dataclass(slots=True)
+class Board:
+    """The lines of all strategies. Drawn when something is told, not by a thread: the engine's process has none."""
+
+    console: Console
+    names: Sequence[str]
+    target: tuple[str, float] | None
+    budget_s: float | None
+    says: bool = True
+    """Whether a line is printed as a strategy ends, where there is no terminal."""
+    _lines: list[Line] = field(init=False)
+    _screen: Screen | None = field(init=False, default=None)
+    _drawn_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._lines = [Line(name) for name in self.names]
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._screen = Screen(self._draw(), console=self.console, auto_refresh=False, transient=True)
+            self._screen.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._screen is not None:
+            self._screen.stop()
+
+    def watch(self, number: int) -> Callable[[Live], None]:
+        """What is to be told how the run of strategy `number` stands."""
+        self._set(number, "starting", "starting", 0.0)
+
+        def tell(live: Live) -> None:
+            if time.monotonic() - self._drawn_s > REDRAW_S:
+                share = live.time_s / self.budget_s if self.budget_s else 0.0
+                self._set(number, "running", running(live, self.target), share)
+
+        return tell
+
+    def ended(self, number: int, summary: Summary) -> None:
+        """Strategy `number` is done."""
+        missed = self.target is not None and summary.time_to(*self.target) is None
+        self._set(number, "missed" if missed else "ended", ended(summary, self.target), 1.0)
+        self._say(number)
+
+    def failed(self, number: int, why: str) -> None:
+        """Strategy `number` failed."""
+        self._set(number, "failed", f"failed: {why}", 0.0)
+        self._say(number)
+
+    def _set(self, number: int, state: str, words: str, share: float) -> None:
+        line = self._lines[number]
+        line.state, line.words, line.share = state, words, min(1.0, max(0.0, share))
+        if self._screen is not None:
+            self._screen.update(self._draw(), refresh=True)
+        self._drawn_s = time.monotonic()
+
+    def _say(self, number: int) -> None:
+        """The plain line."""
+        if self.says and self._screen is None:
+            line = self._lines[number]
+            width = max(len(name) for name in self.names)
+            self.console.print(Text(f"{line.name:{width}}  {line.words}"), soft_wrap=True)
+            self.console.file.flush()
+
+    def _draw(self) -> Table:
+        grid = Table.grid(padding=(0, 1), expand=False)
+        grid.add_column(width=1)
+        for _ in range(3):
+            grid.add_column(no_wrap=True)
+        for line in self._lines:
+            bar = ProgressBar(total=1.0, completed=line.share, width=BAR) if line.state == "running" else ""
+            name = Text(line.name, style=STYLES[line.state])
+            grid.add_row(Text(MARKS[line.state], style=STYLES[line.state]), name, *_rest(line, bar))
+        return grid
+
+
+def _rest(line: Line, bar: Any) -> tuple[Any, Any]:
+    """The bar and the words; without a bar the words take its place."""
+    words = Text(line.words, style="" if line.state == "running" else STYLES[line.state], overflow="ellipsis")
+    return (bar, words) if bar != "" else (words, "")
+
+
+def running(live: Live, target: tuple[str, float] | None) -> str:
+    """How a run stands, in words."""
+    rate = f" ({live.steps / live.time_s:,.0f}/s)" if live.time_s > 0.2 else ""
+    return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{rate}{_metrics(live.metrics, target)}"
+
+
+def ended(summary: Summary, target: tuple[str, float] | None) -> str:
+    """How a run went, in words."""
+    steps = f"{summary.steps:,} steps ({summary.steps_per_s:,.0f}/s)"
+    if target is None:
+        last = summary.history[-1].metrics if summary.history else {}
+        return f"{summary.wall_s:.2f} s, {steps}{_metrics(last, None)}"
+    name, value = target
+    time_s, final = summary.time_to(*target), summary.final(name)
+    if time_s is not None:
+        return f"{name} {value:g} in {time_s:.2f} s, {steps}"
+    reached = "never measured" if final is None else f"at {final:.4g}"
+    return f"{name} {value:g} not reached in {summary.wall_s:.1f} s ({reached}), {steps}"
+
+
+def _metrics(metrics: Mapping[str, float], target: tuple[str, float] | None) -> str:
+    names = [target[0]] if target else list(metrics)
+    return "".join(f"  {name} {metrics[name]:.4g}" for name in names if name in metrics)

@@ -1,0 +1,97 @@
+"""The program: its commands, and what a failure looks like."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from plesio import __version__
+from plesio.cli.compare import compare
+from plesio.cli.run import run
+from plesio.cli.strategies import strategies
+from plesio.engine.forkserver import ForkServer
+from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+ASKED_WRONGLY = (ConfigurationError, ModelMismatchError, SharedMemoryError, StrategyError)
+
+commands = typer.Typer(
+    name="plesio",
+    help="Train one PyTorch model on many workers, and choose how tightly they keep step.",
+    epilog="Begin with: plesio strategies, then plesio compare SCRIPT.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"plesio {__version__}")
+        raise typer.Exit
+
+
+@commands.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = (
+        False
+    ),
+) -> None:
+    pass
+
+
+commands.command(epilog="For example: plesio run train.py --strategy local_sgd --set every=16 --workers 4")(run)
+commands.command(
+    epilog="For example: plesio compare train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95"
+)(compare)
+commands.command(epilog="For example: plesio strategies --json")(strategies)
+
+
+def app(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the program and exit: 0 done, 1 a run failed, 2 asked for something impossible, 130 Ctrl-C."""
+    code = _run(arguments)
+    ForkServer.close_shared(grace_s=0.5)
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    command = typer.main.get_command(commands)
+    try:
+        result = command.main(arguments, prog_name="plesio", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        result = INTERRUPTED
+    except PlesioError as error:
+        _complain(str(error))
+        return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # none of the command line parser's own
+            raise
+        return _usage_error(error)
+    if result == INTERRUPTED:
+        _complain("interrupted")
+    return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: Any) -> int:
+    """The parser's complaint in our words: one line, with what there is instead."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help())
+        return USAGE
+    message = error.format_message().rstrip(".")
+    if "No such command" in message:
+        message += f"; known: {', '.join(sorted(context.command.commands))}"
+    elif "No such option" in message:
+        known = (name for one in context.command.params for name in one.opts if name.startswith("--"))
+        message += f"; known: {', '.join(sorted(known))}"
+    elif context is not None:
+        message += f"; see {context.command_path} --help"
+    _complain(message[0].lower() + message[1:])
+    return USAGE
+
+
+def _complain(message: str) -> None:
+    print(f"plesio: {message}", file=sys.stderr)

@@ -1,0 +1,234 @@
+"""The options that `run` and `compare` share, and what they add up to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plesio.cli.script import Script
+from plesio.errors import ConfigurationError
+from plesio.faults import Fault, Kill, Pace, Slow
+from plesio.strategy import Strategy
+
+if TYPE_CHECKING:
+    from plesio.run import Live, Run
+
+ScriptPath = Annotated[
+    Path,
+    typer.Argument(metavar="SCRIPT", help="Python file that defines train(worker), and evaluate(model) to measure."),
+]
+Workers = Annotated[int, typer.Option(help="How many worker processes.")]
+Slows = Annotated[
+    list[str] | None,
+    typer.Option("--slow", metavar="WORKER:FACTOR", help="Make a worker slower; 0:10 is ten times. May be repeated."),
+]
+Kills = Annotated[
+    list[str] | None,
+    typer.Option("--kill", metavar="WORKER:SECONDS", help="Kill a worker (or: server) that long into training. May be "
+                 "repeated."),
+]  # fmt: skip
+PaceS = Annotated[
+    float | None,
+    typer.Option("--pace", metavar="SECONDS", help="Make a step last at least this long, in place of an accelerator."),
+]
+Jitter = Annotated[float, typer.Option(metavar="SHARE", help="Let paced steps vary by this share (normal, 0 to 1).")]
+Untils = Annotated[
+    list[str] | None,
+    typer.Option("--until", metavar="NAME=VALUE", help="Stop at a value that evaluate(model) returns, such as "
+                 "accuracy=0.95, or at a number of samples or steps. May be repeated."),
+]  # fmt: skip
+Seed = Annotated[int, typer.Option(help="Of everything random: initial weights, order of data, jitter.")]
+EvaluateEveryS = Annotated[float, typer.Option(metavar="SECONDS", help="Pause between two evaluations.")]
+Data = Annotated[
+    str, typer.Option(metavar="leases|shards", help="leases: fast workers take more of the data; shards: equal parts.")
+]
+OnWorkerError = Annotated[
+    str, typer.Option(metavar="raise|continue", help="An exception in one worker ends the run, or only that worker.")
+]
+OnNonfinite = Annotated[
+    str, typer.Option(metavar="discard|raise", help="A NaN or infinity in a contribution: do not count it, or stop.")
+]
+TimeoutS = Annotated[float, typer.Option(metavar="SECONDS", help="How long anybody waits for anybody.")]
+Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")]
+
+NOT_METRICS = ("samples", "steps")
+
+
+class MetricMissingError(ConfigurationError):
+    """`evaluate` does not return what the run is to stop at: no strategy will change that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a strategy is to do: everything but the strategy and the script."""
+
+    workers: int
+    seed: int
+    data: str
+    faults: tuple[Fault, ...]
+    pace: Pace | None
+    budget_s: float | None
+    evaluate_every_s: float
+    on_worker_error: str
+    on_nonfinite: str
+    timeout_s: float
+    runs: Path
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def target(self) -> tuple[str, float] | None:
+        """The metric and the value that count as success."""
+        return next(iter(self.metrics.items()), None)
+
+    def run(self, script: Script, strategy: Strategy, watch: Callable[[Live], object]) -> Run:
+        """Do it under `strategy`."""
+        import plesio
+
+        until = plesio.Until(seconds=self.budget_s, **self.limits, **self.metrics)
+
+        def checked(live: Live) -> None:
+            self._check(live)
+            watch(live)
+
+        return plesio.run(
+            script.train,
+            strategy,
+            workers=self.workers,
+            seed=self.seed,
+            data=self.data,
+            faults=self.faults,
+            pace=self.pace,
+            evaluate=script.evaluate,
+            evaluate_every_s=self.evaluate_every_s,
+            until=until,
+            on_worker_error=self.on_worker_error,
+            on_nonfinite=self.on_nonfinite,
+            timeout_s=self.timeout_s,
+            runs=self.runs,
+            watch=checked,
+        )
+
+    def _check(self, live: Live) -> None:
+        for name, value in self.metrics.items():
+            if live.metrics and name not in live.metrics:
+                raise MetricMissingError(
+                    f"--until {name}={value:g}: evaluate never returns {name!r}; it returns {', '.join(live.metrics)}"
+                )
+
+    def setting(self) -> str:
+        """The work in words.
+
+        >>> work_of(workers=4, slows=["0:10"], pace_s=0.02, budget_s=30).setting()
+        '4 workers, worker 0 slowed down 10 times, at least 20 ms a step, at most 30 s'
+        """
+        parts = [f"{self.workers} workers" if self.workers != 1 else "1 worker"]
+        parts += [_in_words(fault) for fault in self.faults]
+        if self.pace is not None:
+            jitter = f" (give or take {self.pace.jitter:.0%})" if self.pace.jitter else ""
+            parts.append(f"at least {self.pace.step_s * 1000:g} ms a step{jitter}")
+        parts += [f"until {name} {value:g}" for name, value in {**self.metrics, **self.limits}.items()]
+        if self.budget_s is not None:
+            parts.append(f"at most {self.budget_s:g} s")
+        return ", ".join(parts)
+
+
+def _in_words(fault: Fault) -> str:
+    if isinstance(fault, Slow):
+        return f"worker {fault.worker} slowed down {fault.factor:g} times"
+    who = "the server" if fault.worker is None else f"worker {fault.worker}"
+    return f"{who} killed after {fault.after_s:g} s"
+
+
+def work_of(
+    *,
+    workers: int,
+    slows: Sequence[str] | None = None,
+    kills: Sequence[str] | None = None,
+    pace_s: float | None = None,
+    jitter: float = 0.0,
+    untils: Sequence[str] | None = None,
+    budget_s: float | None = None,
+    seed: int = 0,
+    evaluate_every_s: float = 0.5,
+    data: str = "leases",
+    on_worker_error: str = "raise",
+    on_nonfinite: str = "discard",
+    timeout_s: float = 300.0,
+    runs: Path = Path("runs"),
+) -> Work:
+    """What was asked for, checked as far as it can be without torch.
+
+    Raises:
+        ConfigurationError: an option that cannot be read.
+    """
+    if workers < 1:
+        raise ConfigurationError(f"--workers {workers}: at least 1")
+    if jitter and pace_s is None:
+        raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
+    if budget_s is not None and not budget_s > 0:
+        raise ConfigurationError(f"--budget-s {budget_s:g}: a number of seconds above 0")
+    metrics, limits = _targets(untils or ())
+    return Work(
+        workers=workers,
+        seed=seed,
+        data=data,
+        faults=(*(_slow(text, workers) for text in slows or ()), *(_kill(text, workers) for text in kills or ())),
+        pace=None if pace_s is None else Pace(pace_s, jitter),
+        budget_s=budget_s,
+        evaluate_every_s=evaluate_every_s,
+        on_worker_error=on_worker_error,
+        on_nonfinite=on_nonfinite,
+        timeout_s=timeout_s,
+        runs=runs,
+        metrics=metrics,
+        limits=limits,
+    )
+
+
+def _slow(text: str, workers: int) -> Slow:
+    worker, factor = _pair("--slow", text, "0:10 for worker 0 ten times slower")
+    return Slow(_worker("--slow", worker, text, workers), factor)
+
+
+def _kill(text: str, workers: int) -> Kill:
+    worker, after_s = _pair("--kill", text, "1:2.5 for worker 1 after 2.5 seconds, or server:2.5")
+    return Kill(None if worker == "server" else _worker("--kill", worker, text, workers), after_s)
+
+
+def _pair(option: str, text: str, example: str) -> tuple[str, float]:
+    who, _, number = text.partition(":")
+    try:
+        return who.strip(), float(number)
+    except ValueError:
+        raise ConfigurationError(f"{option} {text}: cannot be read; write it like {example}") from None
+
+
+def _worker(option: str, who: str, text: str, workers: int) -> int:
+    if not re.fullmatch(r"\d+", who) or int(who) >= workers:
+        raise ConfigurationError(f"{option} {text}: there is no worker {who!r}; there are workers 0 to {workers - 1}")
+    return int(who)
+
+
+def _targets(untils: Sequence[str]) -> tuple[dict[str, float], dict[str, int]]:
+    metrics: dict[str, float] = {}
+    limits: dict[str, int] = {}
+    for text in untils:
+        name, _, number = (part.strip() for part in text.partition("="))
+        if name == "seconds":
+            raise ConfigurationError(f"--until {text}: give the time as --budget-s {number or 30}")
+        try:
+            if not name.isidentifier():
+                raise ValueError
+            if name in NOT_METRICS:
+                limits[name] = int(float(number))
+            else:
+                metrics[name] = float(number)
+        except (ValueError, OverflowError):
+            raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95") from None
+    return metrics, limits

@@ -1,0 +1,72 @@
+"""`plesio run`: one script under one strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from plesio.cli import options
+from plesio.cli.live import Board, terminal
+from plesio.cli.options import work_of
+from plesio.cli.script import load
+from plesio.cli.settings import strategy_of
+
+StrategyName = Annotated[
+    str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."),
+]
+BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
+
+
+def run(
+    script: options.ScriptPath,
+    strategy: StrategyName = "async_sgd",
+    settings: Settings = None,
+    workers: options.Workers = 4,
+    slow: options.Slows = None,
+    pace: options.PaceS = None,
+    jitter: options.Jitter = 0.0,
+    until: options.Untils = None,
+    budget_s: BudgetS = None,
+    seed: options.Seed = 0,
+    evaluate_every_s: options.EvaluateEveryS = 0.5,
+    data: options.Data = "leases",
+    on_worker_error: options.OnWorkerError = "raise",
+    on_nonfinite: options.OnNonfinite = "discard",
+    timeout_s: options.TimeoutS = 300.0,
+    kill: options.Kills = None,
+    runs: options.Runs = Path("runs"),
+) -> int:
+    """Train a script's model under one strategy and print what it cost.
+
+    SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
+    """
+    work = work_of(
+        workers=workers,
+        slows=slow,
+        kills=kill,
+        pace_s=pace,
+        jitter=jitter,
+        untils=until,
+        budget_s=budget_s,
+        seed=seed,
+        evaluate_every_s=evaluate_every_s,
+        data=data,
+        on_worker_error=on_worker_error,
+        on_nonfinite=on_nonfinite,
+        timeout_s=timeout_s,
+        runs=runs,
+    )
+    chosen = strategy_of(strategy, workers, settings or ())
+    chosen.check_workers(workers)
+    console = terminal()
+    with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
+        watch = board.watch(0)
+        done = work.run(load(script, work.metrics), chosen, watch)
+    console.print(str(done), markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,90 @@
+"""The user's script: found, loaded without running it as a program, and looked through for what a run needs."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plesio.engine.forkserver import PRELOAD, ForkServer
+from plesio.errors import ConfigurationError, PlesioError
+
+RUN_NAME = "plesio_script"
+"""Not "__main__": what a script does only as a program stays undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a script gives to a run."""
+
+    path: Path
+    train: Callable[..., object]
+    evaluate: Callable[..., Mapping[str, float]] | None
+
+
+def load(path: Path, metrics: Mapping[str, float]) -> Script:
+    """Load the script, while another process gets ready to start workers: both import torch at the same time.
+
+    Raises:
+        ConfigurationError: no such file, it raises, or it lacks `train`, or `evaluate` where `metrics` are wanted.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}; give a Python script that defines train(worker)")
+    sys.path.insert(0, str(path.resolve().parent))
+    ForkServer.shared(PRELOAD)
+    names = _execute(path)
+    train, evaluate = names.get("train"), names.get("evaluate")
+    if not callable(train):
+        raise ConfigurationError(f"{path} defines no function train(worker); the functions it has: {_functions(names)}")
+    if evaluate is not None and not callable(evaluate):
+        raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
+    if evaluate is None and metrics:
+        name, value = next(iter(metrics.items()))
+        raise ConfigurationError(
+            f"--until {name}={value:g} needs a function evaluate(model) in {path} that returns {{{name!r}: ...}}; "
+            f"the functions it has: {_functions(names)}"
+        )
+    return Script(path, train, evaluate)
+
+
+def _functions(names: Mapping[str, Any]) -> str:
+    own = [name for name, one in names.items() if inspect.isfunction(one) and one.__module__ == RUN_NAME]
+    return ", ".join(own) or "none"
+
+
+def _execute(path: Path) -> dict[str, Any]:
+    try:
+        with _arguments(str(path)):
+            return runpy.run_path(str(path), run_name=RUN_NAME)
+    except PlesioError:
+        raise
+    except SystemExit as error:  # how a script says in one line what it lacks
+        raise ConfigurationError(f"{path} left while it was loaded: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}{_where(path, error)}"
+        ) from error
+
+
+@contextmanager
+def _arguments(path: str) -> Iterator[None]:
+    """The script sees itself as the program, without arguments: ours are not its own."""
+    before, sys.argv = sys.argv, [path]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _where(path: Path, error: Exception) -> str:
+    """The script's own line where it went wrong."""
+    if isinstance(error, SyntaxError):
+        return ""  # says so itself
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""

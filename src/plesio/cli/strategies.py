@@ -1,0 +1,123 @@
+"""`plesio strategies`: what there is to choose from. It needs no torch, so it answers at once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from plesio.cli.live import terminal
+from plesio.cli.settings import strategy_of
+from plesio.recipes import RECIPES
+from plesio.strategy import Strategy
+
+EXAMPLE_WORKERS = 4
+QUESTIONS = {
+    "every": "goes alone",
+    "send": "sends",
+    "admit": "counts",
+    "gather": "makes a version",
+    "release": "goes on",
+    "adopt": "takes back",
+    "via": "folded by",
+}
+UNBROKEN = ("every", "send", "adopt")
+"""Questions with short answers: where space is short, the others wrap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One recipe, as it is listed."""
+
+    name: str
+    idea: str
+    paper: str
+    settings: dict[str, Any]
+    answers: dict[str, str]
+
+
+def strategies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every answer.")] = False,
+) -> None:
+    """List the strategies: how each answers the six questions, its settings, and the paper it is from."""
+    entries = [entry(name) for name in RECIPES]
+    if as_json:
+        print(json.dumps([_document(one) for one in entries], indent=2, ensure_ascii=False))
+        return
+    console = terminal()
+    console.print(_answers(entries))
+    console.print()
+    console.print(_ideas(entries))
+    console.print()
+    console.print(Text("plesio run SCRIPT --strategy NAME --set KEY=VALUE uses one; plesio compare SCRIPT, several."))
+
+
+def entry(name: str) -> Entry:
+    """What there is to say about a recipe: from its signature, its docstring and the strategy it returns.
+
+    >>> entry("local_sgd").settings, entry("hogwild").paper
+    ({'every': 16}, 'Niu et al. 2011, arXiv 1106.5730')
+    """
+    recipe = RECIPES[name]
+    strategy = strategy_of(name, EXAMPLE_WORKERS)
+    text = inspect.getdoc(recipe) or ""
+    idea = text.split("\n\n")[0].replace("\n", " ").replace("`", "")
+    return Entry(name, idea, _paper(text), _settings(recipe), strategy.answers())
+
+
+def _settings(recipe: Callable[..., Strategy]) -> dict[str, Any]:
+    """Each setting with its default. The one without, `first_of`'s m, is set here by the number of workers."""
+    parameters = inspect.signature(recipe).parameters.values()
+    return {one.name: "N - ceil(0.06 N)" if one.default is inspect.Parameter.empty else one.default for one in parameters}
+
+
+def _paper(text: str) -> str:
+    found = re.search(r"^\s*Sources?: (.+?)(?:\n\s*\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    return re.sub(r"\s+", " ", found.group(1)).strip().rstrip(".") if found else ""
+
+
+def _answers(entries: list[Entry]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+    table.add_column("strategy", no_wrap=True, style="bold")
+    for question, heading in QUESTIONS.items():
+        words = [word for one in entries for word in _answer(one, question).split()]
+        table.add_column(heading, no_wrap=question in UNBROKEN, min_width=max(len(word) for word in words))
+    for one in entries:
+        table.add_row(one.name, *(_answer(one, question) for question in QUESTIONS))
+    return table
+
+
+def _answer(one: Entry, question: str) -> str:
+    """The answer to a question; what corrects the contributions is told with what they make."""
+    answer = one.answers[question]
+    if question == "gather" and one.answers["correct"] != "none":
+        answer += f", {one.answers['correct']}"
+    return answer
+
+
+def _ideas(entries: list[Entry]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("strategy", no_wrap=True, style="bold")
+    for heading in ("idea", "settings", "paper"):
+        table.add_column(heading)
+    for one in entries:
+        table.add_row(one.name, one.idea, "\n".join(f"{key}={value}" for key, value in one.settings.items()), one.paper)
+    return table
+
+
+def _document(one: Entry) -> dict[str, Any]:
+    return {
+        "strategy": one.name,
+        "idea": one.idea,
+        "settings": one.settings,
+        "answers": one.answers,
+        "paper": one.paper,
+    }
