@@ -20,7 +20,6 @@ import plesio as ps
 EPOCHS = 1000  # more than anyone waits for: the run ends at its target, or when its time is up
 BATCH = 32
 LEARNING_RATE = 0.2
-HIDDEN = 64
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
@@ -36,7 +35,7 @@ TRAIN, TEST = data()
 
 def train(worker: ps.Worker) -> None:
     """What every worker does: an ordinary PyTorch loop, until it is stopped."""
-    model = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     loader = DataLoader(TRAIN, batch_size=BATCH, shuffle=True)
     model, optimizer, loader = worker.prepare(model, optimizer, loader)

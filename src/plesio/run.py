@@ -54,7 +54,14 @@ class Until:
                 raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
 
     def reached(self, live: Live) -> str | None:
-        """Why the run is over, if it is."""
+        """Why the run is over, if it is.
+
+        Raises:
+            ConfigurationError: a target that `evaluate` does not measure would never be reached.
+        """
+        unknown = self.metrics.keys() - live.metrics.keys() if live.metrics else set()
+        if unknown:
+            raise ConfigurationError(unknown_name("metric", min(unknown), live.metrics))
         for name, wanted in self.metrics.items():
             got = live.metrics.get(name)
             if got is not None and (got <= wanted if "loss" in name else got >= wanted):

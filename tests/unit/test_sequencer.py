@@ -229,7 +229,7 @@ class Referee:
     # What is to be done
 
     def all_came(self) -> bool:
-        nobody_left = self.after_fold and all(chair.waits for chair in self.chairs.values())
+        nobody_left = not self.chairs or (self.after_fold and all(chair.waits for chair in self.chairs.values()))
         return len(self.pending) == self.quota or (nobody_left and len(self.pending) < self.quota)
 
     def see_hold(self, effect: Hold) -> None:

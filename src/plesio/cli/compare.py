@@ -26,8 +26,8 @@ from plesio.strategy import Strategy
 
 Names = Annotated[
     str | None,
-    typer.Option("--strategies", metavar="A,B,...", help='Which: names, with settings where wanted, as in '
-                 '"sync_sgd,first_of(m=3),local_sgd(every=0.3s)". Without it: the eight usual ones.'),
+    typer.Option("--strategies", metavar="A,B,...", help="Names that `plesio strategies` lists, with settings "
+                 'where wanted: "sync_sgd,first_of(m=3)". Without it: the eight usual ones.'),
 ]  # fmt: skip
 BudgetS = Annotated[float, typer.Option(metavar="SECONDS", help="How long each strategy may take.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON too.")]
@@ -77,8 +77,7 @@ def compare(
 ) -> int:
     """Run the same work under several strategies and show what each cost.
 
-    Each strategy in turn trains SCRIPT's model from the same start until the target is reached or its time is up. Then
-    come a table, the finding in a sentence, and a report for the browser.
+    Each trains SCRIPT's model from the same start. Then come a table, the finding, and a report for the browser.
     """
     work = work_of(
         workers=workers,

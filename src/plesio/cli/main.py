@@ -79,7 +79,7 @@ def _usage_error(error: Any) -> int:
     """The parser's complaint in our words: one line, with what there is instead."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(context.get_help())
+        print(error.format_message(), end="")
         return USAGE
     message = error.format_message().rstrip(".")
     if "No such command" in message:

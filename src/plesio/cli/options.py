@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ScriptPath = Annotated[
     Path,
-    typer.Argument(metavar="SCRIPT", help="Python file that defines train(worker), and evaluate(model) to measure."),
+    typer.Argument(show_default=False, help="Python file that defines train(worker), and evaluate(model) to measure."),
 ]
 Workers = Annotated[int, typer.Option(help="How many worker processes.")]
 Slows = Annotated[

@@ -18,7 +18,9 @@ StrategyName = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."
+    ),
 ]
 BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
 

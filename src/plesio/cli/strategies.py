@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from plesio.cli.live import terminal
+from plesio.cli.live import PLAIN_WIDTH, terminal
 from plesio.cli.settings import strategy_of
 from plesio.recipes import RECIPES
 from plesio.strategy import Strategy
@@ -53,7 +53,7 @@ def strategies(
         print(json.dumps([_document(one) for one in entries], indent=2, ensure_ascii=False))
         return
     console = terminal()
-    console.print(_answers(entries))
+    console.print(_answers(entries, apart=console.width >= PLAIN_WIDTH))
     console.print()
     console.print(_ideas(entries))
     console.print()
@@ -76,7 +76,9 @@ def entry(name: str) -> Entry:
 def _settings(recipe: Callable[..., Strategy]) -> dict[str, Any]:
     """Each setting with its default. The one without, `first_of`'s m, is set here by the number of workers."""
     parameters = inspect.signature(recipe).parameters.values()
-    return {one.name: "N - ceil(0.06 N)" if one.default is inspect.Parameter.empty else one.default for one in parameters}
+    return {
+        one.name: "N - ceil(0.06 N)" if one.default is inspect.Parameter.empty else one.default for one in parameters
+    }
 
 
 def _paper(text: str) -> str:
@@ -84,8 +86,8 @@ def _paper(text: str) -> str:
     return re.sub(r"\s+", " ", found.group(1)).strip().rstrip(".") if found else ""
 
 
-def _answers(entries: list[Entry]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+def _answers(entries: list[Entry], apart: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, int(apart), 0, 0))
     table.add_column("strategy", no_wrap=True, style="bold")
     for question, heading in QUESTIONS.items():
         words = [word for one in entries for word in _answer(one, question).split()]

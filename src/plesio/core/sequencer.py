@@ -255,9 +255,12 @@ class Sequencer:
     def _reachable(self) -> int | None:
         """How many contributions can come together for the next fold; None: any number.
 
-        While workers wait for the fold, one of each live worker and of those that are gone but had sent theirs.
+        While workers wait for the fold, one of each live worker and of those that are gone but had sent theirs; when
+        nobody is left, what has come is all that will.
         """
-        return len(self.members.seats) + self._orphans if self._after_fold else None
+        if self._after_fold or not self.members.seats:
+            return len(self.members.seats) + (self._orphans if self._after_fold else len(self._pending))
+        return None
 
     def _fold(self) -> None:
         came, self._pending, self._orphans = self._pending, [], 0

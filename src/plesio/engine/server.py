@@ -131,6 +131,7 @@ class Server:
         self._assembly: Assembly | None = None
         self._begun = False
         self._stopping = False
+        self._stopped_s: float | None = None
         self._snapshot_asked = False
         self._mirror_awaited = 0
         self._arrived_s = 0.0
@@ -187,6 +188,7 @@ class Server:
             raise SystemExit(0) from None  # the engine is gone, and with it whoever wanted the result
         assert isinstance(message, Stop)
         self._stopping = True
+        self._stopped_s = time.monotonic()
         if self._assembly is not None:
             self._assembly.board.stop()
 
@@ -444,7 +446,8 @@ class Server:
     # Ending
 
     def _finish(self) -> None:
-        wall_s = time.monotonic() - self._meter.zero_s if self._begun else 0.0
+        ended_s = self._stopped_s or time.monotonic()  # the last steps of slow workers are not held against the fast
+        wall_s = max(0.0, ended_s - self._meter.zero_s) if self._begun else 0.0
         built = self._assembly if self._begun else None
         if built is not None:
             self._send_snapshot(final=True)

@@ -77,7 +77,7 @@ def _headline(summary: Summary) -> str:
     ]
     losses = [one.metrics["loss"] for one in summary.logged if "loss" in one.metrics]
     if losses:
-        parts.append(f"loss {losses[-1]:.4g}")
+        parts.append(f"train loss {losses[-1]:.4g}")
     parts += [f"{name} {value:.4g}" for name, value in (summary.history[-1].metrics if summary.history else {}).items()]
     return " · ".join(parts)
 

@@ -1,0 +1,127 @@
+"""Who takes part in the next collective, where workers fold among themselves.
+
+Theory. A collective works only if everybody in it takes part: one that died, finished, or left its loop would hold the
+others for ever. So before each of them every live worker checks in, and when all have, all are answered alike:
+
+| all live workers checked in, and                          | call    | what they do                                  |
+| --------------------------------------------------------- | ------- | --------------------------------------------- |
+| they are the group, in one piece, and in the same round   | GO      | the collective                                |
+| somebody left the group, or a collective broke            | REGROUP | form the new group, then check in again       |
+| they are in different rounds, and nothing had broken      | UNEVEN  | give up: they call backward unequally often   |
+| the run is over and somebody does not come                | DISMISS | drop the step; to each, without the others    |
+
+A worker's *round* is the number of steps it completed. After a collective broke half way some may have completed a step
+that others have not: those take over the state of a worker that did (`source`), so that nobody's work is undone.
+A worker that leaves counts as checked in: nobody ever waits for the dead.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Call(IntEnum):
+    """What workers that checked in are told."""
+
+    GO = 0
+    REGROUP = 1
+    DISMISS = 2
+    UNEVEN = 3
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The answer to `workers`. `source`: whose state those take over that are behind; None if nobody is."""
+
+    call: Call
+    workers: tuple[int, ...]
+    generation: int
+    same_settings: bool = True
+    source: int | None = None
+
+
+class _Place:
+    """A live worker: when it was last let go, and what it checked in with."""
+
+    __slots__ = ("here", "intact", "released_s", "round", "settings", "since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.released_s = now_s
+        self.since_s = now_s
+        self.here = False
+        self.intact = True
+        self.round = 0
+        self.settings = b""
+
+
+class RollCall:
+    """Sees to it that all live workers go into a collective, or none.
+
+    >>> roll = RollCall()
+    >>> roll.join(0, now_s=0.0); roll.join(1, now_s=0.0)
+    >>> roll.arrive(0, 0, intact=False, settings=b"", now_s=0.1); roll.outcome(now_s=0.1)
+    >>> roll.arrive(1, 0, intact=False, settings=b"", now_s=0.2); roll.outcome(now_s=0.2).call
+    <Call.REGROUP: 1>
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.members: tuple[int, ...] = ()
+        self._places: dict[int, _Place] = {}
+        self._dismissed = False
+
+    def join(self, worker: int, now_s: float) -> None:
+        """A worker is there."""
+        self._places[worker] = _Place(now_s)
+
+    def leave(self, worker: int) -> None:
+        """A worker finished or died."""
+        self._places.pop(worker, None)
+
+    def dismiss(self) -> None:
+        """Nobody is to wait any longer."""
+        self._dismissed = True
+
+    def arrive(self, worker: int, round: int, intact: bool, settings: bytes, now_s: float) -> None:
+        """A worker checks in. `settings`: its optimizer's, where they changed since it last said; else empty."""
+        place = self._places[worker]
+        assert not place.here, "a worker that checked in waits for the answer"
+        place.here, place.round, place.intact, place.since_s = True, round, intact, now_s
+        place.settings = settings or place.settings
+
+    def outcome(self, now_s: float) -> Outcome | None:
+        """What to tell whom, if it is time."""
+        here = tuple(sorted(worker for worker, place in self._places.items() if place.here))
+        if not here or (len(here) < len(self._places) and not self._dismissed):
+            return None
+        places = [self._places[worker] for worker in here]
+        outcome = Outcome(Call.DISMISS, here, self.generation) if self._dismissed else self._decide(here, places)
+        for place in places:
+            place.here, place.released_s = False, now_s
+        return outcome
+
+    def _decide(self, here: tuple[int, ...], places: list[_Place]) -> Outcome:
+        rounds = [place.round for place in places]
+        even = min(rounds) == max(rounds)
+        if here == self.members and all(place.intact for place in places):
+            same = all(place.settings == places[0].settings for place in places)
+            return Outcome(Call.GO if even else Call.UNEVEN, here, self.generation, same)
+        self.generation += 1
+        self.members = here
+        source = None if even else here[rounds.index(max(rounds))]
+        return Outcome(Call.REGROUP, here, self.generation, source=source)
+
+    def waited_s(self, now_s: float) -> float:
+        """For how long somebody has been waiting for the others."""
+        return max((now_s - place.since_s for place in self._places.values() if place.here), default=0.0)
+
+    def silent(self, now_s: float, silence_s: float) -> list[tuple[int, float]]:
+        """Who keeps others waiting and was let go more than `silence_s` ago, and how long ago that was."""
+        if self.waited_s(now_s) <= 0:
+            return []
+        return [
+            (worker, now_s - place.released_s)
+            for worker, place in self._places.items()
+            if not place.here and now_s - place.released_s > silence_s
+        ]

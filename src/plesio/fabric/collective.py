@@ -1,0 +1,205 @@
+"""Collectives among the workers: torch's gloo over the loopback, in groups that can be replaced when somebody is gone.
+
+A group is one *generation*: who is in it never changes. Its members find each other by a key-value store that the server
+process holds on a port that the kernel chose, under the generation's number. When an operation fails, gloo leaves the
+group of no further use; what fails here is therefore noted and does not raise, the rest of the step's operations do
+nothing, and the worker asks for the next generation.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+LOOPBACK = "127.0.0.1"
+CONNECT_S = 10.0
+"""Members of a new group come at once or not at all; whoever waited in vain asks again."""
+
+
+class MeetingPoint:
+    """The store by which members find each other. It listens on the loopback only, on any free port."""
+
+    def __init__(self) -> None:
+        listener = socket.socket()
+        listener.bind((LOOPBACK, 0))
+        listener.listen(128)
+        self.port: int = listener.getsockname()[1]
+        self._store = TCPStore(
+            LOOPBACK, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+    @staticmethod
+    def at(port: int) -> TCPStore:
+        """A worker's line to it."""
+        return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S))
+
+
+class Group:
+    """The members of one generation; of one member, a group that has nothing to do.
+
+    Args:
+        store: where they meet.
+        generation: which.
+        rank, size: this member's place among how many.
+        timeout_s: how long an operation may take.
+
+    Raises:
+        RuntimeError: not everybody came.
+    """
+
+    def __init__(self, store: Store, generation: int, rank: int, size: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self.broken = ""
+        self.done_s = 0.0
+        self._timeout = timedelta(seconds=timeout_s)
+        self._under_way: list[Any] = []
+        self._gloo: Any = None
+        if size > 1:
+            gloo: Any = dist.ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=min(timeout_s, CONNECT_S))
+            options._devices = [gloo.create_device(hostname=LOOPBACK)]
+            self._gloo = gloo(PrefixStore(str(generation), store), rank, size, options)
+
+    @property
+    def works(self) -> bool:
+        """Whether there is anything to be done among several, and nothing failed yet."""
+        return self._gloo is not None and not self.broken
+
+    def mean(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """`tensor` becomes its mean over the members; the future comes even if that failed."""
+        if not self.works:
+            return as_it_is(tensor)
+        tensor.div_(self.size)
+        work = self._start(tensor, dist.ReduceOp.SUM)
+        if work is None:
+            return as_it_is(tensor)
+
+        def came(done: torch.futures.Future[Any]) -> torch.Tensor:
+            try:
+                done.value()
+            except RuntimeError as error:
+                self._note(error)
+            self.done_s = time.monotonic()
+            return tensor
+
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(came)
+        return future
+
+    def reduce(self, tensor: torch.Tensor, largest: bool = False) -> None:
+        """Begin to make `tensor` its sum (or its largest) over the members."""
+        if self.works:
+            self._start(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+
+    def _start(self, tensor: torch.Tensor, operation: Any) -> Any:
+        options = dist.AllreduceOptions()
+        options.reduceOp, options.timeout = operation, self._timeout
+        try:
+            work = self._gloo.allreduce([tensor], options)
+        except RuntimeError as error:
+            self._note(error)
+            return None
+        self._under_way.append(work)
+        return work
+
+    def finish(self) -> bool:
+        """Wait for what was begun; whether all of it, and everything before, came to its end."""
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._note(error)
+        return not self.broken
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """`tensor` becomes what it is at member `root`.
+
+        Raises:
+            RuntimeError: somebody is gone.
+        """
+        if self._gloo is None:
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = root, 0, self._timeout
+        self._gloo.broadcast([tensor], options).wait()
+
+    def share(self, data: bytes, root: int) -> bytes:
+        """The bytes that member `root` has.
+
+        Raises:
+            RuntimeError: somebody is gone.
+        """
+        size = torch.tensor([len(data)])
+        self.broadcast(size, root)
+        body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == root else None
+        if body is None:
+            body = torch.empty(int(size), dtype=torch.uint8)
+        self.broadcast(body, root)
+        return body.numpy().tobytes()
+
+    def _note(self, error: RuntimeError) -> None:
+        self.broken = self.broken or str(error).strip().split("\n")[0]
+
+    def close(self) -> None:
+        """Hang up, so that members that still wait for this one notice. Everything begun is over before: callbacks
+        need the interpreter, which the end of a group holds while it joins its threads."""
+        self.finish()
+        self._gloo = None
+
+
+class _Quiet(dist.Work):
+    """The operations of a group as one that never fails: the group notes it."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._group.finish()
+        return True
+
+
+class Everybody(dist.ProcessGroup):
+    """What DistributedDataParallel takes for its process group: whatever `group` is at the moment.
+
+    Of the group's operations it uses one besides its communication hook: the sum, over all workers, of which parameters
+    took part in the loss. `used` keeps what this worker put into that, added up since it was last set to None.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]  # the stub knows one of two
+        self.group = group
+        self.used: torch.Tensor | None = None
+        self.silent = False
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
+        """Sum the one tensor over the group."""
+        (tensor,) = tensors
+        self.used = tensor.clone() if self.used is None else self.used + tensor
+        if not self.silent:
+            self.group.reduce(tensor)
+        return _Quiet(self.group)
+
+    def size(self) -> int:
+        """1: it is the hook that divides, by the members there are."""
+        return 1
+
+    def getBackendName(self) -> str:
+        """Not one that torch knows."""
+        return "plesio"
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A future that has come."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(tensor)
+    return future
