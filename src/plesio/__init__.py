@@ -76,8 +76,39 @@ _HOMES = {
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
-__all__ = [  # noqa: PLE0604 - the names above
-    *_WHERE,
+__all__ = [  # spelled out for type checkers
+    "ConfigurationError",
+    "DeadlineError",
+    "Kill",
+    "ModelMismatchError",
+    "NonFiniteError",
+    "Pace",
+    "PlesioError",
+    "Run",
+    "Seconds",
+    "ServerLostError",
+    "SharedMemoryError",
+    "Slow",
+    "Steps",
+    "StopRun",
+    "Strategy",
+    "StrategyError",
+    "Until",
+    "Worker",
+    "WorkerError",
+    "WorkerLostError",
+    "allreduce",
+    "async_sgd",
+    "bounded_staleness",
+    "buffered",
+    "first_of",
+    "hogwild",
+    "local_sgd",
+    "recipe",
+    "rennala",
+    "ringmaster",
+    "run",
+    "sync_sgd",
 ]
 
 

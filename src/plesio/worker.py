@@ -369,7 +369,8 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     except ChannelClosedError:
         pass  # nobody is left to tell
     except builtins.BaseException as error:
-        engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+        with suppress(ChannelClosedError):  # the engine may have given the run up
+            engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
         raise SystemExit(1) from None
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import loops
 
 import plesio as ps
 from plesio.rules import AfterFold, Buffer, UserOptimizer
 from plesio.strategy import Strategy
+from support import loops
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
     "allreduce": ps.allreduce,
@@ -75,7 +75,7 @@ def test_one_worker_with_adam(name: str) -> None:
     assert_close(got, loops.plain_pytorch(loops.mlp, loops.adam, 25))
 
 
-@pytest.mark.parametrize("name", ON_THE_SERVER + ["hogwild"])
+@pytest.mark.parametrize("name", [*ON_THE_SERVER, "hogwild"])
 def test_one_worker_with_batch_norm(name: str) -> None:
     """Buffers travel with the parameters and arrive as they are when there is nobody to average with."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=10), 1)

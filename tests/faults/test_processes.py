@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import loops
-from support.processes import alive, descendants, gone_within, open_descriptors
 
 import plesio as ps
 from plesio.engine.forkserver import ForkServer
 from plesio.strategy import Strategy
+from support import loops
+from support.processes import alive, descendants, gone_within, open_descriptors
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
     "allreduce": ps.allreduce,

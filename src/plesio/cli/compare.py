@@ -16,7 +16,7 @@ from rich.text import Text
 from plesio.cli import options
 from plesio.cli.live import Board, terminal
 from plesio.cli.options import MetricMissingError, Work, work_of
-from plesio.cli.script import Script, load
+from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.observe.report import finding, write_report
@@ -104,10 +104,12 @@ def compare(
     console.print(Text(f"{script}: {work.setting()}"), soft_wrap=True)
     results = Results()
     try:
-        _run_all(console, load(script, work.metrics), work, chosen, results)
-    finally:  # Ctrl-C too: what there is, is shown
-        if results.rows:
+        _run_all(console, script, work, chosen, results)
+    except KeyboardInterrupt:
+        if results.summaries:  # what there is, is shown
             _show(console, script, work, results, report, json_file)
+        raise
+    _show(console, script, work, results, report, json_file)
     return 1 if results.failures else 0
 
 
@@ -118,13 +120,17 @@ def _writable(*paths: Path | None) -> None:
             continue
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            known = path.exists()
             path.open("a").close()
+            if not known:
+                path.unlink()
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}; give another file") from error
 
 
-def _run_all(console: Console, script: Script, work: Work, chosen: Sequence[Strategy], results: Results) -> None:
+def _run_all(console: Console, path: Path, work: Work, chosen: Sequence[Strategy], results: Results) -> None:
     with Board(console, [one.name for one in chosen], work.target, work.budget_s) as board:
+        script = load(path, work.metrics)
         for number, strategy in enumerate(chosen):
             try:
                 summary = work.run(script, strategy, board.watch(number)).summary
@@ -154,14 +160,20 @@ def _show(console: Console, script: Path, work: Work, results: Results, report: 
         console.print(Text(finding(summaries, work.target), style="bold"))
     for one in failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
-    if not summaries and len(results.details[0].splitlines()) > 1:
+    if not summaries:
         console.print(Text(results.details[0]), soft_wrap=True)
+    else:
+        _report(console, script, work, results, report)
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
+
+
+def _report(console: Console, script: Path, work: Work, results: Results, report: Path) -> None:
+    summaries, failures = results.summaries, results.failures
     note = " ".join([f"{script}: {work.setting()}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
     title = f"{script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
     write_report(report, summaries, title=title, target=work.target, note=note)
     console.print(Text(f"Report: {report}"), soft_wrap=True)
-    if json_file is not None:
-        json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
 
 
 def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.live import Live as Screen
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plesio.run import Live
 
 REDRAW_S = 0.1
-BAR = 24
+BAR = 20
 PLAIN_WIDTH = 118
 MARKS = {"queued": " ", "starting": "…", "running": "▸", "ended": "✓", "missed": "–", "failed": "✗"}
 STYLES = {"queued": "dim", "starting": "dim", "running": "bold", "ended": "green", "missed": "yellow", "failed": "red"}
@@ -110,21 +110,17 @@ class Board:
             self.console.file.flush()
 
     def _draw(self) -> Table:
-        grid = Table.grid(padding=(0, 1), expand=False)
+        grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=1)
-        for _ in range(3):
-            grid.add_column(no_wrap=True)
+        grid.add_column(min_width=max(len(name) for name in self.names))
+        grid.add_column(width=BAR)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
         for line in self._lines:
-            bar = ProgressBar(total=1.0, completed=line.share, width=BAR) if line.state == "running" else ""
-            name = Text(line.name, style=STYLES[line.state])
-            grid.add_row(Text(MARKS[line.state], style=STYLES[line.state]), name, *_rest(line, bar))
+            style = STYLES[line.state]
+            bar = ProgressBar(total=1.0, completed=line.share, width=BAR) if line.share else ""
+            words = Text(line.words, style="" if line.state == "running" else style)
+            grid.add_row(Text(MARKS[line.state], style=style), Text(line.name, style=style), bar, words)
         return grid
-
-
-def _rest(line: Line, bar: Any) -> tuple[Any, Any]:
-    """The bar and the words; without a bar the words take its place."""
-    words = Text(line.words, style="" if line.state == "running" else STYLES[line.state], overflow="ellipsis")
-    return (bar, words) if bar != "" else (words, "")
 
 
 def running(live: Live, target: tuple[str, float] | None) -> str:

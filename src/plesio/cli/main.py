@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -53,6 +54,7 @@ commands.command(epilog="For example: plesio strategies --json")(strategies)
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit: 0 done, 1 a run failed, 2 asked for something impossible, 130 Ctrl-C."""
     code = _run(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it only takes moments
     ForkServer.close_shared(grace_s=0.5)
     sys.exit(code)
 
@@ -77,20 +79,24 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _usage_error(error: Any) -> int:
     """The parser's complaint in our words: one line, with what there is instead."""
-    context = getattr(error, "ctx", None)
+    message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(error.format_message(), end="")
+        print(message, end="")
         return USAGE
-    message = error.format_message().rstrip(".")
-    if "No such command" in message:
-        message += f"; known: {', '.join(sorted(context.command.commands))}"
-    elif "No such option" in message:
-        known = (name for one in context.command.params for name in one.opts if name.startswith("--"))
-        message += f"; known: {', '.join(sorted(known))}"
-    elif context is not None:
-        message += f"; see {context.command_path} --help"
-    _complain(message[0].lower() + message[1:])
+    _complain(message[:1].lower() + message[1:].rstrip(".") + _instead(message, getattr(error, "ctx", None)))
     return USAGE
+
+
+def _instead(message: str, context: Any) -> str:
+    """What would have been understood."""
+    if context is None:
+        return ""
+    if "No such command" in message:
+        return f"; known: {', '.join(sorted(context.command.commands))}"
+    if "No such option" in message:
+        known = (name for one in context.command.params for name in one.opts if name.startswith("--"))
+        return f"; known: {', '.join(sorted(known))}"
+    return f"; see {context.command_path} --help"
 
 
 def _complain(message: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ScriptPath = Annotated[
     Path,
-    typer.Argument(show_default=False, help="Python file that defines train(worker), and evaluate(model) to measure."),
+    typer.Argument(metavar="SCRIPT", help="Python file that defines train(worker), and evaluate(model) to measure."),
 ]
 Workers = Annotated[int, typer.Option(help="How many worker processes.")]
 Slows = Annotated[
@@ -88,15 +88,17 @@ class Work:
 
     def run(self, script: Script, strategy: Strategy, watch: Callable[[Live], object]) -> Run:
         """Do it under `strategy`."""
-        import plesio
+        from plesio.run import Until
+        from plesio.run import run as train_under
 
-        until = plesio.Until(seconds=self.budget_s, **self.limits, **self.metrics)
+        goals: dict[str, Any] = {**self.limits, **self.metrics}
+        until = Until(seconds=self.budget_s, **goals)
 
         def checked(live: Live) -> None:
             self._check(live)
             watch(live)
 
-        return plesio.run(
+        return train_under(
             script.train,
             strategy,
             workers=self.workers,

@@ -65,7 +65,7 @@ def _execute(path: Path) -> dict[str, Any]:
     except PlesioError:
         raise
     except SystemExit as error:  # how a script says in one line what it lacks
-        raise ConfigurationError(f"{path} left while it was loaded: {error}") from error
+        raise ConfigurationError(f"{path}: {error}") from error
     except Exception as error:
         raise ConfigurationError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}{_where(path, error)}"

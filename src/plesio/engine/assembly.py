@@ -4,7 +4,8 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 
 | block | bytes |
 | --- | --- |
-| ring of versions | (N + 2) W, one more with an evaluator; 1 W where everybody folds in place, or in itself |
+| ring of versions | (N + 2) W, one more with an evaluator; 1 W where everybody folds in place |
+| mirrors | where everybody folds in itself: 1 W for the final weights, one more with an evaluator |
 | slots | N W |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W |
 """
@@ -48,7 +49,7 @@ class Assembly:
             check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
         self._via_server = isinstance(strategy.via, ViaServer)
         self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
-        buffers = workers + 2 + evaluates if self._via_server else 1
+        buffers = workers + 2 + evaluates if self._via_server else 1 + (self.mirrored and evaluates)
         slots = workers if self._via_server else 0
         self._spec = None if isinstance(strategy.outer, Average) else optimizer_of(self._first)
         kept = state_copies(strategy, self._spec, workers) if self._via_server else 0
@@ -106,9 +107,9 @@ class Assembly:
         if self._folder is not None:
             self._folder.forget(worker)
 
-    def snapshot(self, reader: int) -> tuple[Snapshot, tuple[int, ...]]:
+    def snapshot(self, reader: int, final: bool) -> tuple[Snapshot, tuple[int, ...]]:
         """A snapshot for the evaluator; the first time with the model and the ring's descriptor."""
-        buffer = self.final_buffer(reader)
+        buffer = 0 if self.mirrored and not final else self.final_buffer(reader)
         blank = Snapshot(buffer=buffer, time_s=0.0, version=0, samples=0, final=False)
         if self._shown:
             return blank, ()
@@ -119,8 +120,8 @@ class Assembly:
         return shown, (self._ring.fd,)
 
     def final_buffer(self, reader: int) -> int:
-        """Pin a buffer that holds the parameters as they are."""
-        return self.folder.snapshot(reader) if self._via_server else 0
+        """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
+        return self.folder.snapshot(reader) if self._via_server else len(self.ring) - 1
 
 
 def optimizer_of(hello: Hello) -> OptimizerSpec:

@@ -426,6 +426,8 @@ class LocalEngine:
             self._error = self._error or WorkerLostError(
                 f"every worker died; the last at version {message.version}, {message.wall_s:.1f} s into training"
             )
+        elif message.lost:
+            self._error = self._error or WorkerLostError(message.lost)
 
     # Ending
 

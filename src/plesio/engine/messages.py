@@ -53,6 +53,21 @@ class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     stop: bool
 
 
+class Regrouped(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker that checked in, where workers fold among themselves: the group it is in from now on.
+
+    `members` are its workers, lowest first; they meet at `port`. `source`: the one whose state those take over that are
+    behind, or -1. `version` and `mirrors` are how many folds and mirrors the server has been told of.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    port: int
+    source: int
+    version: int
+    mirrors: int
+
+
 class SnapshotRequest(msgspec.Struct, tag=True, frozen=True):
     """The evaluator to the server: a consistent snapshot, please; the one before is done with."""
 
@@ -115,6 +130,8 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     buffer: int
     buffers: int
     model: Described | None
+    lost: str = ""
+    """Why the weights are lost, if they are."""
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):
@@ -148,7 +165,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
 
 
 ToServerFromWorker = Hello | Ready | LeaseRequest
-ToWorker = Welcome | Refused | LeaseReply
+ToWorker = Welcome | Refused | LeaseReply | Regrouped
 ToServerFromEvaluator = SnapshotRequest
 ToEvaluator = Snapshot
 ToServerFromEngine = Stop

@@ -7,7 +7,6 @@ its members on their channels: who they are, and where they meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from plesio.core.rollcall import Call, Outcome, RollCall
 from plesio.engine.messages import Regrouped
@@ -18,35 +17,32 @@ DISMISS_S = 1.0
 """How long workers that check in after the end of the run wait for one whose step lasts longer."""
 
 
-class Line(Protocol):
-    """What lies between the server and one worker."""
-
-    @property
-    def answer(self) -> int: ...
-
-
 class Muster:
     """The roll call of one run's workers.
 
     Args:
-        lines: the workers' lines, by number.
+        answers: the descriptor by which each worker is answered.
         tell: sends a message to a worker.
+        progress: the version, the mirrors made so far, and whether the run is to end.
         silence_s: how long one may keep the others waiting.
     """
 
-    def __init__(self, lines: Mapping[int, Line], tell: Callable[[int, object], None], silence_s: float) -> None:
-        self._lines = lines
+    def __init__(
+        self,
+        answers: Mapping[int, int],
+        tell: Callable[[int, object], None],
+        progress: Callable[[], tuple[int, int, bool]],
+        silence_s: float,
+        now_s: float,
+    ) -> None:
+        self._answers = answers
         self._tell = tell
+        self._progress = progress
         self._silence_s = silence_s
         self._roll = RollCall()
         self._meeting_point = MeetingPoint()
-        self._stopping = False
-        self._version = 0
-        self._mirrors_made = 0
-
-    def join(self, worker: int, now_s: float) -> None:
-        """A worker takes part."""
-        self._roll.join(worker, now_s)
+        for worker in answers:
+            self._roll.join(worker, now_s)
 
     def leave(self, worker: int, now_s: float) -> None:
         """A worker finished or died: the others go on without it."""
@@ -58,13 +54,9 @@ class Muster:
         self._roll.arrive(worker, header.number, header.note == Note.ENTER, header.extra, now_s)
         self._call(now_s)
 
-    def standing(self, version: int, mirrors_made: int, stopping: bool) -> None:
-        """How far the run is, for what workers are told next."""
-        self._version, self._mirrors_made, self._stopping = version, mirrors_made, stopping
-
     def tick(self, now_s: float) -> list[tuple[int, float]]:
         """Workers that kept the others waiting for too long, and for how many seconds they were silent."""
-        if self._stopping and self._roll.waited_s(now_s) > DISMISS_S:
+        if self._progress()[2] and self._roll.waited_s(now_s) > DISMISS_S:
             self._roll.dismiss()
             self._call(now_s)
         return self._roll.silent(now_s, self._silence_s)
@@ -77,10 +69,10 @@ class Muster:
 
     def _answer(self, worker: int, outcome: Outcome) -> None:
         """`buffer` of the answer is the call; `staleness`, whether the workers' settings differ."""
+        version, mirrors, stopping = self._progress()
         differ, call = int(not outcome.same_settings), int(outcome.call)
-        descriptor = self._lines[worker].answer
-        write_answer(descriptor, False, 0, self._stopping, call, differ, outcome.generation, self._version)
+        write_answer(self._answers[worker], False, 0, stopping, call, differ, outcome.generation, version)
         if outcome.call is Call.REGROUP:
             source = -1 if outcome.source is None else outcome.source
-            port, mirrors = self._meeting_point.port, self._mirrors_made
-            self._tell(worker, Regrouped(outcome.generation, outcome.workers, port, source, self._version, mirrors))
+            port = self._meeting_point.port
+            self._tell(worker, Regrouped(outcome.generation, outcome.workers, port, source, version, mirrors))

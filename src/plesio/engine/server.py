@@ -54,6 +54,7 @@ from plesio.engine.messages import (
     ToServerFromWorker,
     Trouble,
 )
+from plesio.engine.muster import Muster
 from plesio.errors import PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
 from plesio.fabric.doorbell import Header, HeaderReader, Note, write_answer
@@ -80,10 +81,12 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What travels with a REPORT: seconds spent waiting for others, and the staleness of the folds (staleness: count)."""
+    """What travels with a REPORT: seconds spent waiting for others and exchanging with them, and the staleness of the
+    worker's contributions that were folded (staleness: count)."""
 
     wait_s: float
     staleness: dict[int, int]
+    exchange_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -134,6 +137,9 @@ class Server:
         self._stopped_s: float | None = None
         self._snapshot_asked = False
         self._mirror_awaited = 0
+        self._mirrors_made = 0
+        self._handed_over = 0  # where workers fold among themselves: the version the last to finish left
+        self._muster: Muster | None = None
         self._arrived_s = 0.0
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
@@ -178,6 +184,9 @@ class Server:
             self._tell_engine(
                 Progress(now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples)
             )
+        if self._muster is not None:
+            for worker, silent_s in self._muster.tick(now_s):
+                self._evict(Evict(worker, self._lines[worker].incarnation, silent_s))
 
     # What comes
 
@@ -228,13 +237,20 @@ class Server:
             if header.note == Note.PUSH:
                 self._pushed(line, header)
             elif header.note == Note.ABANDON:
+                if header.extra:
+                    self._meter.dropped(line.worker, header.extra.decode())
                 self._receive(Abandoned(line.worker, line.incarnation, header.batches), self._arrived_s)
             elif header.note == Note.REPORT:
                 self._reported(line, header)
             elif header.note == Note.MIRRORED:
                 self._mirrored(header.number)
-            else:
+            elif header.note == Note.FINISH:
                 line.finished = True
+                self._handed_over = max(self._handed_over, header.number)
+                self._part(line.worker)
+            else:
+                assert self._muster is not None, "workers are told to begin before they check in"
+                self._muster.arrived(line.worker, header, self._arrived_s)
 
     def _pushed(self, line: Line, header: Header) -> None:
         meter = self._meter.workers[line.worker]
@@ -257,24 +273,24 @@ class Server:
         )
         meter.held_since_s = time.monotonic()
         if not header.finite:
-            self._not_finite(line, header.number)
+            self._not_finite(line, f"contribution {header.number}")
 
-    def _not_finite(self, line: Line, number: int) -> None:
-        what = f"contribution {number} of worker {line.worker} held a NaN or an infinity"
+    def _not_finite(self, line: Line, which: str) -> None:
+        what = f"{which} of worker {line.worker} held a NaN or an infinity"
         fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
         self._trouble(line.worker, f"{what}: discarded", fatal)
 
     def _reported(self, line: Line, header: Header) -> None:
         report = msgspec.msgpack.decode(header.extra, type=Report)
         meter = self._meter.workers[line.worker]
-        meter.reported(header.ready_s, header.steps, header.samples, report.wait_s)
+        meter.reported(header.ready_s, header.steps, header.samples, report.wait_s, report.exchange_s)
         meter.folded += sum(report.staleness.values())
         meter.staleness.update(report.staleness)
         self._meter.missing_gradients += header.missing
         self._meter.exchanges += header.steps
         if not header.finite:
             self._meter.dropped(line.worker, "not finite")
-            self._not_finite(line, header.number)
+            self._not_finite(line, f"step {meter.steps}")
         self._receive(Reported(line.worker, line.incarnation, header.number, header.batches), self._arrived_s)
 
     def _lease(self, line: Line, request: LeaseRequest) -> None:
@@ -306,9 +322,15 @@ class Server:
             self._built.forget(line.worker)
             self._arrived_s = now_s
             self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
+            self._part(line.worker)
         else:
             self._assemble()
             self._begin()
+
+    def _part(self, worker: int) -> None:
+        """Where workers fold among themselves, the others are to do so without this one."""
+        if self._muster is not None:
+            self._muster.leave(worker, time.monotonic())
 
     # Beginning
 
@@ -353,6 +375,9 @@ class Server:
         now_s = time.monotonic()
         self._meter.begin(now_s)
         self._tell_engine(Begun(now_s))
+        if self._built.mirrored:
+            answers = {line.worker: line.answer for line in live}
+            self._muster = Muster(answers, self._say_to, self._progress, self._config.timeout_s, now_s)
         for line in live:
             self._receive(Joined(line.worker, line.incarnation), now_s)
         self._serve_snapshot()
@@ -419,7 +444,11 @@ class Server:
         else:
             self._send_snapshot(final=False)
 
+    def _progress(self) -> tuple[int, int, bool]:
+        return self._sequencer.version, self._mirrors_made, self._stopping
+
     def _mirrored(self, number: int) -> None:
+        self._mirrors_made = max(self._mirrors_made, number)
         if self._mirror_awaited and number >= self._mirror_awaited:
             self._mirror_awaited = 0
             self._send_snapshot(final=False)
@@ -428,7 +457,7 @@ class Server:
         if self._evaluator is None:
             return
         built = self._built
-        message, descriptors = built.snapshot(EVALUATOR)
+        message, descriptors = built.snapshot(EVALUATOR, final)
         try:
             self._evaluator.send(
                 msgspec.structs.replace(
@@ -469,14 +498,29 @@ class Server:
             buffer=built.final_buffer(FINAL) if built else 0,
             buffers=len(built.ring) if built else 0,
             model=built.model if built else None,
+            lost=self._lost_weights(built),
         )
         self._tell_engine(message, (built.ring_descriptor,) if built else ())
+
+    def _lost_weights(self, built: Assembly | None) -> str:
+        """Where workers fold among themselves, the weights end with the last of them."""
+        version = self._sequencer.version
+        if built is None or not built.mirrored or self._handed_over >= version:
+            return ""
+        died = f"the workers that held version {version} ended before they could hand it over"
+        if not self._handed_over:
+            return f"{died}, and with them the weights; steps longer than the time to stop have the same effect"
+        self._trouble(None, f"{died}: the weights are those of version {self._handed_over}")
+        return ""
 
     # Talking
 
     def _say(self, line: Line, message: object, descriptors: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(ChannelClosedError):  # its doorbell tells the rest
             line.channel.send(message, descriptors)
+
+    def _say_to(self, worker: int, message: object) -> None:
+        self._say(self._lines[worker], message)
 
     def _trouble(self, worker: int | None, what: str, fatal: str = "") -> None:
         self._tell_engine(Trouble(Incident(time.monotonic() - self._meter.zero_s, worker, what), fatal))

@@ -54,7 +54,7 @@ class Group:
         RuntimeError: not everybody came.
     """
 
-    def __init__(self, store: Store, generation: int, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Store | None, generation: int, rank: int, size: int, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
         self.broken = ""
@@ -87,7 +87,7 @@ class Group:
             try:
                 done.value()
             except RuntimeError as error:
-                self._note(error)
+                self.fail(error)
             self.done_s = time.monotonic()
             return tensor
 
@@ -105,7 +105,7 @@ class Group:
         try:
             work = self._gloo.allreduce([tensor], options)
         except RuntimeError as error:
-            self._note(error)
+            self.fail(error)
             return None
         self._under_way.append(work)
         return work
@@ -117,7 +117,7 @@ class Group:
             try:
                 work.wait()
             except RuntimeError as error:
-                self._note(error)
+                self.fail(error)
         return not self.broken
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
@@ -146,7 +146,8 @@ class Group:
         self.broadcast(body, root)
         return body.numpy().tobytes()
 
-    def _note(self, error: RuntimeError) -> None:
+    def fail(self, error: RuntimeError) -> None:
+        """An operation failed: the group is of no further use."""
         self.broken = self.broken or str(error).strip().split("\n")[0]
 
     def close(self) -> None:

@@ -28,20 +28,24 @@ class Note(IntEnum):
     PUSH = 1
     """A contribution lies in the slot; an answer is awaited."""
     ABANDON = 2
-    """A called-off step was dropped."""
+    """A step was dropped: it had been called off, or for the reason in `extra`."""
     REPORT = 3
     """Work that was folded elsewhere (shared memory, all-reduce); no answer is awaited."""
     MIRRORED = 4
     """The parameters were copied into the mirror, as the board asked."""
     FINISH = 5
     """The training function returned; the end of the file after this is no death."""
+    ENTER = 6
+    """This worker is ready for the next all-reduce (`number`: steps it completed); an answer is awaited."""
+    BROKEN = 7
+    """As ENTER, but this worker needs a new group."""
 
 
 class Header(msgspec.Struct, gc=False):
     """What a worker says: see `plesio.core.events` for the fields; `ready_s` is when it was done computing.
 
     `extra` holds the optimizer's hyper-parameters where they changed; in a REPORT, whose `number` counts the folds, it
-    holds how many of them had which staleness.
+    holds how many of them had which staleness; in an ENTER or BROKEN, the hyper-parameters again.
     """
 
     note: int
@@ -73,7 +77,11 @@ class Header(msgspec.Struct, gc=False):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """What the server answers: go on from `version`, which lies in buffer `buffer`."""
+    """What the server answers: go on from `version`, which lies in buffer `buffer`.
+
+    To ENTER and BROKEN: `buffer` is a `plesio.core.rollcall.Call`, `number` the group's generation, and `staleness` is 1
+    if the workers' hyper-parameters differ.
+    """
 
     cancel: bool
     verdict: int

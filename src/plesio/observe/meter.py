@@ -69,16 +69,23 @@ class WorkerMeter:
             self._exchange(self.ready_s, now_s)
         self.granted_s = now_s
 
-    def reported(self, ready_s: float, steps: int, samples: int, wait_s: float) -> None:
-        """Work that was folded elsewhere, up to `ready_s`; `wait_s` of the time went by waiting for others."""
+    def reported(self, ready_s: float, steps: int, samples: int, wait_s: float, exchange_s: float = 0.0) -> None:
+        """Work that was folded elsewhere, up to `ready_s`.
+
+        Of the time since the last report `wait_s` went by waiting for others and `exchange_s` folding with them; they
+        are drawn one after the other.
+        """
         self.steps += steps
         self.samples += samples
-        held_s = max(self.granted_s, ready_s - wait_s)
+        came_s = max(self.granted_s, ready_s - exchange_s)
+        held_s = max(self.granted_s, came_s - wait_s)
         self.compute_s += held_s - self.granted_s
         self._span("compute", self.granted_s, held_s)
-        self.wait_s += ready_s - held_s
         if wait_s:
-            self._span("wait", held_s, ready_s)
+            self.wait_s += came_s - held_s
+            self._span("wait", held_s, came_s)
+        if exchange_s:
+            self._exchange(came_s, ready_s)
         self.granted_s = ready_s
 
     def _exchange(self, start_s: float, end_s: float) -> None:

@@ -9,6 +9,7 @@ and stays zero.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -153,10 +154,9 @@ class Arena:
 
     @classmethod
     def private(cls, layout: Layout) -> Arena:
-        """An arena in this process's own memory, zero at first."""
-        raw = torch.zeros(layout.nbytes + ALIGNMENT, dtype=torch.uint8)
-        start = -raw.data_ptr() % ALIGNMENT
-        return cls(layout, raw[start : start + layout.nbytes])
+        """An arena in this process's own memory, zero at first; what is never touched takes no memory."""
+        memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return cls(layout, torch.frombuffer(memory, dtype=torch.uint8))
 
     def of_kind(self, *kinds: Kind) -> list[torch.Tensor]:
         """The flat tensors of the segments of these kinds."""

@@ -64,12 +64,17 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             )
         if isinstance(optimizer, SparseAdam):
             raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
-        if optimizer.state:
+        if any(_has_stepped(state) for state in optimizer.state.values()):
             raise ConfigurationError(
                 f"the {name} given to prepare already holds state for {len(optimizer.state)} parameters; "
                 "prepare a fresh optimizer (resuming one is done from a checkpoint)"
             )
         return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer))
+
+
+def _has_stepped(state: dict[str, Any]) -> bool:
+    """Whether this is more than what some optimizers (Adagrad) lay out before their first step."""
+    return bool(state["step"] > 0) if "step" in state else any(torch.is_tensor(value) for value in state.values())
 
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
@@ -154,9 +159,10 @@ class ServerOptimizer:
         for position, parameter in enumerate(self.parameters):
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
-                if torch.is_tensor(value) and value.shape == parameter.shape and value.dtype == parameter.dtype:
+                whole = torch.is_tensor(value) and value.shape == parameter.shape and value.dtype == parameter.dtype
+                if whole and key != self.swapped:
                     home = self._home(key)[position]
-                    if value.data_ptr() != home.data_ptr() and key != self.swapped:
+                    if value.data_ptr() != home.data_ptr():
                         state[key] = home.copy_(value)
 
     def _home(self, key: str) -> list[torch.Tensor]:

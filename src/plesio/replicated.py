@@ -1,0 +1,78 @@
+"""The model a training loop gets where every worker keeps a whole replica: the user's own, with its gradients shared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+class ReplicatedModel(nn.Module):
+    """The user's model, called through torch's DistributedDataParallel.
+
+    Called, it computes what the model computes, and the backward pass that follows hands its gradients to `hook`, bucket
+    by bucket. In all else it is the model: its parameters and buffers under their own names (without "module."), its
+    attributes and methods. A copy of it (`copy.deepcopy`) is a copy of the model.
+
+    Args:
+        model: the user's.
+        group: the process group by which DistributedDataParallel asks which parameters took part in the loss.
+        ignored: names of tensors that nobody reduces.
+        hook: DistributedDataParallel's communication hook.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: Sequence[str], hook: Hook) -> None:
+        super().__init__()
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(ignored))  # type: ignore[no-untyped-call]
+        # Looking for unused parameters is also what keeps the buckets as they are: otherwise each worker would sort them
+        # anew after its first step, by what came first there, and they would no longer fit together.
+        reducer = DistributedDataParallel(
+            model, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
+        )
+        reducer.register_comm_hook(None, hook)  # type: ignore[no-untyped-call]
+        self.__dict__.update(_model=model, _reducer=reducer)
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[name] = model.__dict__[name]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model computes."""
+        return self.__dict__["_reducer"](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_model"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_model" in self.__dict__:
+            setattr(self.__dict__["_model"], name, value)
+        super().__setattr__(name, value)
+
+    def train(self, mode: bool = True) -> ReplicatedModel:
+        """Set the model to training (or evaluation) mode."""
+        self.__dict__["_model"].train(mode)
+        self.__dict__["training"] = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The model's."""
+        state: dict[str, Any] = self.__dict__["_model"].state_dict(*args, **kwargs)
+        return state
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the model."""
+        return self.__dict__["_model"].load_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.__dict__["_model"], memo)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.__dict__["_model"],)
+
+    def __repr__(self) -> str:
+        return repr(self.__dict__["_model"])

@@ -1,0 +1,199 @@
+"""What a PyTorch user expects to keep working inside the loop, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import plesio as ps
+from plesio.tensors.arena import PAGE, Layout
+from plesio.tensors.model import describe
+from support import loops
+
+SGDS = {
+    "SGD": partial(torch.optim.SGD, lr=0.1),
+    "Adam": partial(torch.optim.Adam, lr=0.01),
+    "AdamW": partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
+    "RMSprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5),
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.05),
+    "Adadelta": torch.optim.Adadelta,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "Adamax": torch.optim.Adamax,
+    "Rprop": torch.optim.Rprop,
+    "ASGD": torch.optim.ASGD,
+    "Adafactor": torch.optim.Adafactor,
+}
+
+
+def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = SGDS[name](model.parameters())
+    return made
+
+
+@pytest.mark.parametrize("name", SGDS)
+def test_any_optimizer_runs_at_the_server(name: str) -> None:
+    """Elementwise ones over flat tensors, per-tensor ones (Adafactor) through views: the same as in the loop itself."""
+    optimizers = partial(optimizer_of, name=name)
+    train = partial(loops.follow, build=loops.mlp, optimizers=optimizers, steps=12)
+    got = ps.run(train, ps.sync_sgd(), workers=1).state_dict
+    for key, value in loops.plain_pytorch(loops.mlp, optimizers, 12).items():
+        torch.testing.assert_close(got[key], value, rtol=1e-4, atol=1e-6)
+
+
+def usual_loop(worker: Any, steps: int) -> None:
+    """Two parameter groups, a scheduler, two backward passes a step, clipping: as in any training script."""
+    run_loop(steps, lambda model, optimizer: worker.prepare(model, optimizer, None)[:2])
+
+
+def run_loop(steps: int, prepare: Any) -> nn.Module:
+    inputs, labels = loops.data()
+    model = loops.mlp()
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.05}, {"params": model[2].parameters()}], lr=0.2, momentum=0.9
+    )
+    model, optimizer = prepare(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for half in (slice(0, 16), slice(16, 32)):
+            (cross_entropy(model(inputs[half]), labels[half]) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+    return model
+
+
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=1), ps.hogwild()], ids=str)
+def test_the_usual_loop_keeps_its_meaning(strategy: ps.Strategy) -> None:
+    """Schedulers, groups, accumulation and clipping: with one worker, bit for bit what they do without plesio."""
+    got = ps.run(partial(usual_loop, steps=10), strategy, workers=1).state_dict
+    want = run_loop(10, lambda model, optimizer: (model, optimizer)).state_dict()
+    assert all(torch.equal(got[name], value) for name, value in want.items())
+
+
+def test_shared_memory_is_what_the_formula_says() -> None:
+    """N + 2 versions (one more to evaluate), N slots, and the state that optimizer and correction keep."""
+    model = loops.mlp()
+    described, _ = describe(model, loops.momentum(model))
+    whole = Layout(described.specs).nbytes
+    train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=3)
+    for strategy, copies in ((ps.sync_sgd(), 3 + 2 + 3 + 1), (ps.async_sgd(), 3 + 2 + 3 + (3 + 1)), (ps.hogwild(), 1)):
+        run = ps.run(train, strategy, workers=3)
+        slots_at_least = PAGE if strategy.name == "hogwild" else 0
+        assert run.shared_bytes == copies * whole + PAGE + slots_at_least, strategy.name
+
+
+def accuracy(model: nn.Module) -> dict[str, float]:
+    inputs, labels = loops.data()
+    assert not model.training
+    return {"accuracy": (model(inputs).argmax(1) == labels).float().mean().item()}
+
+
+def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
+    train = partial(loops.endless, pause_s=0.001)
+    run = ps.run(
+        train,
+        ps.async_sgd(),
+        workers=2,
+        evaluate=accuracy,
+        evaluate_every_s=0.05,
+        until=ps.Until(accuracy=0.8, seconds=20),
+        runs=tmp_path,
+    )
+    assert run.ended == "accuracy 0.8 reached"
+    assert run.folder.parent == tmp_path
+    assert tomllib.loads((run.folder / "run.toml").read_text())["strategy"]["gather"] == "each"
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("accuracy" in line for line in lines)
+    assert any("loss" in line for line in lines)
+    assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)
+    weights = load_file(run.folder / "weights.safetensors")
+    assert {name: value.shape for name, value in weights.items()} == {
+        name: value.shape for name, value in loops.mlp().state_dict().items()
+    }
+    loops.mlp().load_state_dict(weights)  # plain PyTorch takes them
+    assert "<svg" in (run.folder / "report.html").read_text()
+
+
+def test_snapshots_are_consistent_and_the_last_is_judged() -> None:
+    """The last evaluation is of the weights that the run brings back."""
+    train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=40)
+    run = ps.run(train, ps.async_sgd(), workers=3, evaluate=weight_sum, evaluate_every_s=0.02)
+    total = sum(value.double().sum().item() for value in run.state_dict.values())
+    assert run.history[-1].metrics["sum"] == total
+    assert run.history[-1].version == run.version == 120
+    assert [one.version for one in run.history] == sorted(one.version for one in run.history)
+
+
+def weight_sum(model: nn.Module) -> dict[str, float]:
+    return {"sum": sum(value.double().sum().item() for value in model.state_dict().values())}
+
+
+def test_a_straggler_holds_the_others_or_not() -> None:
+    """Waiting and staleness say what the strategy cost (shares, not times)."""
+    train = partial(loops.endless, pause_s=0.0)
+    settings = {
+        "workers": 3,
+        "faults": [ps.Slow(worker=0, factor=8)],
+        "pace": ps.Pace(step_s=0.01),
+        "until": ps.Until(seconds=1.5),
+    }
+    sync, free = ps.run(train, ps.sync_sgd(), **settings), ps.run(train, ps.async_sgd(), **settings)
+    assert min(one.waiting_share for one in sync.workers[1:]) > 0.6
+    assert max(one.waiting_share for one in free.workers) < 0.1
+    assert free.steps > 3 * sync.steps
+    assert free.staleness.max >= 4
+    assert sync.staleness.max == 0
+    assert set(sync.summary.timeline[0].__struct_fields__) == {"worker", "kind", "start_s", "end_s"}
+
+
+def test_printing_a_run_says_what_it_cost() -> None:
+    run = ps.run(partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=5), ps.buffered(2), workers=2)
+    words = str(run)
+    for part in ("buffered(k=2)", "version 5", "steps/s", "waiting", "staleness", "shared memory", "loss"):
+        assert part in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"workers": 0}, r"workers=0: a whole number from 1 to"),
+        ({"workers": 2, "engine": "slurm"}, r"unknown engine 'slurm'; known: local"),
+        ({"workers": 2, "strategy": "asynch"}, r"unknown strategy 'asynch'; known: allreduce, .* did you mean"),
+        ({"workers": 2, "strategy": ps.first_of(3)}, r"the first 3 of 2 workers will never come; allowed: 1 to 2"),
+        ({"workers": 2, "until": ps.Until(accuracy=0.9)}, r"needs evaluate=, a function that measures accuracy"),
+        ({"workers": 2, "faults": [ps.Slow(worker=5, factor=2)]}, r"there are workers 0 to 1"),
+        ({"workers": 2, "data": "split"}, r"unknown data 'split'; known: leases, shards"),
+        ({"workers": 2, "timeout_s": 0}, r"timeout_s=0: a number of seconds above 0"),
+        ({"workers": 2, "pace": 0.02}, r"such as ps.Pace\(step_s=0.02\)"),
+        ({"workers": 2, "seed": -1}, r"seed=-1"),
+        ({"workers": 2, "on_nonfinite": "ignore"}, r"unknown on_nonfinite 'ignore'; known: discard, raise"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_before_anything_starts(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises((ps.ConfigurationError, ps.StrategyError), match=words):
+        ps.run(loops.endless, **{"strategy": ps.async_sgd(), **arguments})
+
+
+def test_a_metric_nobody_measures_is_not_waited_for() -> None:
+    with pytest.raises(ps.ConfigurationError, match="unknown metric 'acuracy'; known: accuracy; did you mean"):
+        ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=accuracy, until=ps.Until(acuracy=0.9, seconds=20))
+
+
+def test_an_evaluation_that_returns_no_numbers_is_explained() -> None:
+    with pytest.raises(ps.PlesioError, match=r"evaluate returned 0\.5; it is to return names and numbers"):
+        ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=half, until=ps.Until(seconds=20))
+
+
+def half(model: nn.Module) -> float:
+    return 0.5

@@ -1,0 +1,169 @@
+"""The lines between processes: what goes in comes out, whole or in pieces, and an end of file is never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plesio.core.events import Verdict
+from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
+from plesio.fabric import memory
+from plesio.fabric.board import Board
+from plesio.fabric.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair
+from plesio.fabric.doorbell import Doorbell, Header, HeaderReader, write_answer
+from plesio.fabric.memory import SharedBlock
+from plesio.tensors.arena import PAGE
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+headers = st.builds(
+    Header,
+    note=st.integers(1, 5),
+    finite=st.booleans(),
+    batches=u16,
+    steps=u32,
+    number=u64,
+    samples=u32,
+    missing=u32,
+    ready_s=st.floats(allow_nan=False),
+    extra=st.binary(max_size=300),
+)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    yield read, write
+    for descriptor in (read, write):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+@given(st.lists(headers, max_size=8), st.lists(st.integers(1, 200), max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_headers_arrive_however_the_bytes_are_cut(sent: list[Header], cuts: list[int]) -> None:
+    read, write = os.pipe()
+    reader = HeaderReader(read)
+    data = b"".join(header.pack() for header in sent)
+    got: list[Header] = []
+    while data:
+        cut = cuts.pop() if cuts else 4096
+        os.write(write, data[:cut])
+        data = data[cut:]
+        got += reader.read() or []
+    os.close(write)
+    assert got == sent
+    assert reader.read() is None
+    os.close(read)
+
+
+def test_an_answer_is_read_as_it_was_written(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    assert write_answer(write, False, int(Verdict.STALE), True, 3, 17, 2**40, 2**41)
+    doorbell = Doorbell(os.dup(write), read, worker=0)
+    answer = doorbell.answer(1.0, number=5, version=4)
+    assert (answer.cancel, answer.verdict, answer.stop) == (False, Verdict.STALE, True)
+    assert (answer.buffer, answer.staleness, answer.number, answer.version) == (3, 17, 2**40, 2**41)
+
+
+def test_a_server_that_does_not_answer_is_named(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    with pytest.raises(
+        DeadlineError, match=r"worker 3 waited for the answer to contribution 5 \(computed from version 4\)"
+    ):
+        Doorbell(write, read, worker=3).answer(0.05, number=5, version=4)
+
+
+def test_a_server_that_is_gone_is_told_at_once(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.close(write)
+    with pytest.raises(ServerLostError, match="the server is gone: worker 3 waited"):
+        Doorbell(-1, read, worker=3).answer(5.0, number=5, version=4)
+
+
+def test_an_answer_to_a_worker_that_is_gone_is_no_error(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.close(read)
+    assert not write_answer(write, False, 0, False, 0, 0, 1, 1)
+
+
+@given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=2000)), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_messages_arrive_in_order(sent: list[int | str]) -> None:
+    left, right = channel_pair()
+    one, other = Channel(left, int | str, "other"), Channel(right, int | str, "one")
+    for message in sent:
+        one.send(message)
+    assert [other.receive(1.0)[0] for _ in sent] == sent
+    one.close()
+    with pytest.raises(ChannelClosedError):
+        other.receive(1.0)
+    other.close()
+
+
+def test_descriptors_travel_with_a_message() -> None:
+    left, right = channel_pair()
+    one, other = Channel(left, str, "other"), Channel(right, str, "one")
+    block = SharedBlock.create(PAGE, "a test")
+    one.send("here", (block.fd,))
+    _, descriptors = other.receive(1.0)
+    twin = SharedBlock.attach(descriptors[0], PAGE)
+    block.memory[11] = 7
+    assert int(twin.memory[11]) == 7
+    for end in (one, other, block, twin):
+        end.close()
+
+
+def test_a_length_out_of_bounds_is_refused_before_anything_is_allocated() -> None:
+    left, right = channel_pair()
+    channel = Channel(right, int, "somebody")
+    left.send(HEAD.pack(MESSAGE_BYTES_MAX + 1))
+    with pytest.raises(ChannelClosedError, match=r"announced a message of"):
+        channel.receive(1.0)
+    left.close()
+    channel.close()
+
+
+def test_a_wait_has_a_deadline_that_names_the_peer() -> None:
+    left, right = channel_pair()
+    channel = Channel(right, int, "worker 2")
+    with pytest.raises(DeadlineError, match=r"waited 0\.01 s for its model from worker 2"):
+        channel.receive(0.01, "its model")
+    left.close()
+    channel.close()
+
+
+def test_room_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "room", lambda: {"/dev/shm": 1000})
+    with pytest.raises(SharedMemoryError, match=r"4\.1 kB of shared memory and /dev/shm has 1\.0 kB left"):
+        SharedBlock.create(4096, "this")
+
+
+def test_memory_without_memfd_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no anonymous files: nothing is left in the folder even while it is in use."""
+    monkeypatch.delattr(os, "memfd_create")
+    before = set(os.listdir(memory._folder()))
+    block = SharedBlock.create(PAGE, "a test")
+    block.memory.fill_(3)
+    assert set(os.listdir(memory._folder())) == before
+    assert any(place.startswith("/") for place in memory.room())
+    block.close()
+
+
+def test_the_board_is_seen_by_all() -> None:
+    block = SharedBlock.create(PAGE, "a test")
+    mine, theirs = Board(block, 3), Board.attach(os.dup(block.fd), 3)
+    mine.count_fold(0)
+    theirs.count_fold(2)
+    theirs.count_fold(2)
+    mine.stop()
+    assert (mine.folds, theirs.folds, theirs.stopped) == (3, 3, True)
+    assert mine.want_mirror() == theirs.mirror_wanted == 1
+    mine.close()
+    theirs.close()
+    assert torch.is_tensor(block.memory)

@@ -1,0 +1,184 @@
+"""Flat buffers: every tensor where the layout says, aligned, and means that do not depend on how they are taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from plesio.errors import ConfigurationError
+from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
+from plesio.tensors.mean import Accumulator, mean_into
+from plesio.tensors.model import describe, dump_structure, load_structure
+from plesio.tensors.outer import OptimizerSpec, kept_copies
+from plesio.tensors.replica import is_finite
+from plesio.tensors.versions import Versions
+
+specs = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 5), max_size=3),
+        st.sampled_from(["float32", "bfloat16", "float64", "int64"]),
+        st.sampled_from(list(Kind)),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=12,
+).map(
+    lambda rows: [
+        TensorSpec(f"t{i}", tuple(shape), dtype, kind, group if kind is Kind.TRAINED else -1)
+        for i, (shape, dtype, kind, group) in enumerate(rows)
+    ]
+)
+
+
+@given(specs)
+@settings(max_examples=100, deadline=None)
+def test_tensors_lie_apart_and_aligned(wanted: list[TensorSpec]) -> None:
+    layout = Layout(wanted)
+    arena = Arena.private(layout)
+    for index, view in enumerate(arena.views):
+        assert view.shape == wanted[index].shape
+        assert view.dtype == wanted[index].torch_dtype
+        assert layout.starts[index] % ALIGNMENT == 0
+        view.fill_(index + 1)
+    assert all(bool((view == index + 1).all()) for index, view in enumerate(arena.views)), "nobody overwrote another"
+    for flat, segment in zip(arena.flat, layout.segments, strict=True):
+        inside = sum(wanted[index].numel * (index + 1) for index in segment.tensors)
+        assert float(flat.double().sum()) == inside, "the padding is zero"
+        assert len({(wanted[i].kind, wanted[i].group, wanted[i].dtype) for i in segment.tensors}) == 1
+
+
+@given(specs, st.data())
+@settings(max_examples=50, deadline=None)
+def test_the_first_difference_is_named(wanted: list[TensorSpec], data: st.DataObject) -> None:
+    assert Layout(wanted).difference(Layout(wanted)) is None
+    index = data.draw(st.integers(0, len(wanted) - 1))
+    other = list(wanted)
+    other[index] = TensorSpec(other[index].name, (*other[index].shape, 7), *_rest(other[index]))
+    words = Layout(wanted).difference(Layout(other))
+    assert words is not None
+    assert f"t{index}: wanted shape {wanted[index].shape}, got {other[index].shape}" in words
+
+
+def _rest(spec: TensorSpec) -> tuple[str, Kind, int]:
+    return spec.dtype, spec.kind, spec.group
+
+
+def filled(layout: Layout, value: float) -> Arena:
+    arena = Arena.private(layout)
+    for view in arena.views:
+        view.fill_(value)
+    return arena
+
+
+MODEL = [
+    TensorSpec("w", (5, 3), "float32", Kind.TRAINED, 0),
+    TensorSpec("frozen", (2,), "float32", Kind.FROZEN),
+    TensorSpec("mean", (3,), "float32", Kind.BUFFER),
+    TensorSpec("count", (), "int64", Kind.BUFFER),
+]
+
+
+def test_a_mean_leaves_frozen_parameters_and_takes_the_largest_count() -> None:
+    layout = Layout(MODEL)
+    out = filled(layout, 9)
+    mean_into(out, [filled(layout, 1), filled(layout, 4)], [0.25, 0.75])
+    weight, frozen, mean, count = out.views
+    torch.testing.assert_close(weight, torch.full((5, 3), 3.25))
+    torch.testing.assert_close(frozen, torch.full((2,), 9.0))
+    torch.testing.assert_close(mean, torch.full((3,), 3.25))
+    assert int(count) == 4
+
+
+def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
+    layout = Layout(MODEL)
+    part, out = Arena.private(layout), Arena.private(layout)
+    part.views[0].normal_()
+    mean_into(out, [part], [1.0])
+    assert torch.equal(out.views[0], part.views[0])
+
+
+@given(st.lists(st.tuples(st.floats(-4, 4), st.floats(0.1, 3)), min_size=1, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_an_accumulator_is_a_mean(parts: list[tuple[float, float]]) -> None:
+    layout = Layout(MODEL[:1])
+    held = Accumulator(Arena.private(layout))
+    for _ in range(2):  # and it starts anew
+        for value, weight in parts:
+            held.add(filled(layout, value), weight)
+        total = sum(weight for _, weight in parts)
+        want = sum(value * weight for value, weight in parts) / total
+        got = held.take_mean(total).views[0]
+        torch.testing.assert_close(got, torch.full((5, 3), want), rtol=1e-4, atol=1e-5)
+
+
+def test_a_ring_never_hands_out_what_somebody_reads() -> None:
+    ring: Versions = Versions([Arena.private(Layout(MODEL)) for _ in range(4)])
+    for reader in range(2):
+        ring.pin(reader, ring.current)
+    assert not ring.alone()
+    taken = ring.spare()
+    ring.current = taken
+    ring.pin(0, taken)
+    assert ring.spare() not in (taken, 0), "reader 1 still reads the first buffer"
+    ring.release(1)
+    assert ring.spare() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float) -> None:
+    values = torch.randn(1001).to(dtype)
+    assert is_finite(values)
+    values[777] = bad
+    assert not is_finite(values)
+
+
+def test_large_finite_numbers_are_finite() -> None:
+    assert is_finite(torch.full((100,), 3e38))
+    assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
+
+
+def test_a_models_structure_travels_without_its_tensors() -> None:
+    model = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))
+    described, tensors = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = dump_structure(model, tensors)
+    assert len(data) < 20_000, "10,000 weights are not in it"
+    arena = Arena.private(Layout(described.specs))
+    copy = load_structure(data, described.specs, arena.views)
+    for view, tensor in zip(arena.views, tensors, strict=True):
+        view.copy_(tensor.detach())
+    inputs = torch.randn(4, 100)
+    assert torch.equal(copy.eval()(inputs), model.eval()(inputs))
+
+
+def test_tied_weights_are_one_tensor_with_two_names() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    model["b"].weight = model["a"].weight
+    described, _ = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [spec.name for spec in described.specs] == ["a.weight"]
+    assert described.names == (("a.weight", 0), ("b.weight", 0))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+        (lambda p: torch.optim.Adam(p, lr=0.1), 2),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True), 3),
+        (lambda p: torch.optim.Adagrad(p, lr=0.1), 1),
+        (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True), 3),
+    ],
+)
+def test_what_an_optimizer_keeps_is_known_before(optimizer: object, copies: int) -> None:
+    built = optimizer([nn.Parameter(torch.zeros(2))])  # type: ignore[operator]
+    assert kept_copies(OptimizerSpec.of(built)) == copies
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_optimizers_that_cannot_run_at_a_server_are_refused(kind: type[torch.optim.Optimizer]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__} .*; use "):
+        OptimizerSpec.of(kind([nn.Parameter(torch.zeros(2))]))
