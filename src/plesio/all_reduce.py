@@ -123,6 +123,7 @@ class AllReduceExchange:
         self._mirrors = 0
         self._entered = False  # a backward pass of this step checked in
         self._spoiled = False  # its gradient will not be everybody's
+        self._over = False  # no step follows
         self._error: PlesioError | None = None
         self._sent_settings = b""
         self._agreed: list[dict[str, Any]] | None = None
@@ -156,13 +157,13 @@ class AllReduceExchange:
     def _enter(self) -> None:
         """Wait until everybody has got as far; what is wrong is raised by `step`, outside of the backward pass."""
         self._pacer.rest(time.sleep)
-        self._entered = True
+        again, self._entered = self._entered, True
         try:
-            while not self._spoiled and self._group.finish():
+            while not (self._spoiled or self._over) and self._group.finish():
                 call = self._check_in(Note.ENTER)
                 if call is Call.GO:
                     return
-                self._spoiled = call is not Call.REGROUP or self._regroup()
+                self._spoiled = call is not Call.REGROUP or self._regroup(again)
         except PlesioError as error:
             self._error = error
         self._spoiled = True
@@ -197,6 +198,7 @@ class AllReduceExchange:
                 self._group.fail(error)
 
     def _begin_buffers(self) -> None:
+        self._incoming = []
         if self._spoiled or not self._group.works:
             return
         self._incoming = [flat.clone() if flat.is_floating_point() else flat.long() for flat in self._buffers]
@@ -209,7 +211,7 @@ class AllReduceExchange:
         """One step of the training loop."""
         if self._error is not None:
             raise self._error
-        if not self._entered:
+        if self._over or not self._entered:
             self._refuse_step()
         self._entered = False
         batches, samples = self._used()
@@ -220,6 +222,7 @@ class AllReduceExchange:
         else:
             self._count(verdict, batches, samples)
         self._mirror()
+        self._over = self._standing.stopped
         self._pacer.begin()
 
     def _refuse_step(self) -> None:
@@ -233,9 +236,7 @@ class AllReduceExchange:
     def _conclude(self) -> Verdict:
         """Step, if everything came and is finite."""
         came = self._group.finish()
-        if self._issued_s:
-            done_s = max(self._group.done_s, self._issued_s) if not self._incoming else time.monotonic()
-            self._tally.exchange_s += done_s - self._issued_s
+        self._tally.exchange_s += max(self._group.done_s - self._issued_s, 0.0) if self._issued_s else 0.0
         spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
         if spoiled or not came:
             return self._recover()
@@ -243,7 +244,7 @@ class AllReduceExchange:
             self._restore_buffers()
             self._round += 1
             return Verdict.NOT_FINITE
-        for flat, incoming in zip(self._buffers, self._incoming, strict=bool(self._incoming)):
+        for flat, incoming in zip(self._buffers, self._incoming, strict=False):  # none to come where alone
             flat.copy_(incoming.div_(self._group.size) if incoming.is_floating_point() else incoming)
         self._keep_buffers()
         with self._settings():
@@ -323,12 +324,16 @@ class AllReduceExchange:
 
     # Groups
 
-    def _regroup(self) -> bool:
-        """Join the group that the server called; whether this worker took over another's state, or had to give up."""
+    def _regroup(self, again: bool = False) -> bool:
+        """Join the group that the server called; whether the step under way is lost to this worker.
+
+        It is where this worker took over another's state or had to give up, and where one of several backward passes of
+        this step is done already (`again`): those to whom it did not come start the step anew, and so do all.
+        """
         while True:
             message = self._regrouped()
             try:
-                return self._join(message)
+                return self._join(message) or (again and not message.intact)
             except RuntimeError as error:
                 self._group.fail(error)
             self._group.close()
@@ -386,9 +391,11 @@ class AllReduceExchange:
 
     def report(self, finite: bool = True) -> None:
         """Tell the server what was done since last told; the lowest worker also, how many versions that made."""
+        versions = self._version - self._told if self._leads else 0
+        if not self._tally.steps and not versions:
+            return
         tally, self._tally = self._tally, Tally()
         self._reported_s = time.monotonic()
-        versions = self._version - self._told if self._leads else 0
         self._told += versions
         staleness = {0: tally.folded} if tally.folded else {}
         self._doorbell.send(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__")
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -30,6 +31,7 @@ class ReplicatedModel(nn.Module):
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: Sequence[str], hook: Hook) -> None:
         super().__init__()
+        self.__class__ = _kind(type(model))
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(ignored))  # type: ignore[no-untyped-call]
         # Looking for unused parameters is also what keeps the buckets as they are: otherwise each worker would sort them
         # anew after its first step, by what came first there, and they would no longer fit together.
@@ -40,6 +42,7 @@ class ReplicatedModel(nn.Module):
         self.__dict__.update(_model=model, _reducer=reducer)
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = model.__dict__[name]
+        del self.__dict__["training"]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model computes."""
@@ -49,14 +52,11 @@ class ReplicatedModel(nn.Module):
         return getattr(self.__dict__["_model"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_model" in self.__dict__:
-            setattr(self.__dict__["_model"], name, value)
-        super().__setattr__(name, value)
+        setattr(self.__dict__["_model"], name, value)
 
     def train(self, mode: bool = True) -> ReplicatedModel:
         """Set the model to training (or evaluation) mode."""
         self.__dict__["_model"].train(mode)
-        self.__dict__["training"] = mode
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -76,3 +76,12 @@ class ReplicatedModel(nn.Module):
 
     def __repr__(self) -> str:
         return repr(self.__dict__["_model"])
+
+
+def _kind(model: type[nn.Module]) -> type[ReplicatedModel]:
+    """`ReplicatedModel`, as a sequence where the model is one: Python asks the class for such methods, not the object."""
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        return lambda self, *args: getattr(self.__dict__["_model"], name)(*args)
+
+    return type("ReplicatedModel", (ReplicatedModel,), {n: passed_on(n) for n in CONTAINER if hasattr(model, n)})

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio import errors
+from plesio.all_reduce import AllReduceExchange
 from plesio.engine.assembly import arenas
 from plesio.engine.messages import (
     Failed,
@@ -28,6 +29,7 @@ from plesio.engine.messages import (
     Logged,
     Ready,
     Refused,
+    Regrouped,
     ToWorker,
     Welcome,
 )
@@ -40,7 +42,7 @@ from plesio.fabric.memory import SharedBlock
 from plesio.faults import Pace
 from plesio.loader import LeasedLoader
 from plesio.optimizer import ExchangedOptimizer
-from plesio.rules import Gradient
+from plesio.rules import AllReduce, Gradient
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
@@ -48,6 +50,7 @@ from plesio.tensors.model import Described, describe, dump_structure
 from plesio.tensors.outer import OptimizerSpec
 from plesio.tensors.replica import GradientReplica, ParameterReplica, Replica, SharedReplica, reads_in_place
 
+Exchange = ServerExchange | SharedMemoryExchange | AllReduceExchange
 LOG_S = 0.1
 """How often what was logged is sent on."""
 
@@ -94,7 +97,7 @@ class Worker:
         config: WorkerConfig,
         strategy: Strategy,
         engine: Channel[object],
-        server: Channel[Welcome | Refused | LeaseReply],
+        server: Channel[Welcome | Refused | LeaseReply | Regrouped],
         doorbell: Doorbell,
     ) -> None:
         self.rank = config.worker
@@ -107,7 +110,7 @@ class Worker:
         self._server = server
         self._doorbell = doorbell
         self._standing = Standing(config.worker)
-        self._exchange: ServerExchange | SharedMemoryExchange | None = None
+        self._exchange: Exchange | None = None
         self._loader: LeasedLoader | None = None
         self._in_step = False
         self._sums: dict[str, float] = {}
@@ -199,8 +202,9 @@ class Worker:
     ) -> tuple[nn.Module, Any, Any]:
         """Let the run take care of a model, its optimizer and its data; use what is returned in their place.
 
-        All workers start from worker 0's weights (the lowest live one's). The model stays the same object; its tensors
-        move to the run's memory. The optimizer becomes one whose `step()` exchanges as the strategy says. The loader (a
+        All workers start from worker 0's weights (the lowest live one's). The model stays the same object (under
+        all-reduce it comes back in a wrapper, which is what must be called); its tensors move to the run's memory. The
+        optimizer becomes one whose `step()` exchanges as the strategy says. The loader (a
         DataLoader, or anything with a length and items) is shared out among the workers; None for data of your own.
 
         Raises:
@@ -224,6 +228,8 @@ class Worker:
         if self._exchange.cancels:
             self._look_before_each_layer(model)
         seed_everything(self.seed * 1_000_003 + self.rank + 1)
+        if isinstance(self._exchange, AllReduceExchange):
+            model = self._exchange.model
         return model, ExchangedOptimizer(optimizer, self._exchange), self._loader
 
     def _introduce(
@@ -252,7 +258,7 @@ class Worker:
         tensors: list[torch.Tensor],
         welcome: Welcome,
         descriptors: list[int],
-    ) -> ServerExchange | SharedMemoryExchange:
+    ) -> Exchange:
         """Map the run's memory, put the model into it, and wait for the beginning."""
         layout = Layout(described.specs)
         ring_block = SharedBlock.attach(descriptors[0], layout.nbytes * welcome.buffers)
@@ -263,7 +269,7 @@ class Worker:
                 view.copy_(tensor.detach())
         pace = None if self._config.pace_s is None else Pace(self._config.pace_s, self._config.jitter)
         pacer = Pacer(pace, self._config.slow, random.Random(self.seed * 7919 + self.rank))
-        exchange: ServerExchange | SharedMemoryExchange
+        exchange: Exchange
         if isinstance(self._strategy.via, ViaSharedMemory):
             exchange = SharedMemoryExchange(
                 self._strategy,
@@ -275,6 +281,20 @@ class Worker:
                 board,
                 pacer,
                 self._used,
+                self._config.timeout_s,
+            )
+        elif isinstance(self._strategy.via, AllReduce):
+            exchange = AllReduceExchange(
+                self._standing,
+                optimizer,
+                ParameterReplica(layout, tensors, ring, ring[0]),
+                ring,
+                model,
+                self._doorbell,
+                board,
+                pacer,
+                self._used,
+                self._regrouped,
                 self._config.timeout_s,
             )
         else:
@@ -302,7 +322,7 @@ class Worker:
         pacer.begin()
         return exchange
 
-    def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply, list[int]]:
+    def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
         """The server's next message; what it refuses is raised here."""
         try:
             reply, descriptors = self._server.receive(self._config.timeout_s, waiting_for)
@@ -317,7 +337,7 @@ class Worker:
     def _lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:
         if self._standing.stopped:
             return ()
-        if isinstance(self._exchange, SharedMemoryExchange):
+        if isinstance(self._exchange, (SharedMemoryExchange, AllReduceExchange)):
             self._exchange.report()
         with suppress(ChannelClosedError):  # the answer's end of file tells
             self._server.send(LeaseRequest(epoch, total, most, unused))
@@ -325,6 +345,11 @@ class Worker:
         assert isinstance(reply, LeaseReply)
         self._standing.stopped = self._standing.stopped or reply.stop
         return reply.batches
+
+    def _regrouped(self) -> Regrouped:
+        reply, _ = self._ask("the group it is in from now on")
+        assert isinstance(reply, Regrouped)
+        return reply
 
     def _used(self) -> tuple[int, int]:
         return self._loader.take() if self._loader is not None else (0, 0)
@@ -358,7 +383,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     torch.set_num_threads(config.threads)
     seed_everything(config.seed)
     engine: Channel[object] = Channel(from_descriptor(descriptors[0]), object, "the engine")
-    server: Channel[Welcome | Refused | LeaseReply] = Channel(from_descriptor(descriptors[1]), ToWorker, "the server")
+    server: Channel[Any] = Channel(from_descriptor(descriptors[1]), ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
     strategy, train = objects["strategy"], objects["train"]
     assert isinstance(strategy, Strategy) and callable(train)

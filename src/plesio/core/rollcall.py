@@ -32,12 +32,16 @@ class Call(IntEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The answer to `workers`. `source`: whose state those take over that are behind; None if nobody is."""
+    """The answer to `workers`. `source`: whose state those take over that are behind; None if nobody is.
+
+    `intact`: no collective broke; `same_settings`: what they last said their settings were is the same.
+    """
 
     call: Call
     workers: tuple[int, ...]
     generation: int
     same_settings: bool = True
+    intact: bool = True
     source: int | None = None
 
 
@@ -104,13 +108,14 @@ class RollCall:
     def _decide(self, here: tuple[int, ...], places: list[_Place]) -> Outcome:
         rounds = [place.round for place in places]
         even = min(rounds) == max(rounds)
-        if here == self.members and all(place.intact for place in places):
+        intact = all(place.intact for place in places)
+        if here == self.members and intact:
             same = all(place.settings == places[0].settings for place in places)
             return Outcome(Call.GO if even else Call.UNEVEN, here, self.generation, same)
         self.generation += 1
         self.members = here
         source = None if even else here[rounds.index(max(rounds))]
-        return Outcome(Call.REGROUP, here, self.generation, source=source)
+        return Outcome(Call.REGROUP, here, self.generation, intact=intact, source=source)
 
     def waited_s(self, now_s: float) -> float:
         """For how long somebody has been waiting for the others."""

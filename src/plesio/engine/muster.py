@@ -74,5 +74,15 @@ class Muster:
         write_answer(self._answers[worker], False, 0, stopping, call, differ, outcome.generation, version)
         if outcome.call is Call.REGROUP:
             source = -1 if outcome.source is None else outcome.source
-            port = self._meeting_point.port
-            self._tell(worker, Regrouped(outcome.generation, outcome.workers, port, source, version, mirrors))
+            self._tell(
+                worker,
+                Regrouped(
+                    generation=outcome.generation,
+                    members=outcome.workers,
+                    port=self._meeting_point.port,
+                    source=source,
+                    intact=outcome.intact,
+                    version=version,
+                    mirrors=mirrors,
+                ),
+            )
