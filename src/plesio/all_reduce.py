@@ -31,8 +31,8 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
@@ -44,7 +44,7 @@ from plesio.exchange import REPORT_S, Pacer, Standing, Used, warn_not_finite
 from plesio.fabric.board import Board
 from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
 from plesio.fabric.doorbell import Answer, Doorbell, Header, Note
-from plesio.replicated import ReplicatedModel
+from plesio.replicated import IDLE, ReplicatedModel
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.outer import hyper_parameters
 from plesio.tensors.replica import ParameterReplica, is_finite
@@ -141,7 +141,7 @@ class AllReduceExchange:
 
     # The backward pass
 
-    def _reduce(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: a bucket of gradients is complete on this worker."""
         tensor = bucket.buffer()
         if bucket.index() == 0:
@@ -174,7 +174,7 @@ class AllReduceExchange:
         news = settings if settings != self._sent_settings else b""
         self._sent_settings = settings
         now_s = time.monotonic()
-        self._doorbell.send(Header(note, True, 0, 0, self._round, 0, 0, now_s, news))
+        self._doorbell.send(Header(note, True, 0, 0, self._round, self._version, 0, now_s, news))
         answer = self._doorbell.answer(self._timeout_s + PATIENCE_S, self._round, self._version)
         self._tally.wait_s += time.monotonic() - now_s
         self._standing.stopped = self._standing.stopped or answer.stop
@@ -320,7 +320,7 @@ class AllReduceExchange:
     def _missing(self) -> int:
         """Parameters that took no part in this worker's loss."""
         used, self._everybody.used = self._everybody.used, None
-        return int((used == 0).sum()) if used is not None else 0
+        return int((used == 0).sum()) - IDLE if used is not None else 0
 
     # Groups
 
@@ -347,15 +347,13 @@ class AllReduceExchange:
         rank = message.members.index(self._standing.worker)
         self._group = Group(self._store, message.generation, rank, len(message.members), self._timeout_s)
         self._everybody.group = self._group
-        before = self._round
-        if message.source >= 0:
-            self._take_over(message.members.index(message.source))
+        taken_over = message.source >= 0 and self._take_over(message.members.index(message.source))
         self._leads = rank == 0
         if self._leads:
             self._told, self._mirrors = message.version, message.mirrors
-        return self._round > before
+        return taken_over
 
-    def _take_over(self, source: int) -> None:
+    def _take_over(self, source: int) -> bool:
         """Those that are behind go on from member `source`: parameters, buffers, and the optimizer's state.
 
         It is put in place only when all of it has come: whoever dies meanwhile, this replica is whole.
@@ -369,14 +367,15 @@ class AllReduceExchange:
         flats = [flat.clone() for flat in self._replica.arena.flat]
         for flat in flats:
             self._group.broadcast(flat, source)
-        if came["round"] == self._round:
-            return
+        if (came["round"], came["version"]) == (self._round, self._version):
+            return False
         self._round, self._version = came["round"], came["version"]
         for parameter, theirs in zip(parameters, came["states"], strict=True):
             self._optimizer.state[parameter] = theirs
         for mine, flat in zip(self._replica.arena.flat, flats, strict=True):
             mine.copy_(flat)
         self._keep_buffers()
+        return True
 
     def _keep_buffers(self) -> None:
         """What the buffers are to be if the next step comes to nothing: forward passes write into them."""

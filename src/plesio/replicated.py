@@ -9,10 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+IDLE = 1
+"""Parameters of `ReplicatedModel` that are not the model's and never take part in a loss."""
 CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__")
-Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class ReplicatedModel(nn.Module):
@@ -31,14 +34,16 @@ class ReplicatedModel(nn.Module):
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: Sequence[str], hook: Hook) -> None:
         super().__init__()
-        self.__class__ = _kind(type(model))
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(ignored))  # type: ignore[no-untyped-call]
+        object.__setattr__(self, "__class__", _kind(type(model)))
+        shell = _Shell(model)
+        hidden = [f"model.{name}" for name in ignored]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(shell, hidden)  # type: ignore[no-untyped-call]
         # Looking for unused parameters is also what keeps the buckets as they are: otherwise each worker would sort them
         # anew after its first step, by what came first there, and they would no longer fit together.
         reducer = DistributedDataParallel(
-            model, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
+            shell, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
         )
-        reducer.register_comm_hook(None, hook)  # type: ignore[no-untyped-call]
+        reducer.register_comm_hook(None, lambda state, bucket: hook(bucket))  # it reads annotations, and not as strings
         self.__dict__.update(_model=model, _reducer=reducer)
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = model.__dict__[name]
@@ -59,7 +64,7 @@ class ReplicatedModel(nn.Module):
         self.__dict__["_model"].train(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The model's."""
         state: dict[str, Any] = self.__dict__["_model"].state_dict(*args, **kwargs)
         return state
@@ -69,13 +74,30 @@ class ReplicatedModel(nn.Module):
         return self.__dict__["_model"].load_state_dict(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        return copy.deepcopy(self.__dict__["_model"], memo)
+        twin: nn.Module = copy.deepcopy(self.__dict__["_model"], memo)
+        return twin
 
     def __reduce__(self) -> Any:
         return copy.copy, (self.__dict__["_model"],)
 
     def __repr__(self) -> str:
         return repr(self.__dict__["_model"])
+
+
+class _Shell(nn.Module):
+    """The model, and a parameter that takes no part in any loss.
+
+    DistributedDataParallel writes a warning to the terminal when it looks for unused parameters and there are none; and
+    only there, where no filter of warnings reaches it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.idle = nn.Parameter(torch.zeros(1, dtype=next(p for p in model.parameters() if p.requires_grad).dtype))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
 
 
 def _kind(model: type[nn.Module]) -> type[ReplicatedModel]:

@@ -5,13 +5,15 @@ others for ever. So before each of them every live worker checks in, and when al
 
 | all live workers checked in, and                          | call    | what they do                                  |
 | --------------------------------------------------------- | ------- | --------------------------------------------- |
-| they are the group, in one piece, and in the same round   | GO      | the collective                                |
-| somebody left the group, or a collective broke            | REGROUP | form the new group, then check in again       |
+| they are the group, in one piece, and equally far         | GO      | the collective                                |
+| somebody left the group, or a collective broke, or a      | REGROUP | form the new group, take over what they lack, |
+| step moved only some of them                              |         | then check in again                           |
 | they are in different rounds, and nothing had broken      | UNEVEN  | give up: they call backward unequally often   |
 | the run is over and somebody does not come                | DISMISS | drop the step; to each, without the others    |
 
-A worker's *round* is the number of steps it completed. After a collective broke half way some may have completed a step
-that others have not: those take over the state of a worker that did (`source`), so that nobody's work is undone.
+A worker's *round* is the number of steps it completed, its *version* how many of them moved its parameters. After a
+collective broke half way some may have completed a step that others have not: those take over the state of a worker that
+did (`source`), so that nobody's work is undone. So do those whose own hands made a gradient not finite.
 A worker that leaves counts as checked in: nobody ever waits for the dead.
 """
 
@@ -48,14 +50,14 @@ class Outcome(msgspec.Struct, frozen=True):
 class _Place:
     """A live worker: when it was last let go, and what it checked in with."""
 
-    __slots__ = ("here", "intact", "released_s", "round", "settings", "since_s")
+    __slots__ = ("here", "intact", "reached", "released_s", "settings", "since_s")
 
     def __init__(self, now_s: float) -> None:
         self.released_s = now_s
         self.since_s = now_s
         self.here = False
         self.intact = True
-        self.round = 0
+        self.reached = (0, 0)
         self.settings = b""
 
 
@@ -64,8 +66,8 @@ class RollCall:
 
     >>> roll = RollCall()
     >>> roll.join(0, now_s=0.0); roll.join(1, now_s=0.0)
-    >>> roll.arrive(0, 0, intact=False, settings=b"", now_s=0.1); roll.outcome(now_s=0.1)
-    >>> roll.arrive(1, 0, intact=False, settings=b"", now_s=0.2); roll.outcome(now_s=0.2).call
+    >>> roll.arrive(0, (0, 0), intact=False, settings=b"", now_s=0.1); roll.outcome(now_s=0.1)
+    >>> roll.arrive(1, (0, 0), intact=False, settings=b"", now_s=0.2); roll.outcome(now_s=0.2).call
     <Call.REGROUP: 1>
     """
 
@@ -87,11 +89,12 @@ class RollCall:
         """Nobody is to wait any longer."""
         self._dismissed = True
 
-    def arrive(self, worker: int, round: int, intact: bool, settings: bytes, now_s: float) -> None:
-        """A worker checks in. `settings`: its optimizer's, where they changed since it last said; else empty."""
+    def arrive(self, worker: int, reached: tuple[int, int], intact: bool, settings: bytes, now_s: float) -> None:
+        """A worker checks in. `reached`: its round and version; `settings`: its optimizer's, where they changed since
+        it last said, else empty."""
         place = self._places[worker]
         assert not place.here, "a worker that checked in waits for the answer"
-        place.here, place.round, place.intact, place.since_s = True, round, intact, now_s
+        place.here, place.reached, place.intact, place.since_s = True, reached, intact, now_s
         place.settings = settings or place.settings
 
     def outcome(self, now_s: float) -> Outcome | None:
@@ -106,15 +109,18 @@ class RollCall:
         return outcome
 
     def _decide(self, here: tuple[int, ...], places: list[_Place]) -> Outcome:
-        rounds = [place.round for place in places]
-        even = min(rounds) == max(rounds)
+        reached = [place.reached for place in places]
+        furthest = max(reached)
         intact = all(place.intact for place in places)
         if here == self.members and intact:
-            same = all(place.settings == places[0].settings for place in places)
-            return Outcome(Call.GO if even else Call.UNEVEN, here, self.generation, same)
+            if any(round != furthest[0] for round, _ in reached):
+                return Outcome(Call.UNEVEN, here, self.generation)
+            if min(reached) == furthest:
+                same = all(place.settings == places[0].settings for place in places)
+                return Outcome(Call.GO, here, self.generation, same)
         self.generation += 1
         self.members = here
-        source = None if even else here[rounds.index(max(rounds))]
+        source = None if min(reached) == furthest else here[reached.index(furthest)]
         return Outcome(Call.REGROUP, here, self.generation, intact=intact, source=source)
 
     def waited_s(self, now_s: float) -> float:

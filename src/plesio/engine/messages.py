@@ -57,7 +57,8 @@ class Regrouped(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker that checked in, where workers fold among themselves: the group it is in from now on.
 
     `members` are its workers, lowest first; they meet at `port`. `source`: the one whose state those take over that are
-    behind, or -1. `intact`: nothing broke, somebody just left. `version` and `mirrors` are how many folds and mirrors the server has been told of.
+    behind, or -1. `intact`: nothing broke, somebody just left. `version` and `mirrors`: how many folds and mirrors the
+    server has been told of.
     """
 
     generation: int

@@ -51,7 +51,7 @@ class Muster:
 
     def arrived(self, worker: int, header: Header, now_s: float) -> None:
         """A worker checked in."""
-        self._roll.arrive(worker, header.number, header.note == Note.ENTER, header.extra, now_s)
+        self._roll.arrive(worker, (header.number, header.samples), header.note == Note.ENTER, header.extra, now_s)
         self._call(now_s)
 
     def tick(self, now_s: float) -> list[tuple[int, float]]:

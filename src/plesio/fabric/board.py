@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
 from plesio.fabric.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 
@@ -27,7 +25,7 @@ class Board:
 
     def __init__(self, block: SharedBlock, workers: int) -> None:
         self._block = block
-        self._cells = block.memory.numpy().view(np.int64)
+        self._cells = block.memory.numpy().data.cast("q")  # ten times quicker than numpy for single numbers
         self._folds = self._cells[_FOLDS : _FOLDS + workers]
 
     @classmethod
@@ -62,7 +60,7 @@ class Board:
     @property
     def folds(self) -> int:
         """Folds of all workers so far: the version, where there is no server to count it."""
-        return int(self._folds.sum())
+        return sum(self._folds)
 
     def count_fold(self, worker: int) -> None:
         """Worker `worker` folded once more."""

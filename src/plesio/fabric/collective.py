@@ -62,7 +62,7 @@ class Group:
         self._timeout = timedelta(seconds=timeout_s)
         self._under_way: list[Any] = []
         self._gloo: Any = None
-        if size > 1:
+        if store is not None and size > 1:
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()
             options._timeout = timedelta(seconds=min(timeout_s, CONNECT_S))

@@ -36,7 +36,7 @@ class Note(IntEnum):
     FINISH = 5
     """The training function returned; the end of the file after this is no death."""
     ENTER = 6
-    """This worker is ready for the next all-reduce (`number`: steps it completed); an answer is awaited."""
+    """This worker is ready for the next all-reduce (`number`: steps it completed; `samples`: its version); an answer is awaited."""
     BROKEN = 7
     """As ENTER, but this worker needs a new group."""
 
