@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -240,7 +241,7 @@ class AllReduceExchange:
         spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
         if spoiled or not came:
             return self._recover()
-        if not all(p.grad is None or is_finite(p.grad.detach().reshape(-1)) for p in self._trained):
+        if not all(_finite(parameter.grad) for parameter in self._trained):
             self._restore_buffers()
             self._round += 1
             return Verdict.NOT_FINITE
@@ -314,7 +315,7 @@ class AllReduceExchange:
         self._missing()
         self.report()
         self._standing.discarded += 1
-        reason = b"the group broke"
+        reason = b"the run ended" if self._standing.stopped else b"the group broke"
         self._doorbell.send(Header(Note.ABANDON, True, batches, 0, 0, 0, 0, time.monotonic(), reason))
 
     def _missing(self) -> int:
@@ -330,22 +331,29 @@ class AllReduceExchange:
         It is where this worker took over another's state or had to give up, and where one of several backward passes of
         this step is done already (`again`): those to whom it did not come start the step anew, and so do all.
         """
-        while True:
+        for tries in count():
             message = self._regrouped()
             try:
-                return self._join(message) or (again and not message.intact)
+                return self._join(message, tries) or (again and not message.intact)
             except RuntimeError as error:
                 self._group.fail(error)
             self._group.close()
             if self._check_in(Note.BROKEN) is not Call.REGROUP:
-                return True
+                break
+        return True
 
-    def _join(self, message: Regrouped) -> bool:
+    def _join(self, message: Regrouped, tries: int) -> bool:
+        """Become a member; whether this worker took over another's state.
+
+        Raises:
+            RuntimeError: somebody did not come, or died before the state was passed on.
+        """
         self._group.close()
         if self._store is None:
             self._store = MeetingPoint.at(message.port)
         rank = message.members.index(self._standing.worker)
-        self._group = Group(self._store, message.generation, rank, len(message.members), self._timeout_s)
+        size = len(message.members)
+        self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)
         self._everybody.group = self._group
         taken_over = message.source >= 0 and self._take_over(message.members.index(message.source))
         self._leads = rank == 0
@@ -364,7 +372,10 @@ class AllReduceExchange:
             states = [dict(self._optimizer.state.get(parameter, {})) for parameter in parameters]
             torch.save({"round": self._round, "version": self._version, "states": states}, state)
         came = torch.load(io.BytesIO(self._group.share(state.getvalue(), source)), weights_only=True)
-        flats = [flat.clone() for flat in self._replica.arena.flat]
+        kept = {
+            id(flat): one for flat, one in zip(self._buffers, self._kept, strict=True)
+        }  # the next step wrote into it
+        flats = [kept.get(id(flat), flat).clone() for flat in self._replica.arena.flat]
         for flat in flats:
             self._group.broadcast(flat, source)
         if (came["round"], came["version"]) == (self._round, self._version):
@@ -436,6 +447,13 @@ class AllReduceExchange:
         self.report()
         self._doorbell.send(Header(Note.FINISH, True, 0, 0, self._version, 0, 0, time.monotonic()))
         self._group.close()
+
+
+def _finite(gradient: torch.Tensor | None) -> bool:
+    if gradient is None:
+        return True
+    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
+    return is_finite(values.reshape(-1))
 
 
 def _setting(value: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from plesio.engine.local import WORKERS_MAX, Job, Live, LocalEngine, Outcome
+from plesio.engine.job import Job, Live, Outcome
+from plesio.engine.local import WORKERS_MAX, LocalEngine
 from plesio.errors import ConfigurationError, StrategyError, unknown_name
 from plesio.faults import Fault, Pace, check_faults
 from plesio.observe.files import RunFolder

@@ -147,8 +147,10 @@ def test_who_keeps_lock_step() -> None:
         (Steps(1), 1, 0.0, True),
         (Steps(4), 3, 9.0, False),
         (Steps(4), 4, 0.0, True),
-        (Seconds(0.5), 1, 0.4, False),
-        (Seconds(0.5), 1, 0.5, True),
+        (Seconds(0.5), 1, 0.2, False),
+        (Seconds(0.5), 1, 0.4, True),
+        (Seconds(0.5), 10, 0.4, False),
+        (Seconds(0.5), 10, 0.5, True),
     ],
 )
 def test_when_an_exchange_is_due(every: rules.Every, steps: int, seconds: float, due: bool) -> None:

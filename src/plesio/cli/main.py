@@ -52,14 +52,15 @@ commands.command(epilog="For example: plesio strategies --json")(strategies)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the program and exit: 0 done, 1 a run failed, 2 asked for something impossible, 130 Ctrl-C."""
-    code = _run(arguments)
+    """Run the program and exit with the code of `main`."""
+    code = main(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it only takes moments
     ForkServer.close_shared(grace_s=0.5)
     sys.exit(code)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for: 0 done, 1 a run failed, 2 asked for what cannot be, 130 Ctrl-C."""
     command = typer.main.get_command(commands)
     try:
         result = command.main(arguments, prog_name="plesio", standalone_mode=False)

@@ -12,6 +12,7 @@ from plesio.cli.live import Board, terminal
 from plesio.cli.options import work_of
 from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
+from plesio.observe.tables import run_table
 
 StrategyName = Annotated[
     str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
@@ -70,5 +71,5 @@ def run(
     with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
         watch = board.watch(0)
         done = work.run(load(script, work.metrics), chosen, watch)
-    console.print(str(done), markup=False, soft_wrap=True)
+    console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
     return 0

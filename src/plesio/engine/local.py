@@ -7,21 +7,14 @@ a budget, an error, Ctrl-C), the others are asked to end, given a moment, and th
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
-import cloudpickle
-import msgspec
-import torch
-
 from plesio.engine.assembly import arenas
-from plesio.engine.evaluator import EvaluatorConfig
 from plesio.engine.forkserver import PRELOAD, ForkServer
+from plesio.engine.job import Job, Live, Outcome, Watch
 from plesio.engine.messages import (
     Begun,
     Evaluated,
@@ -31,14 +24,10 @@ from plesio.engine.messages import (
     Logged,
     Progress,
     Stop,
-    ToEngineFromEvaluator,
-    ToEngineFromServer,
-    ToEngineFromWorker,
     Trouble,
 )
-from plesio.engine.server import ServerConfig
+from plesio.engine.processes import Process, Processes
 from plesio.errors import (
-    ConfigurationError,
     DeadlineError,
     NonFiniteError,
     PlesioError,
@@ -46,80 +35,18 @@ from plesio.errors import (
     WorkerError,
     WorkerLostError,
 )
-from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, close_quietly
+from plesio.fabric.channel import ChannelClosedError
 from plesio.fabric.memory import SharedBlock
-from plesio.faults import Fault, Kill, Pace, slowness
+from plesio.faults import Kill
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
-from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
 
-ENTRY_SERVER = "plesio.engine.server:main"
-ENTRY_EVALUATOR = "plesio.engine.evaluator:main"
-ENTRY_WORKER = "plesio.worker:main"
 WORKERS_MAX = 80
 """What the descriptors of their lines leave room for in one message."""
 GRACE_S = 3.0
 """How long processes that were asked to end may take before they are killed."""
 _runs = count(1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What an engine is to run."""
-
-    train: Callable[..., object]
-    strategy: Strategy
-    workers: int
-    seed: int
-    stealing: bool
-    evaluate: Callable[..., object] | None
-    evaluate_every_s: float
-    faults: tuple[Fault, ...]
-    pace: Pace | None
-    timeout_s: float
-    continue_on_worker_error: bool
-    raise_on_nonfinite: bool
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What an engine brings back."""
-
-    final: Final | None = None
-    state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
-    history: list[Evaluation] = field(default_factory=list)
-    logged: list[LoggedMean] = field(default_factory=list)
-    incidents: list[Incident] = field(default_factory=list)
-    start_up_s: float = 0.0
-    ended: str = "finished"
-
-
-@dataclass(slots=True)
-class Live:
-    """How the run stands, for whoever watches it: times in seconds since training began, -1 before."""
-
-    time_s: float = -1.0
-    version: int = 0
-    steps: int = 0
-    samples: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-Watch = Callable[[Live], str | None]
-"""Called as the run goes; says why it is to stop, if it is."""
-
-
-@dataclass(slots=True)
-class _Process:
-    """A process this engine started, and its line."""
-
-    title: str
-    pid: int
-    channel: Channel[object]
-    worker: int | None = None
-    done: bool = False
-    code: int | None = None
 
 
 class LocalEngine:
@@ -132,10 +59,8 @@ class LocalEngine:
     def __init__(self, job: Job, watch: Watch) -> None:
         self._job = job
         self._watch = watch
-        self._run = next(_runs)
         self._outcome = Outcome()
         self._live = Live()
-        self._processes: list[_Process] = []
         self._error: PlesioError | None = None
         self._zero_s: float | None = None
         self._started_s = time.monotonic()
@@ -143,7 +68,6 @@ class LocalEngine:
         self._interrupts = 0
         self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
         self._final_judged = job.evaluate is None
-        self._ring_descriptor: int | None = None
 
     def run(self) -> Outcome:
         """Start everything, wait until it is over, clean up.
@@ -156,16 +80,16 @@ class LocalEngine:
             KeyboardInterrupt: Ctrl-C, after a graceful end.
         """
         fork_server = ForkServer.shared(PRELOAD)
+        self._processes = Processes(fork_server, next(_runs))
         before = signal.getsignal(signal.SIGINT)
         in_main = before is not None and _in_main_thread()
         if in_main:
             signal.signal(signal.SIGINT, self._interrupted)
         try:
-            fork_server.load(self._run, self._payload())
-            self._start(fork_server)
+            self._processes.start(self._job)
             self._loop(fork_server)
         finally:
-            self._end(fork_server)
+            self._processes.end(0.0 if self._error or self._interrupts > 1 else GRACE_S)
             if in_main:
                 signal.signal(signal.SIGINT, before)
         if self._interrupts:
@@ -180,113 +104,18 @@ class LocalEngine:
         if self._interrupts > 1:
             raise KeyboardInterrupt
 
-    # Starting
-
-    def _payload(self) -> bytes:
-        job = self._job
-        try:
-            return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy}))
-        except Exception as error:
-            raise ConfigurationError(
-                f"the training function cannot be sent to another process: {error}; open files, locks and CUDA tensors "
-                "cannot travel: make them inside the function"
-            ) from error
-
-    def _start(self, fork_server: ForkServer) -> None:
-        job = self._job
-        threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
-        lines = [_WorkerLine.open() for _ in range(job.workers)]
-        to_evaluator = channel_pair() if job.evaluate else None
-        try:
-            server_ends = [end for line in lines for end in line.server_ends]
-            if to_evaluator is not None:
-                server_ends.insert(0, to_evaluator[0].fileno())
-            server = self._spawn(
-                fork_server,
-                ENTRY_SERVER,
-                "the server",
-                ServerConfig(
-                    job.workers, job.evaluate is not None, job.stealing, job.timeout_s, job.raise_on_nonfinite, threads
-                ),
-                server_ends,
-                ToEngineFromServer,
-            )
-            for worker, line in enumerate(lines):
-                process = self._spawn(
-                    fork_server,
-                    ENTRY_WORKER,
-                    f"worker {worker}",
-                    self._worker_settings(worker, server.pid, threads),
-                    line.worker_ends,
-                    ToEngineFromWorker,
-                )
-                process.worker = worker
-            if to_evaluator is not None:
-                self._spawn(
-                    fork_server,
-                    ENTRY_EVALUATOR,
-                    "the evaluator",
-                    EvaluatorConfig(job.evaluate_every_s, 1),
-                    [to_evaluator[1].fileno()],
-                    ToEngineFromEvaluator,
-                )
-        finally:
-            for line in lines:
-                close_quietly(*line.server_ends, *line.worker_ends)
-            for end in to_evaluator or ():
-                end.close()
-
-    def _worker_settings(self, worker: int, server_pid: int, threads: int) -> dict[str, object]:
-        job = self._job
-        return {
-            "worker": worker,
-            "incarnation": 1,
-            "workers": job.workers,
-            "seed": job.seed,
-            "evaluates": job.evaluate is not None,
-            "timeout_s": job.timeout_s,
-            "threads": threads,
-            "server_pid": server_pid,
-            "pace_s": job.pace.step_s if job.pace else None,
-            "jitter": job.pace.jitter if job.pace else 0.0,
-            "slow": slowness(job.faults, worker),
-        }
-
-    def _spawn(
-        self,
-        fork_server: ForkServer,
-        entry: str,
-        title: str,
-        settings: object,
-        ends: Sequence[int],
-        kinds: object,
-    ) -> _Process:
-        mine, theirs = channel_pair()
-        with theirs:
-            pid = fork_server.spawn(self._run, entry, title, msgspec.msgpack.encode(settings), [theirs.fileno(), *ends])
-        process = _Process(title, pid, Channel(mine, kinds, title))
-        self._processes.append(process)
-        return process
-
     # While it runs
-
-    @property
-    def _server(self) -> _Process:
-        return self._processes[0]
-
-    def _workers(self) -> list[_Process]:
-        return [process for process in self._processes if process.worker is not None]
 
     def _loop(self, fork_server: ForkServer) -> None:
         poller = select.poll()
-        for process in self._processes:
+        for process in self._processes.all:
             poller.register(process.channel.fileno(), select.POLLIN)
         poller.register(fork_server.fileno(), select.POLLIN)
-        by_descriptor = {process.channel.fileno(): process for process in self._processes}
+        by_descriptor = {process.channel.fileno(): process for process in self._processes.all}
         while not self._over():
             for descriptor, _ in poller.poll(50):
                 if descriptor == fork_server.fileno():
-                    self._note_exits(fork_server)
+                    self._processes.note_exits()
                     continue
                 process = by_descriptor[descriptor]
                 if not self._hear(process):
@@ -306,7 +135,7 @@ class LocalEngine:
         """Whether a stop was asked for more than `allowed_s` ago."""
         return self._stop_sent_s is not None and time.monotonic() - self._stop_sent_s > allowed_s
 
-    def _hear(self, process: _Process) -> bool:
+    def _hear(self, process: Process) -> bool:
         """Take one message; False when the line is closed."""
         try:
             message, descriptors = process.channel.receive(self._job.timeout_s)
@@ -341,7 +170,7 @@ class LocalEngine:
             self._final(message, descriptors)
         return True
 
-    def _logged(self, process: _Process, message: Logged) -> None:
+    def _logged(self, process: Process, message: Logged) -> None:
         assert process.worker is not None
         if self._zero_s is not None:
             time_s = message.monotonic_s - self._zero_s
@@ -352,7 +181,7 @@ class LocalEngine:
         self._live.metrics = message.metrics
         self._final_judged = self._final_judged or message.final
 
-    def _failed(self, process: _Process, message: Failed) -> None:
+    def _failed(self, process: Process, message: Failed) -> None:
         process.done = True
         if process.worker is None:
             self._error = self._error or PlesioError(f"evaluate raised {message.kind}:\n{message.traceback}")
@@ -364,8 +193,8 @@ class LocalEngine:
         else:
             self._error = self._error or _worker_error(process.worker, message)
 
-    def _hung_up(self, process: _Process) -> None:
-        if process is self._server and self._outcome.final is None:
+    def _hung_up(self, process: Process) -> None:
+        if process is self._processes.server and self._outcome.final is None:
             self._error = self._error or ServerLostError(
                 f"the server process ({process.pid}) died at version {self._live.version}, "
                 f"{max(self._live.time_s, 0.0):.1f} s into training; the weights were in its memory and are lost; "
@@ -389,24 +218,19 @@ class LocalEngine:
                 f"training did not begin within {self._job.timeout_s:g} s: some worker did not get as far as prepare"
             )
         if self._stop_sent_s is not None and self._late(GRACE_S):
-            for process in self._workers():
+            for process in self._processes.workers:
                 if not process.done:
-                    _kill(process.pid)
+                    process.kill()
 
     def _kill(self, fault: Kill) -> None:
-        victim = self._server if fault.worker is None else self._workers()[fault.worker]
-        _kill(victim.pid)
+        processes = self._processes
+        (processes.server if fault.worker is None else processes.workers[fault.worker]).kill()
 
     def _ask_to_stop(self, reason: str) -> None:
         self._stop_sent_s = time.monotonic()
         self._outcome.ended = reason
         with contextlib.suppress(ChannelClosedError):
-            self._server.channel.send(Stop())
-
-    def _note_exits(self, fork_server: ForkServer) -> None:
-        exits = fork_server.poll_exits()
-        for process in self._processes:
-            process.code = exits.get(process.pid, process.code)
+            self._processes.server.channel.send(Stop())
 
     def _final(self, message: Final, descriptors: list[int]) -> None:
         """Take the weights over; the server may go."""
@@ -429,40 +253,6 @@ class LocalEngine:
         elif message.lost:
             self._error = self._error or WorkerLostError(message.lost)
 
-    # Ending
-
-    def _end(self, fork_server: ForkServer) -> None:
-        """Nobody is left behind: close the lines, give a moment, kill."""
-        for process in self._processes:
-            process.channel.close()
-        deadline_s = time.monotonic() + (0.0 if self._error or self._interrupts > 1 else GRACE_S)
-        while any(process.code is None for process in self._processes):
-            with contextlib.suppress(PlesioError):
-                self._note_exits(fork_server)
-            if time.monotonic() >= deadline_s:
-                for process in self._processes:
-                    if process.code is None:
-                        _kill(process.pid)
-                deadline_s = time.monotonic() + GRACE_S
-            time.sleep(0.002)
-        fork_server.drop(self._run)
-
-
-@dataclass(frozen=True, slots=True)
-class _WorkerLine:
-    """The descriptors between one worker and the server: a channel and two pipes."""
-
-    server_ends: tuple[int, int, int]
-    worker_ends: tuple[int, int, int]
-
-    @classmethod
-    def open(cls) -> _WorkerLine:
-        """New ones."""
-        server, worker = channel_pair()
-        push_read, push_write = os.pipe()
-        answer_read, answer_write = os.pipe()
-        return cls((server.detach(), push_read, answer_write), (worker.detach(), push_write, answer_read))
-
 
 def _worker_error(worker: int, message: Failed) -> PlesioError:
     """What a worker's exception means for the run: plesio's own keep their class, anything else is the user's."""
@@ -472,11 +262,6 @@ def _worker_error(worker: int, message: Failed) -> PlesioError:
     if isinstance(kind, type) and issubclass(kind, PlesioError):
         return kind(message.why)
     return WorkerError(f"worker {worker} raised {message.kind}: {message.why}\n{message.traceback}")
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def _in_main_thread() -> bool:

@@ -4,12 +4,19 @@ A group is one *generation*: who is in it never changes. Its members find each o
 process holds on a port that the kernel chose, under the generation's number. When an operation fails, gloo leaves the
 group of no further use; what fails here is therefore noted and does not raise, the rest of the step's operations do
 nothing, and the worker asks for the next generation.
+
+One reduction is under way at a time, the others queue up here. Two would do no harm while all is well; but where one of two
+fails, gloo goes on with the other, whose sends wait for a neighbour that waits for this worker in the first: neither would
+notice before the deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,8 +26,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 LOOPBACK = "127.0.0.1"
-CONNECT_S = 10.0
-"""Members of a new group come at once or not at all; whoever waited in vain asks again."""
+CONNECT_S, CONNECT_EACH_S = 1.0, 0.1
+"""How long a new group and each of its members may take to connect, at the first try. Members come at once, or died
+meanwhile; torch offers no way to be told which, so that this is what a death at that moment costs."""
 
 
 class MeetingPoint:
@@ -38,7 +46,7 @@ class MeetingPoint:
     @staticmethod
     def at(port: int) -> TCPStore:
         """A worker's line to it."""
-        return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S))
+        return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
 
 
 class Group:
@@ -49,23 +57,31 @@ class Group:
         generation: which.
         rank, size: this member's place among how many.
         timeout_s: how long an operation may take.
+        tries: how often members have tried in vain; each time they take twice as long.
 
     Raises:
         RuntimeError: not everybody came.
     """
 
-    def __init__(self, store: Store | None, generation: int, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store | None, generation: int, rank: int, size: int, timeout_s: float, tries: int = 0
+    ) -> None:
         self.rank = rank
         self.size = size
         self.broken = ""
         self.done_s = 0.0
         self._timeout = timedelta(seconds=timeout_s)
-        self._under_way: list[Any] = []
+        self._lock = threading.Lock()
+        self._queue: deque[_Operation] = deque()  # the first is under way
+        self._begun: list[_Operation] = []
+        self._works: list[Any] = []
         self._gloo: Any = None
         if store is not None and size > 1:
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()
-            options._timeout = timedelta(seconds=min(timeout_s, CONNECT_S))
+            patience = timedelta(seconds=min(timeout_s, (CONNECT_S + CONNECT_EACH_S * size) * 2**tries))
+            store.set_timeout(patience)
+            options._timeout = patience
             options._devices = [gloo.create_device(hostname=LOOPBACK)]
             self._gloo = gloo(PrefixStore(str(generation), store), rank, size, options)
 
@@ -76,48 +92,61 @@ class Group:
 
     def mean(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """`tensor` becomes its mean over the members; the future comes even if that failed."""
+        if self.works:
+            tensor.div_(self.size)
+        return self.reduce(tensor)
+
+    def reduce(self, tensor: torch.Tensor, largest: bool = False) -> torch.futures.Future[torch.Tensor]:
+        """`tensor` becomes its sum (or its largest) over the members; the future comes even if that failed."""
         if not self.works:
             return as_it_is(tensor)
-        tensor.div_(self.size)
-        work = self._start(tensor, dist.ReduceOp.SUM)
-        if work is None:
-            return as_it_is(tensor)
+        operation = _Operation(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        self._begun.append(operation)
+        with self._lock:
+            self._queue.append(operation)
+            alone = len(self._queue) == 1
+        if alone:
+            self._start(operation)
+        return operation.future
 
-        def came(done: torch.futures.Future[Any]) -> torch.Tensor:
-            try:
-                done.value()
-            except RuntimeError as error:
-                self.fail(error)
-            self.done_s = time.monotonic()
-            return tensor
-
-        future: torch.futures.Future[torch.Tensor] = work.get_future().then(came)
-        return future
-
-    def reduce(self, tensor: torch.Tensor, largest: bool = False) -> None:
-        """Begin to make `tensor` its sum (or its largest) over the members."""
-        if self.works:
-            self._start(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-
-    def _start(self, tensor: torch.Tensor, operation: Any) -> Any:
+    def _start(self, operation: _Operation) -> None:
         options = dist.AllreduceOptions()
-        options.reduceOp, options.timeout = operation, self._timeout
+        options.reduceOp, options.timeout = operation.kind, self._timeout
         try:
-            work = self._gloo.allreduce([tensor], options)
+            work = self._gloo.allreduce([operation.tensor], options)
         except RuntimeError as error:
+            self._came(error)
+            return
+        self._works.append(work)
+        work.get_future().then(lambda done: self._came(_error_of(done)))
+
+    def _came(self, error: RuntimeError | None) -> None:
+        """The first of the queue is over; called by gloo's thread."""
+        if error is not None:
             self.fail(error)
-            return None
-        self._under_way.append(work)
-        return work
+        self.done_s = time.monotonic()
+        with self._lock:
+            over = [self._queue.popleft()]
+            if self.broken:
+                over += self._queue
+                self._queue.clear()
+            following = self._queue[0] if self._queue else None
+        for operation in over:
+            operation.future.set_result(operation.tensor)
+        if following is not None:
+            self._start(following)
 
     def finish(self) -> bool:
-        """Wait for what was begun; whether all of it, and everything before, came to its end."""
-        under_way, self._under_way = self._under_way, []
-        for work in under_way:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                self.fail(error)
+        """Wait for what was begun; whether all of it, and everything before, came to its end.
+
+        A broken group hangs up, so that members that still wait for this one notice.
+        """
+        begun, self._begun = self._begun, []
+        for operation in begun:
+            operation.future.wait()
+        if self.broken:
+            self.close()
+        self._works.clear()
         return not self.broken
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
@@ -151,10 +180,30 @@ class Group:
         self.broken = self.broken or str(error).strip().split("\n")[0]
 
     def close(self) -> None:
-        """Hang up, so that members that still wait for this one notice. Everything begun is over before: callbacks
-        need the interpreter, which the end of a group holds while it joins its threads."""
-        self.finish()
+        """Hang up. Everything begun must be over, its callbacks too: they need the interpreter, which the end of gloo's
+        group keeps to itself while it waits for its threads."""
+        for work in self._works:
+            with contextlib.suppress(RuntimeError):
+                work.wait()
+        self._works.clear()
         self._gloo = None
+
+
+class _Operation:
+    """One reduction, and the future that comes when it is over, well or not."""
+
+    def __init__(self, tensor: torch.Tensor, kind: Any) -> None:
+        self.tensor = tensor
+        self.kind = kind
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+
+def _error_of(done: torch.futures.Future[Any]) -> RuntimeError | None:
+    try:
+        done.value()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 class _Quiet(dist.Work):

@@ -36,9 +36,9 @@ class Note(IntEnum):
     FINISH = 5
     """The training function returned; the end of the file after this is no death."""
     ENTER = 6
-    """This worker is ready for the next all-reduce (`number`: steps it completed; `samples`: its version); an answer is awaited."""
+    """This worker is ready for the next all-reduce (`number`: steps it completed; `samples`: its version)."""
     BROKEN = 7
-    """As ENTER, but this worker needs a new group."""
+    """As ENTER, but this worker needs a new group. Both are answered when all workers are there."""
 
 
 class Header(msgspec.Struct, gc=False):

@@ -193,7 +193,8 @@ def _table(summaries: Sequence[Summary], target: Target | None) -> str:
         rows.append(f"<tr><th scope=row>{svg.named(k, s.strategy)}</th>{first}{cells}</tr>")
     head = "".join(f"<th scope=col>{escape(text)}</th>" for text in ["strategy", *heads])
     notes = ["Marked: the soonest at the target."] if best is not None and len(summaries) > 1 else []
-    notes += [f"{s.strategy} ended: {s.ended}." for s in summaries if s.ended != "finished"]
+    unexplained = (s for s, time_s in zip(summaries, times, strict=True) if s.ended != "finished" and time_s is None)
+    notes += [f"{s.strategy} ended: {s.ended}." for s in unexplained]
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>' + (
         f'<p class="small">{escape(" ".join(notes))}</p>' if notes else ""
     )

@@ -28,23 +28,25 @@ def render(*parts: object, width: int = WIDTH) -> str:
     return console.file.getvalue().rstrip("\n")
 
 
-def run_table(summary: Summary, folder: Path | None) -> str:
+def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> str:
     """One run: what it did, then a row for each worker."""
     table = Table(title=_headline(summary), title_justify="left", title_style="bold")
     for name in (
         "worker",
         "steps",
         "samples",
-        "steps/s alone",
+        "steps/s\nalone",
         "waiting",
         "exchange",
         "staleness",
         "folded",
-        "discarded",
+        "dis-\ncarded",
     ):
         table.add_column(name, justify="right")
-    table.add_column("")
-    for one in summary.workers:
+    left = [one.left if one.left not in (None, "finished") else "" for one in summary.workers]
+    if any(left):
+        table.add_column("left")
+    for one, why in zip(summary.workers, left, strict=True):
         total_s = one.compute_s + one.wait_s + one.exchange_s
         stale = summary.staleness.by_worker.get(one.worker, {})
         count = sum(stale.values())
@@ -59,9 +61,9 @@ def run_table(summary: Summary, folder: Path | None) -> str:
             mean,
             f"{one.folded:,}",
             f"{one.discarded:,}",
-            "" if one.left == "finished" else str(one.left or ""),
+            *([str(why)] if any(left) else []),
         )
-    return render(table, *_notes(summary, folder))
+    return render(table, *_notes(summary, folder), width=width)
 
 
 def _headline(summary: Summary) -> str:

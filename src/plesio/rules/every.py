@@ -34,8 +34,11 @@ class Seconds:
         check.number("Seconds", "seconds", self.seconds, above=0)
 
     def due(self, steps: int, seconds: float) -> bool:
-        """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now."""
-        return seconds >= self.seconds
+        """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
+
+        It does when another step like those would no longer fit: who goes over the time keeps the others waiting.
+        """
+        return seconds + seconds / steps > self.seconds
 
     def __str__(self) -> str:
         return f"every {self.seconds:g} s"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -85,3 +86,49 @@ class GapAwareness:
             pieces = zip(torch.split(old, CHUNK), torch.split(new, CHUNK), strict=True)
             mean = sum(float((b - a).abs_().sum()) for a, b in pieces) / max(old.numel(), 1)
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
+
+
+GAP_DECAY = 0.99
+"""Of the running mean gap: it remembers about a hundred folds."""
+
+GAP_ROOM = 4.0
+"""Mean gaps that halve an element: an ordinary gap costs little, a run-away one is held (see docs/convergence.md)."""
+
+
+class GapDamping:
+    """g /= 1 + |w_t - w'| / (4 C), w' where g was computed, C the running mean of the gap |w_t - w'|, one a segment.
+
+    Gap-awareness (Barkai et al. 2020) with the gap measured against the usual gap instead of the usual step: elements
+    that moved as they always do keep about their gradient, and those that moved much further, along which the look-ahead
+    was wrong and which are the first to diverge, lose most of it. No gap at all, as with one worker, changes no bit.
+    """
+
+    def __init__(self) -> None:
+        self._sum: list[float] = []
+        self._weight: list[float] = []
+
+    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
+        """Shrink each element by how much further than usual its parameter is from where it was looked for."""
+        flats = [arena.of_kind(Kind.TRAINED) for arena in (gradient, current, backup)]
+        if not self._sum:
+            self._sum, self._weight = [0.0] * len(flats[0]), [0.0] * len(flats[0])
+        for position, (slope, now, then) in enumerate(zip(*flats, strict=True)):
+            mean = self._sum[position] / self._weight[position] if self._weight[position] else 0.0
+            gap = _damp(slope, now, then, GAP_ROOM * mean) / slope.numel()
+            if 0.0 < gap < math.inf:
+                self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
+                self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
+
+    def stepped(self, before: Arena, after: Arena) -> None:
+        """Nothing to learn from the step."""
+
+
+def _damp(slope: torch.Tensor, now: torch.Tensor, then: torch.Tensor, room: float) -> float:
+    """Divide by 1 + gap / room, unless there is no room yet; the sum of the gaps."""
+    total = 0.0
+    for g, new, old in zip(*(torch.split(flat, CHUNK) for flat in (slope, now, then)), strict=True):
+        gap = (new - old).abs_()
+        total += float(gap.sum())
+        if room > 0.0:
+            g.div_(gap.div_(room).add_(1.0))
+    return total

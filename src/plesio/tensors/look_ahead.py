@@ -1,27 +1,33 @@
 """DANA: one momentum for each worker, and parameters sent with look-ahead.
 
-Worker i's contribution moves its own momentum v_i and the global parameters w by it; worker i is then sent
+Worker i's contribution moves its own momentum v_i and the global parameters w by it; a worker is then sent
 
-    w - lr mu sum_{j != i} v_j
+    w - lr mu (1 - 1/n) sum_j v_j          (Nesterov: mu^2 in place of mu)
 
-which is where the parameters will be when its next contribution comes, if every other worker contributes once meanwhile.
-The gradient is thus taken about where it will be applied, and a momentum tuned for synchronous training keeps its meaning.
-With one worker the sum is empty and this is the plain optimizer, bit for bit.
+for n live workers, which is about where the parameters will be when its next contribution comes: meanwhile each of the
+others contributes once, and of the pushes that come 1 - 1/n are others'. The gradient is thus taken about where it will be
+applied, and a momentum tuned for synchronous training keeps its meaning. What the look-ahead did not foresee is damped,
+element by element, see `plesio.tensors.corrections.GapDamping`. With one worker nothing is looked ahead to, nothing is
+damped, and this is the plain optimizer, bit for bit.
 
 The user's own optimizer does the step: before it, worker i's momentum is put in the place of the optimizer's. For Adam the
-first moment is kept for each worker, the second is shared, and the look-ahead is divided by the root of the second.
-Source: Hakimi et al. 2019, arXiv 1907.11612 (there the sum includes worker i's own momentum; see docs/decisions/).
+first moment is kept for each worker and the look-ahead is divided by the root of the second, which is shared. N workers
+feed the second moment N times as often as in step, each with 1/N of the samples: its decay is the N-th root of the user's,
+so that it remembers as many samples as it would there.
+Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n and without damping; see docs/decisions/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
 from plesio.tensors.outer import Groups, ServerOptimizer
 from plesio.tensors.versions import Versions
@@ -64,15 +70,25 @@ class LookAheadFolding:
         self._versions = versions
         self._slots = slots
         self._workers = workers
+        self._live: set[int] = set()
         self._master = versions.buffers[versions.current]  # never published itself
         self._momenta = [new_arena("momentum") for _ in range(workers)]
         self._sum = new_arena("sum of momenta")
-        self._scale = 1.0 / workers
+        self._damping = GapDamping()
+        self._scale = 0.0  # running mean of what folds scale the learning rate by
         self._folds = 0
+        self.set_groups(optimizer.groups)
 
     def set_groups(self, groups: Groups) -> None:
         """Use these hyper-parameters from now on."""
-        self._optimizer.set_groups(groups)
+        self._optimizer.set_groups([self._shared(group) for group in groups])
+
+    def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The settings of a group, with a second moment that remembers as many samples as if workers were in step."""
+        if "betas" not in group:
+            return group
+        first, second = group["betas"]
+        return {**group, "betas": (first, second ** (1.0 / self._workers))}
 
     def hold(self, worker: int, weight: float) -> None:
         """Never asked for: a correction takes contributions one at a time."""
@@ -84,7 +100,8 @@ class LookAheadFolding:
         own = self._optimizer.select(self._momenta[member.worker])
         total = self._optimizer.select(self._sum)
         slot = self._slots[member.worker]
-        self._scale = fold.scale
+        self._scale += (fold.scale - self._scale) / self._workers if self._folds else fold.scale
+        self._damping.correct(slot, self._master, self._versions.of(member.worker))
         for whole, part in zip(total, own, strict=True):
             whole.sub_(part)
         self._swap_in(own)
@@ -119,29 +136,26 @@ class LookAheadFolding:
 
     def publish(self, reader: int) -> int:
         """Write the look-ahead for `reader` into a free buffer and pin it; its index."""
+        self._live.add(reader)
         self._versions.release(reader)
         index = self._versions.spare()
         out = self._versions.buffers[index]
         out.copy_from(self._master, Kind.BUFFER)
-        others = self._optimizer.select(out)
-        whole, own = self._optimizer.select(self._sum), self._optimizer.select(self._momenta[reader])
+        targets = self._optimizer.select(out)
+        totals = self._optimizer.select(self._sum)
         for position, weight in enumerate(self._optimizer.select(self._master)):
-            self._look_ahead(position, others[position], weight, whole[position], own[position])
+            self._look_ahead(position, targets[position], weight, totals[position])
         self._versions.pin(reader, index)
         return index
 
-    def _look_ahead(
-        self, position: int, out: torch.Tensor, weight: torch.Tensor, whole: torch.Tensor, own: torch.Tensor
-    ) -> None:
-        """out = weight - rate * (whole - own) [/ root of the second moment], a chunk at a time."""
+    def _look_ahead(self, position: int, out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> None:
+        """out = weight - rate * total [/ root of the second moment], a chunk at a time."""
         state = self._optimizer.state_of(position)
         group = self._optimizer.group_of(position)
-        rate = group["lr"] * self._scale
-        pieces = zip(*(torch.split(t.view(-1), CHUNK) for t in (out, weight, whole, own)), strict=True)
+        rate = group["lr"] * self._scale * (1.0 - 1.0 / len(self._live))
         if self._key == "momentum_buffer":
-            for target, master, everybody, mine in pieces:
-                torch.sub(everybody, mine, out=target)
-                torch.add(master, target, alpha=-rate * group["momentum"], out=target)
+            momentum = group["momentum"]
+            torch.add(weight, total, alpha=-rate * (momentum**2 if group.get("nesterov") else momentum), out=out)
             return
         if "exp_avg_sq" not in state:
             out.copy_(weight)
@@ -150,11 +164,11 @@ class LookAheadFolding:
         steps = float(state["step"])
         rate *= first / (1.0 - first**steps)
         root = (1.0 - second**steps) ** -0.5
-        squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].view(-1).split(CHUNK)
-        for (target, master, everybody, mine), square in zip(pieces, squares, strict=True):
+        squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        pieces = zip(*(torch.split(t.view(-1), CHUNK) for t in (out, weight, total, squares)), strict=True)
+        for target, master, momenta, square in pieces:
             denominator = square.sqrt().mul_(root).add_(group["eps"])
-            torch.sub(everybody, mine, out=target)
-            torch.addcdiv(master, target, denominator, value=-rate, out=target)
+            torch.addcdiv(master, momenta, denominator, value=-rate, out=target)
 
     def snapshot(self, reader: int) -> int:
         """Copy the master into a free buffer and pin it; its index."""
@@ -166,8 +180,8 @@ class LookAheadFolding:
 
     def forget(self, worker: int) -> None:
         """`worker` is gone: its momentum will not act any more."""
+        self._live.discard(worker)
         self._versions.release(worker)
-        own = self._optimizer.select(self._momenta[worker])
-        for whole, part in zip(self._optimizer.select(self._sum), own, strict=True):
-            whole.sub_(part)
+        for part in self._optimizer.select(self._momenta[worker]):
             part.zero_()
+        self._resum()

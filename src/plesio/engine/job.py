@@ -1,0 +1,60 @@
+"""What an engine is asked to run, how the run stands, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from plesio.engine.messages import Final
+from plesio.faults import Fault, Pace
+from plesio.observe.summary import Evaluation, Incident
+from plesio.observe.summary import Logged as LoggedMean
+from plesio.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What an engine is to run."""
+
+    train: Callable[..., object]
+    strategy: Strategy
+    workers: int
+    seed: int
+    stealing: bool
+    evaluate: Callable[..., object] | None
+    evaluate_every_s: float
+    faults: tuple[Fault, ...]
+    pace: Pace | None
+    timeout_s: float
+    continue_on_worker_error: bool
+    raise_on_nonfinite: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an engine brings back."""
+
+    final: Final | None = None
+    state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
+    history: list[Evaluation] = field(default_factory=list)
+    logged: list[LoggedMean] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    start_up_s: float = 0.0
+    ended: str = "finished"
+
+
+@dataclass(slots=True)
+class Live:
+    """How the run stands, for whoever watches it: times in seconds since training began, -1 before."""
+
+    time_s: float = -1.0
+    version: int = 0
+    steps: int = 0
+    samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+Watch = Callable[[Live], str | None]
+"""Called as the run goes; says why it is to stop, if it is."""

@@ -1,0 +1,259 @@
+"""All-reduce with real processes: what it equals, and that nobody who leaves takes the others along."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+from plesio.fabric.collective import Everybody, Group, as_it_is
+from plesio.replicated import ReplicatedModel
+from support import loops, replicas
+
+
+def all_bits(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def agree(seen: list[dict[str, str]]) -> bool:
+    """Whether all who saw a version saw the same bits."""
+    versions = {version for one in seen for version in one}
+    return all(len({one[version] for one in seen if version in one}) == 1 for version in versions)
+
+
+@pytest.mark.parametrize("build", [loops.mlp, loops.Tied, loops.batch_norm, loops.Mixed], ids=lambda one: one.__name__)
+def test_replicas_equal_each_other(build: loops.Build, tmp_path: Path) -> None:
+    """At every version, though an epoch does not divide evenly and the rate falls at each worker's own epoch's end."""
+    train = partial(replicas.watched, folder=str(tmp_path), build=build, rows=80, by_epoch=True)
+    run = ps.run(train, ps.allreduce(), workers=3, data="shards")
+    seen = all_bits(tmp_path)
+    assert [len(one) for one in seen] == [12, 9, 9]
+    assert agree(seen)
+    assert run.version == 12
+    assert run.folded == 30
+    assert run.samples == 240
+    assert run.discarded == {}
+    assert run.incidents == ()
+    assert list(run.state_dict) == list(build().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizers", "rows"),
+    [
+        (loops.mlp, loops.momentum, 80),
+        (loops.batch_norm, loops.momentum, 72),  # where all are there: a server moves buffers part of the way for fewer
+        (loops.Tied, loops.sgd, 80),  # without momentum: a server takes nobody's gradient for zero, all-reduce for none
+    ],
+    ids=["mlp", "batch_norm", "Tied"],
+)
+def test_shards_equal_a_server(build: loops.Build, optimizers: loops.Optimizers, rows: int, tmp_path: Path) -> None:
+    """Same seed, same shards: the same training, to rounding."""
+    train = partial(replicas.watched, folder=str(tmp_path), build=build, optimizers=optimizers, rows=rows)
+    server, run = (ps.run(train, strategy, workers=3, data="shards") for strategy in (ps.sync_sgd(), ps.allreduce()))
+    for name, value in server.state_dict.items():
+        torch.testing.assert_close(run.state_dict[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [loops.batch_norm, loops.Tied, loops.Mixed], ids=lambda one: one.__name__)
+def test_one_worker_is_plain_pytorch(build: loops.Build) -> None:
+    """Bit for bit, buffers, tied weights and parts that are used now and then included."""
+    train = partial(loops.follow, build=build, optimizers=loops.momentum, steps=12)
+    got = ps.run(train, ps.allreduce(), workers=1).state_dict
+    for name, value in loops.plain_pytorch(build, loops.momentum, 12).items():
+        assert torch.equal(got[name], value), name
+
+
+def test_buffers_are_averaged(tmp_path: Path) -> None:
+    ps.run(partial(replicas.one_norm_step, folder=str(tmp_path)), ps.allreduce(), workers=3)
+    seen = [torch.load(tmp_path / str(rank)) for rank in range(3)]
+    mean = torch.stack([alone for alone, _, _ in seen]).mean(0)
+    for _, got, count in seen:
+        torch.testing.assert_close(got, mean)
+        assert torch.equal(got, seen[0][1])
+        assert int(count) == 1
+
+
+def test_parameters_without_a_gradient(tmp_path: Path) -> None:
+    """Used by nobody: left alone. Used by some: the others' part is zero, and counted."""
+    run = ps.run(partial(replicas.forked, folder=str(tmp_path)), ps.allreduce(), workers=3)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+    assert run.missing_gradients == 3 * 5 * 4
+    before = replicas.Forked().state_dict()
+    moved = {name for name, value in run.state_dict.items() if not torch.equal(value, before[name])}
+    assert moved == {"left.weight", "left.bias", "right.weight", "right.bias"}
+
+
+def test_a_killed_worker(tmp_path: Path) -> None:
+    """The others go on, equal to each other, and visit what it left."""
+    times: list[tuple[float, int]] = []
+    train = partial(replicas.watched, folder=str(tmp_path), rows=400, batch=4, epochs=2)
+    run = ps.run(
+        train,
+        ps.allreduce(),
+        workers=3,
+        pace=ps.Pace(step_s=0.02),
+        faults=[ps.Kill(worker=1, after_s=0.5)],
+        watch=lambda live: times.append((live.time_s, live.version)),
+    )
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert any(one.worker == 1 and "died" in one.what for one in run.incidents)
+    assert run.batches_unvisited == 0
+    assert agree(all_bits(tmp_path))
+    at_death = max(version for time_s, version in times if time_s <= 0.5)
+    assert max(version for time_s, version in times if time_s <= 1.5) > at_death + 5
+
+
+def test_a_worker_killed_amid_an_all_reduce(tmp_path: Path) -> None:
+    """The step under way is dropped by the others: counted, and begun anew."""
+    train = partial(replicas.disturbed, folder=str(tmp_path), how="dies amid buckets")
+    run = ps.run(train, ps.allreduce(), workers=3, timeout_s=20)
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert run.discarded == {"the group broke": 2}
+    assert run.version == 10
+    assert len({(tmp_path / f"{rank}.txt").read_text() for rank in (0, 2)}) == 1
+
+
+def test_a_step_that_came_to_some_counts_for_all(tmp_path: Path) -> None:
+    """Whoever is behind takes over parameters and optimizer: the same bits as if nothing had happened."""
+    ends = set()
+    for how in ("", "misses the end"):
+        run = ps.run(
+            partial(replicas.disturbed, folder=str(tmp_path), how=how), ps.allreduce(), workers=3, timeout_s=20
+        )
+        assert run.version == 10
+        assert run.folded == 30
+        ends |= {path.read_text() for path in tmp_path.iterdir()}
+    assert len(ends) == 1
+
+
+def test_a_frozen_worker_is_evicted(tmp_path: Path) -> None:
+    """No connection tells that a process is frozen: the deadline does, and the others go on."""
+    train = partial(replicas.disturbed, folder=str(tmp_path), how="frozen")
+    run = ps.run(train, ps.allreduce(), workers=3, timeout_s=2)
+    assert any("worker 1 was silent for 2 s" in one.what for one in run.incidents)
+    assert run.version == 10
+    assert run.workers[0].steps == run.workers[2].steps == 10
+
+
+def test_not_finite(tmp_path: Path) -> None:
+    """All see the same mean, and skip it: buffers too, and each counts it once."""
+    train = partial(replicas.poisoned_data, folder=str(tmp_path), at=3)
+    run = ps.run(train, ps.allreduce(), workers=2)
+    assert run.discarded == {"not finite": 2}
+    assert run.version == 7
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+    assert (tmp_path / "0.txt").read_text().startswith("1 ")
+    assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
+    with pytest.raises(ps.NonFiniteError, match=r"step 4 of worker . .* on_nonfinite='raise'"):
+        ps.run(train, ps.allreduce(), workers=2, on_nonfinite="raise")
+
+
+def test_a_gradient_spoiled_on_one_worker_only() -> None:
+    """Its replica would be another from then on: it takes over the others'."""
+    run = ps.run(partial(loops.poisoned, who=1, at=4, value=float("nan")), ps.allreduce(), workers=2, timeout_s=20)
+    assert run.discarded["not finite"] == 1
+    assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("unequal", "equally often"),
+        ("plain model", "call the model that prepare returned"),
+        ("no backward", "without a gradient to exchange"),
+    ],
+)
+def test_misuse(how: str, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(partial(replicas.misused, how=how), ps.allreduce(), workers=2, timeout_s=20)
+
+
+def test_all_stop_at_the_same_step(tmp_path: Path) -> None:
+    run = ps.run(
+        partial(replicas.without_a_loader, folder=str(tmp_path)),
+        ps.allreduce(),
+        workers=3,
+        faults=[ps.Slow(worker=2, factor=4)],
+        pace=ps.Pace(step_s=0.005),
+        until=ps.Until(seconds=0.5),
+    )
+    assert "0.5 seconds" in run.ended
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+    assert len({one.steps for one in run.workers}) == 1
+    assert run.version == run.workers[0].steps
+
+
+def test_the_end_does_not_wait_for_a_long_step(tmp_path: Path) -> None:
+    """Those that wait for it drop theirs and leave the weights as they are."""
+    started_s = time.monotonic()
+    run = ps.run(
+        partial(replicas.without_a_loader, folder=str(tmp_path), slow_s=60.0),
+        ps.allreduce(),
+        workers=3,
+        until=ps.Until(seconds=0.3),
+    )
+    assert time.monotonic() - started_s < 12
+    assert run.version == 3
+    assert run.discarded == {"the run ended": 2}
+    assert not torch.equal(run.state_dict["0.weight"], loops.mlp().state_dict()["0.weight"])
+
+
+def test_evaluation_and_where_the_time_goes() -> None:
+    """The lowest worker shows its replica while it trains; fast workers wait for the slow one nine tenths of the time."""
+    run = ps.run(
+        loops.endless,
+        ps.allreduce(),
+        workers=4,
+        pace=ps.Pace(step_s=0.02),
+        faults=[ps.Slow(worker=0, factor=10)],
+        evaluate=lambda model: {"sum": float(next(model.parameters()).sum())},
+        evaluate_every_s=0.2,
+        until=ps.Until(seconds=2.5),
+    )
+    assert run.workers[0].waiting_share < 0.2
+    for one in run.workers[1:]:
+        assert 0.75 < one.waiting_share < 0.95
+    assert run.ideal_share < 0.25
+    assert len(run.history) > 3
+    assert len({one.metrics["sum"] for one in run.history}) > 2
+    assert run.history[-1].version == run.version
+    assert [one.version for one in run.history] == sorted(one.version for one in run.history)
+
+
+def test_the_model_behaves_like_the_users() -> None:
+    """Names, attributes, modes, indices and copies are the model's."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model.note = "mine"
+    group = Group(None, 0, 0, 1, 1.0)
+    wrapped = ReplicatedModel(
+        model, Everybody(group), list(model.state_dict())[-3:], lambda bucket: as_it_is(bucket.buffer())
+    )
+    assert list(wrapped.state_dict()) == list(model.state_dict())
+    assert [name for name, _ in wrapped.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert list(wrapped.parameters()) == list(model.parameters())
+    assert (wrapped.note, len(wrapped), wrapped[0], list(wrapped)) == ("mine", 2, model[0], list(model))
+    wrapped.eval()
+    assert not wrapped.training
+    assert not model[1].training
+    model.train()
+    assert wrapped.training
+    wrapped.note = "yours"
+    assert model.note == "yours"
+    twin = copy.deepcopy(wrapped)
+    assert type(twin) is nn.Sequential
+    assert twin[0].weight is not model[0].weight
+    wrapped.load_state_dict(twin.state_dict())
+    assert repr(wrapped) == repr(model)
+    inputs = torch.randn(5, 3)
+    wrapped(inputs).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not hasattr(ReplicatedModel, "__len__")
+    with pytest.raises(AttributeError, match="Sequential"):
+        _ = wrapped.nothing

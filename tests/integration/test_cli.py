@@ -1,0 +1,352 @@
+"""The program as it is typed: what it prints, what it writes, how it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from plesio.cli.live import Board
+from plesio.cli.main import main
+from plesio.cli.settings import strategies_of, strategy_of, usual
+from plesio.errors import StrategyError
+from plesio.observe.tables import Failed, compare_table, render
+from plesio.recipes import RECIPES
+from support import processes
+
+SCRIPT = """
+import torch
+from pathlib import Path
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(256, 4, generator=GENERATOR)
+Y = (X.sum(1) > 0).long()
+
+
+def build():
+    return torch.nn.Linear(4, 2)
+
+
+def train(worker):
+    {first}
+    model = build()
+    data = torch.utils.data.TensorDataset(X, Y)
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    print("begun", flush=True)
+    for _ in range(1000):
+        for x, y in loader:
+            with worker.step():
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                worker.log(loss=loss)
+
+
+def evaluate(model):
+    return {{"{metric}": (model(X).argmax(1) == Y).float().mean()}}
+"""
+KEYS = {
+    "strategy", "time_to_target_s", "steps_per_s", "ideal_share", "waiting_share", "staleness_mean", "staleness_max",
+    "bytes", "accuracy", "folded", "discarded", "samples",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test in a folder of its own, with a path that it may change, and no terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def script(name: str = "script.py", *, first: str = "pass", metric: str = "accuracy") -> str:
+    Path(name).write_text(SCRIPT.format(first=first, metric=metric))
+    return name
+
+
+# What there is
+
+
+def test_strategies_shows_each_recipe_with_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in RECIPES)
+    assert "momentum" in out
+    assert "arXiv 1907.11612" in out
+    assert max(map(len, out.splitlines())) <= 118
+
+
+def test_strategies_as_json_has_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies", "--json"]) == 0
+    entries = {one["strategy"]: one for one in json.loads(capsys.readouterr().out)}
+    assert list(entries) == list(RECIPES)
+    assert entries["buffered"]["settings"] == {"k": 2, "weigh": "equal", "lr_scale": "share"}
+    assert entries["bounded_staleness"]["answers"]["release"] == "within 4 clocks"
+    assert all(one["idea"] and one["paper"] and len(one["answers"]) == 10 for one in entries.values())
+
+
+def test_the_list_needs_no_torch() -> None:
+    code = "import sys; from plesio.cli.main import main; main(['strategies']); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("plesio 0.")
+    assert main([]) == 2
+    assert "compare" in capsys.readouterr().out
+    assert main(["compare", "--help"]) == 0
+    assert "--strategies" in capsys.readouterr().out
+
+
+# Strategies as words
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("sync_sgd", "sync_sgd"),
+        ("first_of(m=2)", "first_of(2)"),
+        ("first_of(2)", "first_of(2)"),
+        ("first_of", "first_of(3)"),
+        (" buffered ( k = 3 ) ", "buffered(k=3)"),
+        ("local_sgd(every=16)", "local_sgd(every 16 steps)"),
+        ("local_sgd(every=0.3s)", "local_sgd(every 0.3 s)"),
+        ("local_sgd(every 0.3 s)", "local_sgd(every 0.3 s)"),
+        ("local_sgd(every 16 steps)", "local_sgd(every 16 steps)"),
+        ("async_sgd(correct=plain, weigh='inverse')", "async_sgd(correct=plain, weigh=inverse)"),
+        ("bounded_staleness(4)", "bounded_staleness(4)"),
+    ],
+)
+def test_a_strategy_is_read(text: str, name: str) -> None:
+    assert strategy_of(text, workers=4).name == name
+
+
+def test_names_in_the_table_can_be_given_back() -> None:
+    for one in strategies_of(",".join(usual(4)), workers=4):
+        assert strategy_of(one.name, workers=4) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("sink_sgd", "known: allreduce"),
+        ("buffered(j=3)", "known: k, lr_scale, weigh"),
+        ("buffered(k=__import__('os'))", "whole number"),
+        ("buffered(k=", "NAME(key=value"),
+        ("buffered(1,2,3,4)", "write key=value"),
+        ("local_sgd(every=often)", "every=0.3s"),
+        ("local_sgd(every=0.3)", "every=0.3s"),
+    ],
+)
+def test_a_strategy_that_cannot_be_read_says_what_can(text: str, part: str) -> None:
+    with pytest.raises(StrategyError, match=part.replace("(", r"\(")):
+        strategy_of(text, workers=4)
+
+
+# run
+
+
+def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--strategy", "local_sgd", "--set", "every=4", "--workers", "2", "--runs", "here"]
+    assert main(["run", script(), *settings, "--slow", "0:3", "--pace", "0.002", "--until", "steps=60"]) == 0
+    out = capsys.readouterr().out
+    assert "local_sgd(every 4 steps): 60 steps were up" in out
+    assert "exchange" in out
+    assert "written to here/" in out
+    (folder,) = Path("here").iterdir()
+    assert {"run.toml", "metrics.jsonl", "weights.safetensors", "report.html"} <= {one.name for one in folder.iterdir()}
+    assert 'faults = [\n    "Slow(worker=0, factor=3.0)",' in (folder / "run.toml").read_text()
+
+
+def test_run_survives_a_killed_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "2", "--pace", "0.005", "--kill", "1:0.1", "--budget-s", "0.5"]
+    assert main(["run", script(), *options]) == 0
+    assert "worker 1 died; the others go on" in capsys.readouterr().out
+
+
+def test_a_worker_that_raises_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script(first="raise ValueError('no disk')"), "--workers", "2"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("plesio: worker ")
+    assert "raised ValueError: no disk" in error
+    assert 'File "script.py", line ' in error
+
+
+# compare
+
+
+def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "2", "--slow", "0:4", "--pace", "0.01", "--until", "accuracy=0.9", "--budget-s", "15"]
+    files = ["--json", "out/table.json", "--report", "out/report.html"]
+    assert main(["compare", script(), "--strategies", "sync_sgd,async_sgd", *options, *files]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("script.py: 2 workers, worker 0 slowed down 4 times, at least 10 ms a step")
+    assert lines[1].startswith("sync_sgd   accuracy 0.9 in ")
+    assert lines[2].startswith("async_sgd  accuracy 0.9 in ")
+    assert any("reached accuracy 0.9 in" in line for line in lines[3:])
+    assert not any("\x1b" in line for line in lines)
+
+    document = json.loads(Path("out/table.json").read_text())
+    assert document.keys() == {"target", "workers", "rows"}
+    assert document["target"] == {"accuracy": 0.9}
+    assert document["workers"] == 2
+    assert [row["strategy"] for row in document["rows"]] == ["sync_sgd", "async_sgd"]
+    for row in document["rows"]:
+        assert row.keys() == KEYS
+        assert row["accuracy"] >= 0.85
+        assert 0 < row["time_to_target_s"] < 15
+        assert row["folded"] > 0
+        assert row["samples"] > 0
+        assert row["bytes"] > 0
+    assert "async_sgd" in Path("out/report.html").read_text()
+
+
+def test_compare_goes_on_after_a_strategy_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    fails_first = "if not (mark := Path('mark')).exists(): mark.touch(); raise ValueError('only once')"
+    options = ["--workers", "1", "--until", "steps=20", "--json", "table.json"]
+    assert main(["compare", script(first=fails_first), "--strategies", "sync_sgd,hogwild", *options]) == 1
+    out = capsys.readouterr().out
+    assert "sync_sgd failed: worker 0 raised ValueError: only once" in out
+    failed, good = json.loads(Path("table.json").read_text())["rows"]
+    assert failed.keys() == KEYS
+    assert {key for key in KEYS if failed[key] is not None} == {"strategy"}
+    assert good["time_to_target_s"] is None
+    assert good["folded"] >= 20
+
+
+def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--strategies", "sync_sgd,hogwild", "--workers", "1"]
+    assert main(["compare", script(first="raise ValueError('no disk')"), *options]) == 1
+    out = capsys.readouterr().out
+    assert "Traceback" in out
+    assert out.count("failed: worker 0 raised ValueError: no disk") == 4
+
+
+def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", script(metric="error"), "--workers", "1", "--until", "accuracy=0.9"]) == 2
+    assert "evaluate never returns 'accuracy'; it returns error" in capsys.readouterr().err
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("run nowhere.py", "there is no file nowhere.py"),
+        ("run script.py --strategy asynch_sgd", "did you mean 'async_sgd'?"),
+        ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: correct, lr_scale, weigh"),
+        ("run script.py --strategy first_of --set m=9", "the first 9 of 4 workers will never come"),
+        ("run script.py --workers 0", "--workers 0: at least 1"),
+        ("run script.py --workers many", "--workers"),
+        ("run script.py --slow 4:10", "there are workers 0 to 3"),
+        ("run script.py --slow fast", "write it like 0:10"),
+        ("run script.py --slow 0:0.5", "factor must be at least 1"),
+        ("run script.py --kill 1", "write it like 1:2.5"),
+        ("run script.py --jitter 0.1", "give --pace too"),
+        ("run script.py --until accuracy", "write it like accuracy=0.95"),
+        ("run script.py --until seconds=5", "--budget-s 5"),
+        ("run script.py --budget-s 0", "a number of seconds above 0"),
+        ("run script.py --data halves", "known: leases, shards"),
+        ("run script.py --fast", "; known: --budget-s, "),
+        ("run", "missing argument 'SCRIPT'"),
+        ("train script.py", "known: compare, run, strategies"),
+        ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: allreduce, "),
+        ("compare script.py --strategies ,", "no strategy is named"),
+        ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script()
+    assert main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("plesio: ")
+    assert part in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "part"),
+    [
+        ("def main(): pass\ndef helper(): pass", "", "no function train(worker); the functions it has: main, helper"),
+        ("x = 1", "", "the functions it has: none"),
+        ("import no_such_module", "", "ModuleNotFoundError: No module named 'no_such_module' (line 1)"),
+        ("def train(:", "", "SyntaxError"),
+        ("raise SystemExit('needs the data set D')", "", "script.py: needs the data set D"),
+        ("def train(worker): pass", "--until accuracy=1", "needs a function evaluate(model) in script.py"),
+        ("def train(worker): pass\nevaluate = 3", "", "evaluate in script.py is 3"),
+    ],
+)
+def test_a_script_that_lacks_something(
+    content: str, options: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("script.py").write_text(content)
+    assert main(["run", "script.py", *options.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("plesio: ")
+    assert part in error
+    assert error.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_program_and_all_it_started() -> None:
+    command = [sys.executable, "-c", "from plesio.cli import app; app()", "compare", script(), "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        while "begun" not in program.stdout.readline():
+            assert program.poll() is None
+        started = processes.descendants()
+        program.send_signal(signal.SIGINT)
+        _, error = program.communicate(timeout=10)
+    assert program.returncode == 130
+    assert error.endswith("plesio: interrupted\n")
+    assert "Traceback" not in error
+    assert processes.gone_within({program.pid}, 1.0)
+    mine = {pid for pid in started if processes.alive(pid)} - processes.descendants()
+    assert processes.gone_within(mine, 2.0)
+
+
+# What it looks like
+
+
+def board(width: int) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width)
+    names = ["sync_sgd", "local_sgd(every 0.3 s)"]
+    with Board(console, names, ("accuracy", 0.9), 30.0) as shown:
+        shown.watch(0)(_live())
+        shown.watch(0)
+        shown.failed(1, "worker 0 raised ValueError: " + "far too long " * 20)
+    return file.getvalue()
+
+
+def _live() -> Any:
+    from plesio.run import Live
+
+    return Live(time_s=3.0, version=5, steps=1234, samples=9, metrics={"accuracy": 0.875})
+
+
+def test_a_terminal_shows_a_line_each_cut_to_its_width() -> None:
+    drawn = board(70)
+    assert "local_sgd(every 0.3 s)" in drawn
+    assert "failed: worker 0 raised" in drawn
+    assert "…" in drawn
+    assert "far too long far too long far" not in drawn
+
+
+@pytest.mark.parametrize("width", [100, 140])
+def test_the_table_fits(width: int) -> None:
+    rows = [Failed("local_sgd(every 0.3 s)", "why"), Failed("bounded_staleness(4)", "why")]
+    table = render(compare_table(rows, ("accuracy", 0.95), "accuracy", width=width), width=width)
+    assert all(f"{row.strategy} " in table for row in rows)
+    assert max(map(len, table.splitlines())) <= width

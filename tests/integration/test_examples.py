@@ -1,0 +1,65 @@
+"""The examples do what their first lines say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import runpy
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plesio.cli.main import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DIGITS, FASHION = str(EXAMPLES / "digits.py"), str(EXAMPLES / "fashion.py")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_digits_reach_95_percent_with_and_without_waiting() -> None:
+    options = ["--workers", "4", "--until", "accuracy=0.95", "--budget-s", "20", "--json", "table.json"]
+    assert main(["compare", DIGITS, "--strategies", "sync_sgd,async_sgd", *options]) == 0
+    rows = json.loads(Path("table.json").read_text())["rows"]
+    assert all(row["time_to_target_s"] is not None for row in rows), rows
+
+
+def test_digits_run_as_a_program() -> None:
+    done = subprocess.run([sys.executable, DIGITS], capture_output=True, text=True, timeout=90, check=True)
+    assert done.stdout.startswith("async_sgd: accuracy 0.95 reached")
+
+
+def test_fashion_says_how_to_get_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLESIO_FASHION", str(tmp_path))
+    with pytest.raises(SystemExit, match="apt-get install dataset-fashion-mnist") as said:
+        runpy.run_path(FASHION)
+    assert "PLESIO_FASHION" in str(said.value)
+
+
+def test_fashion_trains_on_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pictures(tmp_path)
+    monkeypatch.setenv("PLESIO_FASHION", str(tmp_path))
+    names = runpy.run_path(FASHION)
+    assert names["IMAGES"].shape == (96, 28, 28)
+    assert names["IMAGES"].max() == 255
+    assert names["LABELS"].tolist()[:3] == [0, 1, 2]
+    assert main(["run", FASHION, "--workers", "2", "--until", "steps=8"]) == 0
+
+
+def write_pictures(folder: Path) -> None:
+    """A few, bright at a place that tells their class; one file packed, the others not."""
+    for kind, count in (("train", 96), ("t10k", 40)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = np.zeros((count, 28, 28), np.uint8)
+        images[np.arange(count), 2 * labels] = 255
+        header = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28)
+        (folder / f"{kind}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
+        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + labels.tobytes())

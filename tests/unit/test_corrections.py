@@ -1,0 +1,168 @@
+"""Corrections of stale gradients, against their formulas in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plesio.core.events import Fold, Member
+from plesio.recipes.asynchronous import async_sgd
+from plesio.rules import DelayCompensated, GapAware
+from plesio.tensors import corrections
+from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.tensors.corrections import DelayCompensation, GapAwareness, GapDamping
+from plesio.tensors.folding import build_folder
+from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.versions import Versions
+
+# Eight float64 fill a 64-byte line: no padding. Two groups make two segments; the buffer is none of their business.
+LAYOUT = Layout(
+    [
+        TensorSpec("a", (2, 4), "float64", Kind.TRAINED, 0),
+        TensorSpec("b", (16,), "float64", Kind.TRAINED, 1),
+        TensorSpec("statistics", (8,), "float64", Kind.BUFFER),
+    ]
+)
+Vectors = list[np.ndarray[Any, np.dtype[np.float64]]]
+
+
+def arena(vectors: Vectors) -> Arena:
+    result = Arena.private(LAYOUT)
+    for part, values in zip(result.flat, vectors, strict=True):
+        part.copy_(torch.from_numpy(values))
+    return result
+
+
+def draw(rng: np.random.Generator) -> Vectors:
+    return [rng.normal(size=size) for size in (8, 16, 8)]
+
+
+def near(got: Arena, wanted: Sequence[Any]) -> None:
+    for part, values in zip(got.flat, wanted, strict=True):
+        np.testing.assert_allclose(part.numpy(), values, rtol=1e-12)
+
+
+@pytest.fixture(params=[1 << 18, 5])
+def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, and in pieces that end anywhere."""
+    monkeypatch.setattr(corrections, "CHUNK", request.param)
+
+
+@pytest.mark.usefixtures("_pieces")
+def test_delay_compensation_with_a_constant() -> None:
+    rng = np.random.default_rng(1)
+    g, now, then = draw(rng), draw(rng), draw(rng)
+    gradient = arena(g)
+    DelayCompensation(DelayCompensated(lam=0.7, adaptive=False), None).correct(gradient, arena(now), arena(then))
+    near(gradient, [g[i] + 0.7 * g[i] * g[i] * (now[i] - then[i]) for i in (0, 1)] + [g[2]])
+
+
+@pytest.mark.usefixtures("_pieces")
+def test_adaptive_delay_compensation() -> None:
+    rng = np.random.default_rng(2)
+    rule = DelayCompensated(lam=2.0, decay=0.9, eps=1e-3)
+    correction = DelayCompensation(rule, Arena.private(LAYOUT))
+    mean_square = [np.zeros(8), np.zeros(16)]
+    for _ in range(5):
+        g, now, then = draw(rng), draw(rng), draw(rng)
+        gradient = arena(g)
+        correction.correct(gradient, arena(now), arena(then))
+        mean_square = [0.9 * mean_square[i] + 0.1 * g[i] ** 2 for i in (0, 1)]
+        lam = [2.0 / np.sqrt(mean_square[i] + 1e-3) for i in (0, 1)]
+        near(gradient, [g[i] + lam[i] * g[i] * g[i] * (now[i] - then[i]) for i in (0, 1)] + [g[2]])
+
+
+@pytest.mark.usefixtures("_pieces")
+def test_gap_awareness() -> None:
+    rng = np.random.default_rng(3)
+    correction = GapAwareness(GapAware(decay=0.9))
+    mean_step, weight = [0.0, 0.0], 0.0
+    for _ in range(5):
+        g, now, then, after = draw(rng), draw(rng), draw(rng), draw(rng)
+        gradient = arena(g)
+        correction.correct(gradient, arena(now), arena(then))
+        for i in (0, 1):
+            if weight:
+                g[i] = g[i] / (1 + np.abs(now[i] - then[i]) / (mean_step[i] / weight))
+        near(gradient, g)
+        correction.stepped(arena(now), arena(after))
+        weight = 0.9 * weight + 0.1
+        mean_step = [0.9 * mean_step[i] + 0.1 * float(np.abs(after[i] - now[i]).mean()) for i in (0, 1)]
+
+
+@pytest.mark.usefixtures("_pieces")
+def test_gap_damping() -> None:
+    rng = np.random.default_rng(4)
+    correction = GapDamping()
+    mean_gap, weight = [0.0, 0.0], 0.0
+    for _ in range(5):
+        g, now, then = draw(rng), draw(rng), draw(rng)
+        gradient = arena(g)
+        correction.correct(gradient, arena(now), arena(then))
+        gap = [np.abs(now[i] - then[i]) for i in (0, 1)]
+        for i in (0, 1):
+            if weight:
+                g[i] = g[i] / (1 + gap[i] / (4 * mean_gap[i] / weight))
+        near(gradient, g)
+        weight = 0.99 * weight + 0.01
+        mean_gap = [0.99 * mean_gap[i] + 0.01 * float(gap[i].mean()) for i in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [
+        DelayCompensation(DelayCompensated(adaptive=False), None),
+        DelayCompensation(DelayCompensated(), Arena.private(LAYOUT)),
+        GapAwareness(GapAware()),
+        GapDamping(),
+    ],
+)
+def test_a_fresh_gradient_is_left_as_it_is(correction: corrections.Correction) -> None:
+    rng = np.random.default_rng(5)
+    w, other = arena(draw(rng)), arena(draw(rng))
+    correction.correct(arena(draw(rng)), w, other)
+    correction.stepped(w, other)
+    gradient = arena(draw(rng))
+    before = gradient.memory.clone()
+    correction.correct(gradient, w, w)
+    assert torch.equal(gradient.memory, before), "bit for bit"
+
+
+def test_gaps_that_overflow_are_not_remembered() -> None:
+    correction, rng = GapDamping(), np.random.default_rng(6)
+    far = arena([np.full(8, np.inf), np.ones(16), np.ones(8)])
+    correction.correct(arena(draw(rng)), arena(draw(rng)), far)
+    gradient = arena([np.ones(8), np.ones(16), np.ones(8)])
+    correction.correct(gradient, arena([np.ones(8), np.ones(16), np.ones(8)]), arena(draw(rng)))
+    assert torch.equal(gradient.flat[0], torch.ones(8, dtype=torch.float64)), "no usual gap is known yet"
+
+
+def test_each_worker_is_compensated_from_its_own_backup() -> None:
+    """One backup for all would see no delay: whoever was sent parameters last would overwrite it."""
+    rng = np.random.default_rng(7)
+    start = draw(rng)
+    slots = [Arena.private(LAYOUT) for _ in range(2)]
+    ring = Versions([arena(start) for _ in range(4)])
+    groups = [{"params": [torch.zeros(8)]}, {"params": [torch.zeros(16)]}]
+    spec = OptimizerSpec.of(torch.optim.SGD(groups, lr=0.1))
+    strategy = async_sgd(DelayCompensated(lam=0.5, adaptive=False))
+    folder = build_folder(strategy, spec, ring, slots, 2, lambda _: Arena.private(LAYOUT))
+    for worker in (0, 1):
+        folder.publish(worker)
+    w = [part.copy() for part in start[:2]]
+    backups = [[part.copy() for part in w] for _ in range(2)]
+    for version, worker in enumerate([0, 0, 0, 1, 0, 1, 1, 0], start=1):
+        g = draw(rng)
+        for part, values in zip(slots[worker].flat, g, strict=True):
+            part.copy_(torch.from_numpy(values))
+        folder.fold(Fold(version, (Member(worker, 1, version, 0, 0, 1.0, 1, 1),), 0.5, False, 1.0))
+        folder.publish(worker)
+        for i in (0, 1):
+            w[i] = w[i] - 0.05 * (g[i] + 0.5 * g[i] * g[i] * (w[i] - backups[worker][i]))
+        backups[worker] = [part.copy() for part in w]
+        for i in (0, 1):
+            np.testing.assert_allclose(ring.of(worker).flat[i].numpy(), w[i], rtol=1e-12)

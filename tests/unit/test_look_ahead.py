@@ -1,0 +1,314 @@
+"""Momentum by worker with look-ahead, against the same arithmetic written down plainly; and one worker against torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+
+from plesio.core.events import Fold, Member
+from plesio.recipes.asynchronous import async_sgd
+from plesio.tensors import look_ahead
+from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.tensors.folding import Folding, build_folder
+from plesio.tensors.look_ahead import LookAheadFolding
+from plesio.tensors.outer import OptimizerSpec, hyper_parameters
+from plesio.tensors.versions import Versions
+
+ELEMENTS = 24
+EVALUATOR = -1
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+Make = Callable[[Sequence[torch.Tensor]], Optimizer]
+
+
+def fold(worker: int, version: int, scale: float) -> Fold:
+    """What the sequencer says when `worker` contributed."""
+    member = Member(worker, 1, version, 0, 0, 1.0, 1, 1)
+    return Fold(version, (member,), scale, held=False, total_weight=1.0)
+
+
+class Server:
+    """A folder with its arenas, as the server process holds them, around one vector of numbers."""
+
+    def __init__(self, make: Make, workers: int, specs: Sequence[TensorSpec], start: Sequence[torch.Tensor]) -> None:
+        layout = Layout(specs)
+        ring = Versions([Arena.private(layout) for _ in range(workers + 3)])
+        for buffer in ring.buffers:
+            for view, value in zip(buffer.views, start, strict=True):
+                view.copy_(value)
+        self.ring = ring
+        self.workers = workers
+        self.slots = [Arena.private(layout) for _ in range(workers)]
+        self.momenta: list[Arena] = []
+        self.version = 0
+        trained = [one.clone() for one, spec in zip(start, specs, strict=True) if spec.kind is Kind.TRAINED]
+        spec = OptimizerSpec.of(make(trained))
+        self.folder = build_folder(async_sgd(), spec, ring, self.slots, workers, partial(self._new, layout))
+        for worker in range(workers):
+            self.folder.publish(worker)
+
+    def _new(self, layout: Layout, what: str) -> Arena:
+        arena = Arena.private(layout)
+        if what == "momentum":
+            self.momenta.append(arena)
+        return arena
+
+    def push(self, worker: int, gradient: Sequence[torch.Tensor], scale: float | None = None) -> None:
+        """Fold a gradient and send its worker on."""
+        for view, value in zip(self.slots[worker].views, gradient, strict=True):
+            view.copy_(value)
+        self.version += 1
+        self.folder.fold(fold(worker, self.version, 1.0 / self.workers if scale is None else scale))
+        self.folder.publish(worker)
+
+    def sent(self, worker: int) -> list[torch.Tensor]:
+        """What `worker` reads."""
+        return list(self.ring.of(worker).views)
+
+    def now(self) -> list[torch.Tensor]:
+        """The global parameters."""
+        return list(self.ring.buffers[self.folder.snapshot(EVALUATOR)].views)
+
+
+class Plain:
+    """The rule, with a vector for everything."""
+
+    def __init__(self, workers: int, start: Vector, kind: type[Optimizer], settings: dict[str, Any]) -> None:
+        self.n, self.w, self.kind, self.settings = workers, start.copy(), kind, settings
+        self.v = [np.zeros_like(start) for _ in range(workers)]
+        self.s, self.s_max, self.steps = np.zeros_like(start), np.zeros_like(start), 0
+        self.live = set(range(workers))
+        self.sent = [start.copy() for _ in range(workers)]
+        self.gap_sum = self.gap_weight = 0.0
+        self.scale: float | None = None
+
+    def push(self, i: int, g: Vector, scale: float | None = None) -> None:
+        scale = 1.0 / self.n if scale is None else scale
+        self.scale = scale if self.scale is None else self.scale + (scale - self.scale) / self.n
+        g = self._damped(g, np.abs(self.w - self.sent[i]))
+        self.steps += 1
+        ahead = self._adam(i, g, scale) if "betas" in self.settings else self._sgd(i, g, scale)
+        self.sent[i] = self.w - (1 - 1 / len(self.live)) * self.scale * ahead
+
+    def _damped(self, g: Vector, gap: Vector) -> Vector:
+        before = self.gap_sum / self.gap_weight if self.gap_weight else 0.0
+        if gap.mean() > 0:
+            self.gap_sum = 0.99 * self.gap_sum + 0.01 * float(gap.mean())
+            self.gap_weight = 0.99 * self.gap_weight + 0.01
+        return g / (1 + gap / (4 * before)) if before else g
+
+    def _sgd(self, i: int, g: Vector, scale: float) -> Vector:
+        lr, mu = self.settings["lr"], self.settings["momentum"]
+        nesterov = self.settings.get("nesterov", False)
+        g = g + self.settings.get("weight_decay", 0.0) * self.w
+        self.v[i] = mu * self.v[i] + g
+        self.w = self.w - scale * lr * (g + mu * self.v[i] if nesterov else self.v[i])
+        return lr * (mu * mu if nesterov else mu) * sum(self.v)
+
+    def _adam(self, i: int, g: Vector, scale: float) -> Vector:
+        lr, decay = self.settings["lr"], self.settings.get("weight_decay", 0.0)
+        first, second = self.settings["betas"]
+        second = second ** (1 / self.n)
+        if self.kind is AdamW:
+            self.w = self.w * (1 - scale * lr * decay)
+        else:
+            g = g + decay * self.w
+        self.v[i] = first * self.v[i] + (1 - first) * g
+        self.s = second * self.s + (1 - second) * g * g
+        self.s_max = np.maximum(self.s_max, self.s)
+        s = self.s_max if self.settings.get("amsgrad") else self.s
+        root = np.sqrt(s / (1 - second**self.steps)) + self.settings.get("eps", 1e-8)
+        unbiased = 1 - first**self.steps
+        self.w = self.w - scale * lr * self.v[i] / unbiased / root
+        return lr * first * sum(self.v) / unbiased / root
+
+    def forget(self, i: int) -> None:
+        self.live.discard(i)
+        self.v[i] = np.zeros_like(self.v[i])
+
+
+MOMENTUM = {"lr": 0.1, "momentum": 0.9}
+BETAS = {"lr": 0.01, "betas": (0.9, 0.99)}
+RULES: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (SGD, MOMENTUM),
+    (SGD, {**MOMENTUM, "nesterov": True}),
+    (SGD, {**MOMENTUM, "weight_decay": 0.01}),
+    (Adam, BETAS),
+    (Adam, {**BETAS, "weight_decay": 0.01, "eps": 1e-3}),
+    (Adam, {**BETAS, "amsgrad": True}),
+    (AdamW, {**BETAS, "weight_decay": 0.1}),
+]
+# Sixteen and eight float64 fill whole 64-byte lines: no padding between them, and one vector describes both.
+SPECS = (TensorSpec("a", (4, 4), "float64", Kind.TRAINED, 0), TensorSpec("b", (8,), "float64", Kind.TRAINED, 0))
+
+
+def pair(kind: type[Optimizer], settings: dict[str, Any], workers: int) -> tuple[Server, Plain]:
+    """The library and the plain rule, at the same start."""
+    start = np.random.default_rng(1).normal(size=ELEMENTS)
+    server = Server(lambda tensors: kind(tensors, **settings), workers, SPECS, shaped(start))
+    return server, Plain(workers, start, kind, settings)
+
+
+def shaped(vector: Vector) -> list[torch.Tensor]:
+    whole = torch.from_numpy(vector)
+    return [whole[:16].view(4, 4), whole[16:]]
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> Vector:
+    result: Vector = torch.cat([one.reshape(-1) for one in tensors]).numpy()
+    return result
+
+
+def same(server: Server, plain: Plain) -> None:
+    np.testing.assert_allclose(flat(server.now()), plain.w, rtol=1e-9, atol=1e-12)
+    for worker in plain.live:
+        np.testing.assert_allclose(flat(server.sent(worker)), plain.sent[worker], rtol=1e-9, atol=1e-12)
+
+
+def drive(server: Server, plain: Plain, order: Sequence[int], scale: Callable[[int], float] | None = None) -> None:
+    """The same gradients, of what each worker was sent, to both."""
+    rng = np.random.default_rng(2)
+    for worker in order:
+        gradient = plain.sent[worker] * 0.5 + rng.normal(size=ELEMENTS)
+        how_much = None if scale is None else scale(worker)
+        server.push(worker, shaped(gradient), how_much)
+        plain.push(worker, gradient, how_much)
+        same(server, plain)
+
+
+def out_of_order(workers: int, pushes: int = 60) -> list[int]:
+    """Some come often, one hardly ever."""
+    return random.Random(workers).choices(range(workers), weights=[1, *[5] * (workers - 1)], k=pushes)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize(("kind", "settings"), RULES)
+def test_it_is_the_rule(kind: type[Optimizer], settings: dict[str, Any], workers: int) -> None:
+    server, plain = pair(kind, settings, workers)
+    assert isinstance(server.folder, LookAheadFolding)
+    drive(server, plain, out_of_order(workers))
+
+
+@pytest.mark.parametrize(("kind", "settings"), RULES)
+def test_a_worker_that_left_is_not_looked_ahead_by(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+    server, plain = pair(kind, settings, 3)
+    drive(server, plain, [0, 1, 2, 1, 0, 2])
+    server.folder.forget(1)
+    plain.forget(1)
+    drive(server, plain, [0, 2, 2, 0])
+    server.folder.forget(0)
+    plain.forget(0)
+    drive(server, plain, [2, 2, 2])
+    np.testing.assert_array_equal(flat(server.sent(2)), flat(server.now()), "nobody is left to look ahead to")
+
+
+@pytest.mark.parametrize(("kind", "settings"), RULES)
+def test_a_contribution_weighs_by_its_scale(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+    server, plain = pair(kind, settings, 3)
+    drive(server, plain, out_of_order(3), scale=lambda worker: 1 / (3 + worker))
+
+
+def test_rounding_does_not_pile_up_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_ahead, "RESUM_EVERY", 4)
+    server, plain = pair(SGD, MOMENTUM, 3)
+    drive(server, plain, out_of_order(3))
+    server.slots[0].memory.zero_()
+    assert isinstance(server.folder, LookAheadFolding)
+    total = server.folder._sum
+    whole = server.momenta[0].flat[0] + server.momenta[1].flat[0] + server.momenta[2].flat[0]
+    assert torch.equal(total.flat[0], whole), "60 pushes: just added up afresh"
+
+
+def test_pieces_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_ahead, "CHUNK", 5)
+    server, plain = pair(Adam, BETAS, 2)
+    drive(server, plain, out_of_order(2, 20))
+
+
+def test_a_scheduler_changes_the_settings() -> None:
+    server, plain = pair(Adam, BETAS, 2)
+    drive(server, plain, [0, 1, 1])
+    plain.settings = {**BETAS, "lr": 0.002, "betas": (0.8, 0.99)}
+    groups = hyper_parameters(Adam([torch.zeros(1)], **plain.settings))
+    server.folder.set_groups(msgspec.msgpack.decode(msgspec.msgpack.encode(groups)))
+    drive(server, plain, [0, 1, 1])
+
+
+def test_what_a_worker_reads_stays_as_it_is_until_it_pushes() -> None:
+    server, _ = pair(SGD, MOMENTUM, 3)
+    server.push(1, shaped(np.ones(ELEMENTS)))
+    held = flat(server.sent(1)).copy()
+    for worker in (0, 2, 2, 0, 0, 2):
+        server.push(worker, shaped(np.ones(ELEMENTS)))
+        server.now()
+        np.testing.assert_array_equal(flat(server.sent(1)), held)
+
+
+def test_workers_are_sent_where_the_parameters_will_be() -> None:
+    """Momentum alone, no new gradient: after every other worker's next push they are near what was sent."""
+    server, _ = pair(SGD, MOMENTUM, 8)
+    for worker in range(8):
+        server.push(worker, shaped(np.ones(ELEMENTS)))
+    sent, before = flat(server.sent(7)).copy(), flat(server.now()).copy()
+    for worker in range(7):
+        server.push(worker, shaped(np.zeros(ELEMENTS)))
+    np.testing.assert_allclose(sent - before, flat(server.now()) - before, rtol=0.02)
+
+
+ODD = (
+    TensorSpec("a", (3, 5), "float32", Kind.TRAINED, 0),
+    TensorSpec("statistics", (3,), "float32", Kind.BUFFER),
+    TensorSpec("b", (7,), "float32", Kind.TRAINED, 1),
+    TensorSpec("c", (5,), "float32", Kind.TRAINED, 0),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (SGD, {"lr": 0.1}),
+        (SGD, MOMENTUM),
+        (SGD, {**MOMENTUM, "nesterov": True, "weight_decay": 1e-3}),
+        (SGD, {**MOMENTUM, "dampening": 0.3, "maximize": True}),
+        (Adam, BETAS),
+        (Adam, {**BETAS, "amsgrad": True, "weight_decay": 0.01}),
+        (AdamW, {"lr": 0.01}),
+        (RMSprop, {**MOMENTUM, "centered": True}),
+    ],
+)
+def test_one_worker_is_the_plain_optimizer_bit_for_bit(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+    def make(tensors: Sequence[torch.Tensor]) -> Optimizer:
+        a, b, c = tensors
+        return kind([{"params": [a, c]}, {"params": [b], "lr": 0.03}], **settings)
+
+    generator = torch.Generator().manual_seed(3)
+    start = [torch.randn(spec.shape, generator=generator) for spec in ODD]
+    server = Server(make, 1, ODD, start)
+    mine = [start[0].clone(), start[2].clone(), start[3].clone()]
+    optimizer = make(mine)
+    for step in range(40):
+        if step == 20:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            server.folder.set_groups(hyper_parameters(optimizer))
+        gradient = [torch.randn(spec.shape, generator=generator) for spec in ODD]
+        server.push(0, gradient)
+        for tensor, slope in zip(mine, (gradient[0], gradient[2], gradient[3]), strict=True):
+            tensor.grad = slope
+        optimizer.step()
+        for read in (server.sent(0), server.now()):
+            trained = (read[0], read[2], read[3])
+            assert all(torch.equal(got, want) for got, want in zip(trained, mine, strict=True)), f"step {step}"
+            assert torch.equal(read[1], gradient[1]), "a model's buffers are taken over whole"
+
+
+def test_an_optimizer_without_momentum_is_folded_as_it_is() -> None:
+    for make in (partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)):
+        assert isinstance(Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder, Folding)
