@@ -137,7 +137,7 @@ class Strategy:
     @property
     def in_lock_step(self) -> bool:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
-        return isinstance(self.release, AfterFold) and isinstance(self.every, Steps)
+        return isinstance(self.gather, Round) and self.gather.first is None and isinstance(self.every, Steps)
 
     def answers(self) -> dict[str, str]:
         """Each question with this strategy's answer in words."""

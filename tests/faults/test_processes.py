@@ -110,12 +110,19 @@ def test_shards_give_each_worker_its_equal_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "local_sgd", "allreduce"])
 def test_the_servers_death_is_one_clear_error(name: str) -> None:
-    """Nothing hangs: the run ends within two seconds of it, and says what was lost."""
-    started = time.monotonic()
+    """Nothing hangs: the run ends within two seconds of it (four, on a busy machine), and says what was lost."""
+    seen: list[float] = []
     with pytest.raises(ps.ServerLostError, match=r"server process \(\d+\) died at version") as caught:
-        ps.run(loops.endless, RECIPES[name](), workers=3, faults=[ps.Kill(after_s=0.4)], timeout_s=30)
+        ps.run(
+            loops.endless,
+            RECIPES[name](),
+            workers=3,
+            faults=[ps.Kill(after_s=0.4)],
+            watch=lambda live: seen.append(time.monotonic()),
+            timeout_s=30,
+        )
     assert "lost" in str(caught.value)
-    assert time.monotonic() - started < 0.4 + 2.0 + 4.0  # start-up included
+    assert time.monotonic() - seen[-1] < 4.0
 
 
 def test_all_workers_dead() -> None:

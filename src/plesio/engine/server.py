@@ -401,6 +401,7 @@ class Server:
             self._meter.dropped(effect.worker, effect.verdict.name.lower().replace("_", " "))
         elif isinstance(effect, Cancel):
             self._answer(effect.worker, effect.number, effect.version, cancel=True)
+            self._meter.workers[effect.worker].cancelled(time.monotonic())
         elif isinstance(effect, Leased):
             self._say(self._lines[effect.worker], LeaseReply(effect.batches, stop=False))
         elif isinstance(effect, Evict):

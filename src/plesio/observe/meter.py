@@ -55,8 +55,15 @@ class WorkerMeter:
         self.steps += steps
         self.samples += samples
         self.ready_s = ready_s
-        self.compute_s += ready_s - self.granted_s
-        self._span("compute", self.granted_s, ready_s)
+        if ready_s > self.granted_s:  # not if it crossed its own cancellation
+            self.compute_s += ready_s - self.granted_s
+            self._span("compute", self.granted_s, ready_s)
+
+    def cancelled(self, now_s: float) -> None:
+        """The step under way was called off: the time went into it all the same."""
+        self.compute_s += now_s - self.granted_s
+        self._span("compute", self.granted_s, now_s)
+        self.granted_s = now_s
 
     def granted(self, now_s: float, released_s: float | None) -> None:
         """The worker goes on; `released_s`: it had been held, and the event that freed it came then."""
