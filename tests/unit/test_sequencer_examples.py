@@ -209,7 +209,7 @@ def test_a_push_that_crosses_its_cancellation_is_ignored_and_the_next_number_cou
 
 def test_the_data_of_crossed_pushes_goes_to_somebody_else_even_after_a_second_cancellation() -> None:
     run = Run(recipes.first_of(1), workers=2)
-    run.lease(1, most=2, total=2)
+    run.lease(1, most=1, total=2)
     run.push(0)  # cancels number 1 of worker 1, which is on its way
     run.push(0)  # cancels number 2 as well
     assert run.push(1, batches=1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]

@@ -137,7 +137,7 @@ def test_ringmaster_admits_below_r() -> None:
 
 def test_who_keeps_lock_step() -> None:
     in_step = [name for name in recipes.RECIPES if recipes.recipe(name, **NEEDED.get(name, {})).in_lock_step]
-    assert sorted(in_step) == ["allreduce", "first_of", "local_sgd", "sync_sgd"]
+    assert sorted(in_step) == ["allreduce", "local_sgd", "sync_sgd"]
     assert not recipes.local_sgd(Seconds(0.3)).in_lock_step
 
 

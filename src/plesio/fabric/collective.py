@@ -98,13 +98,13 @@ class Group:
 
     def reduce(self, tensor: torch.Tensor, largest: bool = False) -> torch.futures.Future[torch.Tensor]:
         """`tensor` becomes its sum (or its largest) over the members; the future comes even if that failed."""
-        if not self.works:
-            return as_it_is(tensor)
         operation = _Operation(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-        self._begun.append(operation)
-        with self._lock:
+        with self._lock:  # under which it breaks: nothing is begun in a broken group
+            if not self.works:
+                return as_it_is(tensor)
             self._queue.append(operation)
             alone = len(self._queue) == 1
+        self._begun.append(operation)
         if alone:
             self._start(operation)
         return operation.future
@@ -122,10 +122,10 @@ class Group:
 
     def _came(self, error: RuntimeError | None) -> None:
         """The first of the queue is over; called by gloo's thread."""
-        if error is not None:
-            self.fail(error)
         self.done_s = time.monotonic()
         with self._lock:
+            if error is not None:
+                self.fail(error)
             over = [self._queue.popleft()]
             if self.broken:
                 over += self._queue
