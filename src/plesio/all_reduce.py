@@ -39,12 +39,11 @@ from torch.optim import Optimizer
 from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
-from plesio.engine.server import Report
 from plesio.errors import ConfigurationError, PlesioError, StepCancelled, StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used, warn_not_finite
 from plesio.fabric.board import Board
 from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
-from plesio.fabric.doorbell import Answer, Doorbell, Header, Note
+from plesio.fabric.doorbell import Answer, Doorbell, Header, Note, Report
 from plesio.replicated import IDLE, ReplicatedModel
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.outer import hyper_parameters

@@ -57,6 +57,16 @@ class StepCancelled(PlesioError):
     """The step under way no longer counts; `with worker.step():` swallows it and the loop goes on."""
 
 
+def error_class(name: str) -> type[PlesioError] | None:
+    """The class of plesio's errors called `name`: an error crosses a process by its name and its words.
+
+    >>> error_class("DeadlineError").__name__, error_class("ValueError")
+    ('DeadlineError', None)
+    """
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, PlesioError) else None
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The sentence for a name nobody knows: what it was, what is known, the closest match.
 

@@ -17,10 +17,9 @@ import msgspec
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
-from plesio.engine.server import Report
 from plesio.errors import StepCancelled, StopRun
 from plesio.fabric.board import Board
-from plesio.fabric.doorbell import Answer, Doorbell, Header, Note
+from plesio.fabric.doorbell import Answer, Doorbell, Header, Note, Report
 from plesio.faults import Pace
 from plesio.rules import AfterFold, Gradient
 from plesio.strategy import Strategy

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio import errors
 from plesio.all_reduce import AllReduceExchange
 from plesio.engine.assembly import arenas
 from plesio.engine.messages import (
@@ -33,7 +32,7 @@ from plesio.engine.messages import (
     ToWorker,
     Welcome,
 )
-from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StepCancelled, StopRun
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StepCancelled, StopRun, error_class
 from plesio.exchange import Pacer, ServerExchange, SharedMemoryExchange, Standing
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
@@ -331,7 +330,7 @@ class Worker:
                 f"the server is gone: worker {self.rank} waited for {waiting_for}; start the run again"
             ) from None
         if isinstance(reply, Refused):
-            raise getattr(errors, reply.kind, PlesioError)(reply.why)
+            raise (error_class(reply.kind) or PlesioError)(reply.why)
         return reply, descriptors
 
     def _lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:

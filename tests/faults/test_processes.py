@@ -298,3 +298,28 @@ def test_a_killed_engine_leaves_nobody_behind(tmp_path: Path) -> None:
     script.kill()
     script.communicate(timeout=5)
     assert gone_within(pids, 3.0)
+
+
+def test_a_worker_that_never_prepares_is_named() -> None:
+    with pytest.raises(ps.DeadlineError, match="worker 1 did not get as far as prepare within 1 s; the others waited"):
+        ps.run(loops.never_prepares, ps.async_sgd(), workers=2, timeout_s=1)
+
+
+def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
+    """No transport notices a process that was stopped: its silence does, and the others go on without it."""
+    import threading
+
+    def freeze() -> None:
+        end = time.monotonic() + 20
+        while not (tmp_path / "1.pid").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(int((tmp_path / "1.pid").read_text()), signal.SIGSTOP)
+
+    thread = threading.Thread(target=freeze)
+    thread.start()
+    train = partial(loops.report_pids, folder=str(tmp_path))
+    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=3.0, until=ps.Until(seconds=8.0))
+    thread.join()
+    assert any("worker 1 was silent for" in one.what and "evicted" in one.what for one in run.incidents)
+    assert run.workers[0].steps > 2 * run.workers[1].steps

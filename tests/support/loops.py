@@ -280,3 +280,11 @@ def report_pids(worker: Any, folder: str, pause_s: float = 0.005) -> None:
     Path(folder, f"{worker.rank}.pid").write_text(str(os.getpid()))
     Path(folder, "server.pid").write_text(str(worker.server_pid))
     endless(worker, pause_s)
+
+
+def never_prepares(worker: Any) -> None:
+    """Worker 1 does something else instead."""
+    if worker.rank == 1:
+        time.sleep(600)
+    model = mlp()
+    worker.prepare(model, sgd(model), None)

@@ -29,11 +29,11 @@ from plesio.engine.messages import (
 from plesio.engine.processes import Process, Processes
 from plesio.errors import (
     DeadlineError,
-    NonFiniteError,
     PlesioError,
     ServerLostError,
     WorkerError,
     WorkerLostError,
+    error_class,
 )
 from plesio.fabric.channel import ChannelClosedError
 from plesio.fabric.memory import SharedBlock
@@ -44,6 +44,8 @@ from plesio.tensors.arena import Layout
 
 WORKERS_MAX = 80
 """What the descriptors of their lines leave room for in one message."""
+START_S = 60.0
+"""How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
 GRACE_S = 3.0
 """How long processes that were asked to end may take before they are killed."""
 _runs = count(1)
@@ -165,7 +167,7 @@ class LocalEngine:
         elif isinstance(message, Trouble):
             self._outcome.incidents.append(message.incident)
             if message.fatal:
-                self._error = self._error or NonFiniteError(message.fatal)
+                self._error = self._error or (error_class(message.kind) or PlesioError)(message.fatal)
         elif isinstance(message, Final):
             self._final(message, descriptors)
         return True
@@ -213,9 +215,9 @@ class LocalEngine:
             reason = self._watch(live)
             if reason is not None and self._stop_sent_s is None:
                 self._ask_to_stop(reason)
-        elif time.monotonic() - self._started_s > self._job.timeout_s:
+        elif time.monotonic() - self._started_s > self._job.timeout_s + START_S:
             self._error = DeadlineError(
-                f"training did not begin within {self._job.timeout_s:g} s: some worker did not get as far as prepare"
+                f"the server did not say within {self._job.timeout_s + START_S:g} s who is late"
             )
         if self._stop_sent_s is not None and self._late(GRACE_S):
             for process in self._processes.workers:
@@ -256,10 +258,8 @@ class LocalEngine:
 
 def _worker_error(worker: int, message: Failed) -> PlesioError:
     """What a worker's exception means for the run: plesio's own keep their class, anything else is the user's."""
-    from plesio import errors
-
-    kind = getattr(errors, message.kind, None)
-    if isinstance(kind, type) and issubclass(kind, PlesioError):
+    kind = error_class(message.kind)
+    if kind is not None:
         return kind(message.why)
     return WorkerError(f"worker {worker} raised {message.kind}: {message.why}\n{message.traceback}")
 

@@ -107,10 +107,11 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
 
 
 class Trouble(msgspec.Struct, tag=True, frozen=True):
-    """The server to the engine: something happened that was survived, or (`fatal`) was not."""
+    """The server to the engine: something happened that was survived, or (`fatal`, an error of class `kind`) was not."""
 
     incident: Incident
     fatal: str = ""
+    kind: str = ""
 
 
 class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):

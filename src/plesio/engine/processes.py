@@ -166,7 +166,7 @@ def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> di
         "workers": job.workers,
         "seed": job.seed,
         "evaluates": job.evaluate is not None,
-        "timeout_s": job.timeout_s,
+        "timeout_s": 2 * job.timeout_s,  # the server notices first, and knows who is waited for
         "threads": threads,
         "server_pid": server_pid,
         "pace_s": job.pace.step_s if job.pace else None,

@@ -6,12 +6,10 @@ channel, the evaluator and the engine; whatever peer dies is noticed as the end 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -38,26 +36,26 @@ from plesio.core.events import (
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
+from plesio.engine.closing import final_figures
+from plesio.engine.lines import Line
 from plesio.engine.messages import (
     Begun,
-    Final,
     Hello,
     LeaseReply,
     LeaseRequest,
     Progress,
-    Ready,
     Refused,
     SnapshotRequest,
     Stop,
     ToServerFromEngine,
     ToServerFromEvaluator,
-    ToServerFromWorker,
     Trouble,
 )
 from plesio.engine.muster import Muster
+from plesio.engine.snapshots import Snapshots
 from plesio.errors import PlesioError
-from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
-from plesio.fabric.doorbell import Header, HeaderReader, Note, write_answer
+from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
+from plesio.fabric.doorbell import Header, Note, Report, write_answer
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
 from plesio.rules import Server as ViaServer
@@ -65,8 +63,8 @@ from plesio.strategy import Strategy
 
 TICK_S = 0.1
 MESSAGE_S = 10.0
-EVALUATOR, FINAL = -1, -2
-"""Readers of the ring that are no workers."""
+FINAL = -2
+"""The reader of the ring for the engine, at the end."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
@@ -78,30 +76,6 @@ class ServerConfig(msgspec.Struct, frozen=True):
     timeout_s: float
     raise_on_nonfinite: bool
     threads: int
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What travels with a REPORT: seconds spent waiting for others and exchanging with them, and the staleness of the
-    worker's contributions that were folded (staleness: count)."""
-
-    wait_s: float
-    staleness: dict[int, int]
-    exchange_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Line:
-    """Everything between the server and one worker process."""
-
-    worker: int
-    incarnation: int
-    channel: Channel[Hello | Ready | LeaseRequest]
-    headers: HeaderReader
-    answer: int
-    hello: Hello | None = None
-    ready: bool = False
-    finished: bool = False
-    gone: bool = False
 
 
 class Server:
@@ -126,7 +100,7 @@ class Server:
         self._config = config
         self._strategy = strategy
         self._engine = engine
-        self._evaluator = evaluator
+        self._snapshots = Snapshots(evaluator, self._standing)
         self._lines = lines
         self._leases = DataLeases(config.workers, config.stealing)
         self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
@@ -135,15 +109,13 @@ class Server:
         self._begun = False
         self._stopping = False
         self._stopped_s: float | None = None
-        self._snapshot_asked = False
-        self._mirror_awaited = 0
-        self._mirrors_made = 0
         self._handed_over = 0  # where workers fold among themselves: the version the last to finish left
         self._muster: Muster | None = None
         self._arrived_s = 0.0
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._next_tick_s = 0.0
+        self._started_s = time.monotonic()
         self._via_server = isinstance(strategy.via, ViaServer)
 
     # The loop
@@ -151,8 +123,9 @@ class Server:
     def run(self) -> None:
         """Serve until every worker is gone, then tell the engine what it cost."""
         self._watch(self._engine.fileno(), self._from_engine)
-        if self._evaluator is not None:
-            self._watch(self._evaluator.fileno(), self._from_evaluator)
+        if self._snapshots.evaluator is not None:
+            descriptor = self._snapshots.evaluator.fileno()
+            self._watch(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._lines:
             self._watch(line.headers.descriptor, partial(self._from_doorbell, line))
             self._watch(line.channel.fileno(), partial(self._from_channel, line))
@@ -179,6 +152,8 @@ class Server:
         if now_s < self._next_tick_s:
             return
         self._next_tick_s = now_s + TICK_S
+        if not self._begun and now_s - self._started_s > self._config.timeout_s:
+            self._begin_is_late()
         if self._begun:
             self._receive(Ticked(), now_s)
             self._tell_engine(
@@ -201,16 +176,11 @@ class Server:
         if self._assembly is not None:
             self._assembly.board.stop()
 
-    def _from_evaluator(self) -> None:
-        assert self._evaluator is not None
-        try:
-            self._evaluator.receive(MESSAGE_S)
-        except ChannelClosedError:
-            self._unwatch(self._evaluator.fileno())
-            self._evaluator = None
-            return
-        self._snapshot_asked = True
-        self._serve_snapshot()
+    def _from_evaluator(self, descriptor: int) -> None:
+        if not self._snapshots.hear(MESSAGE_S):
+            self._unwatch(descriptor)
+        elif self._begun:
+            self._snapshots.serve(self._built)
 
     def _from_channel(self, line: Line) -> None:
         try:
@@ -243,7 +213,7 @@ class Server:
             elif header.note == Note.REPORT:
                 self._reported(line, header)
             elif header.note == Note.MIRRORED:
-                self._mirrored(header.number)
+                self._snapshots.mirrored(self._built, header.number)
             elif header.note == Note.FINISH:
                 line.finished = True
                 self._handed_over = max(self._handed_over, header.number)
@@ -278,7 +248,7 @@ class Server:
     def _not_finite(self, line: Line, which: str) -> None:
         what = f"{which} of worker {line.worker} held a NaN or an infinity"
         fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
-        self._trouble(line.worker, f"{what}: discarded", fatal)
+        self._trouble(line.worker, f"{what}: discarded", fatal, "NonFiniteError")
 
     def _reported(self, line: Line, header: Header) -> None:
         report = msgspec.msgpack.decode(header.extra, type=Report)
@@ -295,12 +265,12 @@ class Server:
 
     def _lease(self, line: Line, request: LeaseRequest) -> None:
         if self._stopping:
-            self._say(line, LeaseReply((), stop=True))
+            line.say(LeaseReply((), stop=True))
             return
         agreed = self._leases.agree(request.total)
         if agreed != request.total:
             why = f"its loader has {request.total} batches an epoch, another worker's {agreed}; give all the same data"
-            self._say(line, Refused("ConfigurationError", f"worker {line.worker}: {why}"))
+            line.say(Refused("ConfigurationError", f"worker {line.worker}: {why}"))
             return
         wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused)
         self._receive(wanted, time.monotonic())
@@ -309,11 +279,9 @@ class Server:
         """A worker's pipe is closed: it finished, or it died."""
         if line.gone:
             return
-        line.gone = True
         self._unwatch(line.headers.descriptor)
         self._unwatch(line.channel.fileno())
-        close_quietly(line.headers.descriptor, line.answer)
-        line.channel.close()
+        line.close()
         now_s = time.monotonic()
         self._meter.workers[line.worker].left = "finished" if line.finished else "died"
         if self._begun and not line.finished and not self._stopping:
@@ -352,13 +320,20 @@ class Server:
             self._assembly = Assembly(self._strategy, self._config.workers, hellos, self._config.evaluates)
         except PlesioError as error:
             for line in live:
-                self._say(line, Refused(type(error).__name__, str(error)))
+                line.say(Refused(type(error).__name__, str(error)))
             return
         if self._stopping:
             self._assembly.board.stop()
         for line in live:
             message, descriptors = self._assembly.welcome(line.worker)
-            self._say(line, message, descriptors)
+            line.say(message, descriptors)
+
+    def _begin_is_late(self) -> None:
+        """Training did not begin in time: say for whom everybody waits."""
+        missing = [line.worker for line in self._live() if not line.ready]
+        names = ", ".join(f"worker {worker}" for worker in missing)
+        why = f"{names} did not get as far as prepare within {self._config.timeout_s:g} s"
+        self._trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
 
     def _begin(self) -> None:
         """When every live worker is ready: training begins."""
@@ -369,7 +344,7 @@ class Server:
             self._assembly.build_folder()
         except PlesioError as error:
             for line in live:
-                self._say(line, Refused(type(error).__name__, str(error)))
+                line.say(Refused(type(error).__name__, str(error)))
             return
         self._begun = True
         now_s = time.monotonic()
@@ -380,7 +355,7 @@ class Server:
             self._muster = Muster(answers, self._say_to, self._progress, self._config.timeout_s, now_s)
         for line in live:
             self._receive(Joined(line.worker, line.incarnation), now_s)
-        self._serve_snapshot()
+        self._snapshots.serve(self._built)
 
     # Doing what the sequencer says
 
@@ -403,7 +378,7 @@ class Server:
             self._answer(effect.worker, effect.number, effect.version, cancel=True)
             self._meter.workers[effect.worker].cancelled(time.monotonic())
         elif isinstance(effect, Leased):
-            self._say(self._lines[effect.worker], LeaseReply(effect.batches, stop=False))
+            self._lines[effect.worker].say(LeaseReply(effect.batches, stop=False))
         elif isinstance(effect, Evict):
             self._evict(effect)
 
@@ -433,45 +408,11 @@ class Server:
         line.finished = True
         self._lost(line)
 
-    # Snapshots
-
-    def _serve_snapshot(self) -> None:
-        """Answer the evaluator's question, once training has begun."""
-        if not (self._snapshot_asked and self._begun and self._evaluator is not None):
-            return
-        self._snapshot_asked = False
-        if self._built.mirrored:
-            self._mirror_awaited = self._built.board.want_mirror()
-        else:
-            self._send_snapshot(final=False)
+    def _standing(self) -> tuple[float, int, int]:
+        return time.monotonic() - self._meter.zero_s, self._sequencer.version, self._meter.samples
 
     def _progress(self) -> tuple[int, int, bool]:
-        return self._sequencer.version, self._mirrors_made, self._stopping
-
-    def _mirrored(self, number: int) -> None:
-        self._mirrors_made = max(self._mirrors_made, number)
-        if self._mirror_awaited and number >= self._mirror_awaited:
-            self._mirror_awaited = 0
-            self._send_snapshot(final=False)
-
-    def _send_snapshot(self, final: bool) -> None:
-        if self._evaluator is None:
-            return
-        built = self._built
-        message, descriptors = built.snapshot(EVALUATOR, final)
-        try:
-            self._evaluator.send(
-                msgspec.structs.replace(
-                    message,
-                    time_s=time.monotonic() - self._meter.zero_s,
-                    version=self._sequencer.version,
-                    samples=self._meter.samples,
-                    final=final,
-                ),
-                descriptors,
-            )
-        except ChannelClosedError:
-            self._evaluator = None
+        return self._sequencer.version, self._snapshots.mirrors_made, self._stopping
 
     # Ending
 
@@ -480,27 +421,9 @@ class Server:
         wall_s = max(0.0, ended_s - self._meter.zero_s) if self._begun else 0.0
         built = self._assembly if self._begun else None
         if built is not None:
-            self._send_snapshot(final=True)
-        meter, leases = self._meter, self._leases
-        message = Final(
-            wall_s=wall_s,
-            version=self._sequencer.version,
-            steps=meter.steps,
-            samples=meter.samples,
-            folded=sum(one.folded for one in meter.workers),
-            discarded=dict(meter.discarded),
-            missing_gradients=meter.missing_gradients,
-            batches_unvisited=leases.unvisited,
-            bytes=2 * meter.exchanges * built.layout.payload_bytes if built else 0,
-            shared_bytes=built.shared_bytes if built else 0,
-            staleness=meter.staleness(),
-            workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
-            timeline=meter.timeline() if self._begun else (),
-            buffer=built.final_buffer(FINAL) if built else 0,
-            buffers=len(built.ring) if built else 0,
-            model=built.model if built else None,
-            lost=self._lost_weights(built),
-        )
+            self._snapshots.send(built, final=True)
+        buffer = built.final_buffer(FINAL) if built else 0
+        message = final_figures(wall_s, self._sequencer, self._meter, built, buffer, self._lost_weights(built))
         self._tell_engine(message, (built.ring_descriptor,) if built else ())
 
     def _lost_weights(self, built: Assembly | None) -> str:
@@ -516,15 +439,12 @@ class Server:
 
     # Talking
 
-    def _say(self, line: Line, message: object, descriptors: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(ChannelClosedError):  # its doorbell tells the rest
-            line.channel.send(message, descriptors)
-
     def _say_to(self, worker: int, message: object) -> None:
-        self._say(self._lines[worker], message)
+        self._lines[worker].say(message)
 
-    def _trouble(self, worker: int | None, what: str, fatal: str = "") -> None:
-        self._tell_engine(Trouble(Incident(time.monotonic() - self._meter.zero_s, worker, what), fatal))
+    def _trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "") -> None:
+        time_s = time.monotonic() - self._meter.zero_s if self._begun else 0.0
+        self._tell_engine(Trouble(Incident(time_s, worker, what), fatal, kind))
 
     def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
         try:
@@ -546,14 +466,5 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     evaluator: Channel[SnapshotRequest] | None = None
     if config.evaluates:
         evaluator = Channel(from_descriptor(next(rest)), ToServerFromEvaluator, "the evaluator")
-    lines = [
-        Line(
-            worker=worker,
-            incarnation=1,
-            channel=Channel(from_descriptor(next(rest)), ToServerFromWorker, f"worker {worker}"),
-            headers=HeaderReader(next(rest)),
-            answer=next(rest),
-        )
-        for worker in range(config.workers)
-    ]
+    lines = [Line.open(worker, rest) for worker in range(config.workers)]
     Server(config, strategy, engine, evaluator, lines).run()

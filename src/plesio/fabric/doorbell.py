@@ -76,6 +76,15 @@ class Header(msgspec.Struct, gc=False):
         )
 
 
+class Report(msgspec.Struct, frozen=True):
+    """What travels with a REPORT: seconds spent waiting for others and exchanging with them, and the staleness of the
+    worker's contributions that were folded (staleness: count)."""
+
+    wait_s: float
+    staleness: dict[int, int]
+    exchange_s: float = 0.0
+
+
 class Answer(msgspec.Struct, gc=False):
     """What the server answers: go on from `version`, which lies in buffer `buffer`.
 

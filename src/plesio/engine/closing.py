@@ -1,0 +1,36 @@
+"""What the server tells the engine when no worker is left."""
+
+from __future__ import annotations
+
+from plesio.core.sequencer import Sequencer
+from plesio.engine.assembly import Assembly
+from plesio.engine.messages import Final
+from plesio.observe.meter import Meter
+
+
+def final_figures(
+    wall_s: float, sequencer: Sequencer, meter: Meter, built: Assembly | None, buffer: int, lost: str
+) -> Final:
+    """All a run cost; `built` is None if training never began, `buffer` holds the weights unless they are `lost`.
+
+    Bytes are there and back for each exchange: a contribution one way, parameters the other.
+    """
+    return Final(
+        wall_s=wall_s,
+        version=sequencer.version,
+        steps=meter.steps,
+        samples=meter.samples,
+        folded=sum(one.folded for one in meter.workers),
+        discarded=dict(meter.discarded),
+        missing_gradients=meter.missing_gradients,
+        batches_unvisited=sequencer.leases.unvisited,
+        bytes=2 * meter.exchanges * built.layout.payload_bytes if built else 0,
+        shared_bytes=built.shared_bytes if built else 0,
+        staleness=meter.staleness(),
+        workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
+        timeline=meter.timeline() if built else (),
+        buffer=buffer,
+        buffers=len(built.ring) if built else 0,
+        model=built.model if built else None,
+        lost=lost,
+    )

@@ -1,0 +1,48 @@
+"""The server's ends of what connects it with the workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from plesio.engine.messages import Hello, LeaseRequest, Ready, ToServerFromWorker
+from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
+from plesio.fabric.doorbell import HeaderReader
+
+
+@dataclass(slots=True)
+class Line:
+    """Everything between the server and one worker process."""
+
+    worker: int
+    incarnation: int
+    channel: Channel[Hello | Ready | LeaseRequest]
+    headers: HeaderReader
+    answer: int
+    hello: Hello | None = None
+    ready: bool = False
+    finished: bool = False
+    gone: bool = False
+
+    @classmethod
+    def open(cls, worker: int, descriptors: Iterator[int]) -> Line:
+        """The line to `worker` over the next three descriptors: channel, push, answer."""
+        return cls(
+            worker=worker,
+            incarnation=1,
+            channel=Channel(from_descriptor(next(descriptors)), ToServerFromWorker, f"worker {worker}"),
+            headers=HeaderReader(next(descriptors)),
+            answer=next(descriptors),
+        )
+
+    def say(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
+        """Send on the channel; that the worker is gone is told by its doorbell."""
+        with contextlib.suppress(ChannelClosedError):
+            self.channel.send(message, descriptors)
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self.gone = True
+        close_quietly(self.headers.descriptor, self.answer)
+        self.channel.close()
