@@ -121,7 +121,9 @@ def sooner(name: str, ours: list[float], sync: list[float]) -> Row:
     mine, other = statistics.median(ours), statistics.median(sync)
     ratio, target = other / mine, FASTER.get(name)
     met = None if target is None else ratio >= float(target.split()[1])
-    return Row(f"{name}: time to {TARGET:.0%} test accuracy", mine, "s", "sync_sgd", other, ratio, target, met, len(ours))
+    return Row(
+        f"{name}: time to {TARGET:.0%} test accuracy", mine, "s", "sync_sgd", other, ratio, target, met, len(ours)
+    )
 
 
 if __name__ == "__main__":

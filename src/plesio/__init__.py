@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
         sync_sgd,
     )
     from plesio.rules import Seconds, Steps
-    from plesio.run import Run, Until, run
+    from plesio.runner import Run, Until, run
     from plesio.strategy import Strategy
     from plesio.worker import Worker
 
@@ -69,7 +67,7 @@ _HOMES = {
         "sync_sgd",
     ),
     "plesio.rules": ("Seconds", "Steps"),
-    "plesio.run": ("Run", "Until", "run"),
+    "plesio.runner": ("Run", "Until", "run"),
     "plesio.strategy": ("Strategy",),
     "plesio.worker": ("Worker",),
 }
@@ -119,16 +117,6 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
-
-
-class _Package(ModuleType):
-    """This package. `plesio.run` is the function, also once something imported the module of that name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from plesio.observe.summary import Summary
 
 if TYPE_CHECKING:
-    from plesio.run import Live
+    from plesio.runner import Live
 
 REDRAW_S = 0.1
 BAR = 20

@@ -16,7 +16,7 @@ from plesio.faults import Fault, Kill, Pace, Slow
 from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
-    from plesio.run import Live, Run
+    from plesio.runner import Live, Run
 
 ScriptPath = Annotated[
     Path,
@@ -88,8 +88,8 @@ class Work:
 
     def run(self, script: Script, strategy: Strategy, watch: Callable[[Live], object]) -> Run:
         """Do it under `strategy`."""
-        from plesio.run import Until
-        from plesio.run import run as train_under
+        from plesio.runner import Until
+        from plesio.runner import run as train_under
 
         goals: dict[str, Any] = {**self.limits, **self.metrics}
         until = Until(seconds=self.budget_s, **goals)

@@ -144,10 +144,18 @@ class Group:
         begun, self._begun = self._begun, []
         for operation in begun:
             operation.future.wait()
+        self._settle()
         if self.broken:
-            self.close()
-        self._works.clear()
+            self._gloo = None
         return not self.broken
+
+    def _settle(self) -> None:
+        """Wait until gloo's threads are done with what they began, callbacks included: they need the interpreter, which
+        the end of a group keeps to itself while it waits for its threads."""
+        works, self._works = self._works, []
+        for work in works:
+            with contextlib.suppress(RuntimeError):  # noted by its callback
+                work.wait()
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """`tensor` becomes what it is at member `root`.
@@ -169,9 +177,9 @@ class Group:
         """
         size = torch.tensor([len(data)])
         self.broadcast(size, root)
-        body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == root else None
-        if body is None:
-            body = torch.empty(int(size), dtype=torch.uint8)
+        body = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == root:
+            body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.broadcast(body, root)
         return body.numpy().tobytes()
 
@@ -180,12 +188,8 @@ class Group:
         self.broken = self.broken or str(error).strip().split("\n")[0]
 
     def close(self) -> None:
-        """Hang up. Everything begun must be over, its callbacks too: they need the interpreter, which the end of gloo's
-        group keeps to itself while it waits for its threads."""
-        for work in self._works:
-            with contextlib.suppress(RuntimeError):
-                work.wait()
-        self._works.clear()
+        """Hang up."""
+        self.finish()
         self._gloo = None
 
 
