@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _report import Row, interleave, parser, report, row
-
 import plesio as ps
+from _report import Row, interleave, parser, report, row
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
