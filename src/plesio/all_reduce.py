@@ -23,6 +23,7 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 from __future__ import annotations
 
 import io
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,8 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.outer import hyper_parameters
 from plesio.tensors.replica import ParameterReplica, is_finite
 
+RESCUE_S = 0.4
+"""How often a worker looks whether it is stuck in a group known to be broken; at the second look it gives that up."""
 PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""
 
@@ -138,6 +141,18 @@ class AllReduceExchange:
         self._reported_s = time.monotonic()
         if self._check_in(Note.BROKEN) is Call.REGROUP:
             self._regroup()
+        threading.Thread(target=self._rescue, name="rescue", daemon=True).start()
+
+    def _rescue(self) -> None:
+        """Give up what is stuck in a group that another member reported broken, where gloo itself does not notice."""
+        stuck: Group | None = None
+        while True:
+            time.sleep(RESCUE_S)
+            group = self._group
+            suspect = group.busy and self._board.broken >= group.generation
+            if suspect and group is stuck:
+                group.abandon()
+            stuck = group if suspect else None
 
     # The backward pass
 

@@ -36,7 +36,7 @@ from plesio.errors import ConfigurationError, PlesioError, ServerLostError, Step
 from plesio.exchange import Pacer, ServerExchange, SharedMemoryExchange, Standing
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
-from plesio.fabric.doorbell import Doorbell
+from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.fabric.memory import SharedBlock
 from plesio.faults import Pace
 from plesio.loader import LeasedLoader
@@ -367,6 +367,8 @@ class Worker:
         self._flush()
         if self._exchange is not None:
             self._exchange.end()
+        else:
+            self._doorbell.send(Header(Note.FINISH, True, 0, 0, 0, 0, 0, time.monotonic()))
 
 
 def seed_everything(seed: int) -> None:

@@ -110,9 +110,10 @@ def test_a_killed_worker(tmp_path: Path) -> None:
     assert max(version for time_s, version in times if time_s <= 1.5) > at_death + 5
 
 
-def test_a_worker_killed_amid_an_all_reduce(tmp_path: Path) -> None:
-    """The step under way is dropped by the others: counted, and begun anew."""
-    train = partial(replicas.disturbed, folder=str(tmp_path), how="dies amid buckets")
+@pytest.mark.parametrize("how", ["dies amid buckets", "dies amid buckets, unnoticed"])
+def test_a_worker_killed_amid_an_all_reduce(how: str, tmp_path: Path) -> None:
+    """The step under way is dropped by the others: counted, and begun anew. Even if one of them is told by the others only."""
+    train = partial(replicas.disturbed, folder=str(tmp_path), how=how)
     run = ps.run(train, ps.allreduce(), workers=3, timeout_s=20)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert run.discarded == {"the group broke": 2}
@@ -217,10 +218,10 @@ def test_evaluation_and_where_the_time_goes() -> None:
         evaluate_every_s=0.2,
         until=ps.Until(seconds=2.5),
     )
-    assert run.workers[0].waiting_share < 0.2
+    assert run.workers[0].waiting_share < 0.3
     for one in run.workers[1:]:
-        assert 0.75 < one.waiting_share < 0.95
-    assert run.ideal_share < 0.25
+        assert 0.6 < one.waiting_share < 0.95
+    assert run.ideal_share < 0.35
     assert len(run.history) > 3
     assert len({one.metrics["sum"] for one in run.history}) > 2
     assert run.history[-1].version == run.version

@@ -197,3 +197,9 @@ def test_an_evaluation_that_returns_no_numbers_is_explained() -> None:
 
 def half(model: nn.Module) -> float:
     return 0.5
+
+
+def test_a_training_function_that_prepares_nothing_is_no_death() -> None:
+    run = ps.run(loops.idle, ps.async_sgd(), workers=2)
+    assert [one.left for one in run.workers] == ["finished", "finished"]
+    assert run.state_dict == {}

@@ -288,3 +288,7 @@ def never_prepares(worker: Any) -> None:
         time.sleep(600)
     model = mlp()
     worker.prepare(model, sgd(model), None)
+
+
+def idle(worker: Any) -> None:
+    """Does nothing and returns."""

@@ -72,6 +72,10 @@ def disturbed(worker: Any, folder: str, how: str = "", who: int = 1, at: int = 4
     hurt = worker.rank == who and how
     if hurt and how == "dies amid buckets":
         _die_at(2 * 2 * at + 1)
+    if how == "dies amid buckets, unnoticed" and worker.rank == 1:
+        _die_at(2 * 2 * at + 1)
+    if how == "dies amid buckets, unnoticed" and worker.rank == 2:
+        _notice_nothing()
     while worker.version < steps:
         if hurt and how == "frozen" and worker.version == at:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -85,6 +89,19 @@ def disturbed(worker: Any, folder: str, how: str = "", who: int = 1, at: int = 4
         optimizer.step()
     Path(folder, f"{worker.rank}.txt").write_text(bits(model))
     worker.log(discarded=worker.discarded)
+
+
+def _notice_nothing() -> None:
+    """Be told of no failure."""
+    from plesio.fabric.collective import Group
+
+    came = Group._came
+
+    def deaf(self: Group, operation: Any, error: RuntimeError | None) -> None:
+        if error is None:
+            came(self, operation, error)
+
+    Group._came = deaf  # type: ignore[method-assign]
 
 
 def _die_at(call: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from plesio.core.rollcall import Call, Outcome, RollCall
 from plesio.engine.messages import Regrouped
+from plesio.fabric.board import Board
 from plesio.fabric.collective import MeetingPoint
 from plesio.fabric.doorbell import Header, Note, write_answer
 
@@ -22,6 +23,7 @@ class Muster:
 
     Args:
         answers: the descriptor by which each worker is answered.
+        board: where all see that a group is broken.
         tell: sends a message to a worker.
         progress: the version, the mirrors made so far, and whether the run is to end.
         silence_s: how long one may keep the others waiting.
@@ -30,12 +32,14 @@ class Muster:
     def __init__(
         self,
         answers: Mapping[int, int],
+        board: Board,
         tell: Callable[[int, object], None],
         progress: Callable[[], tuple[int, int, bool]],
         silence_s: float,
         now_s: float,
     ) -> None:
         self._answers = answers
+        self._board = board
         self._tell = tell
         self._progress = progress
         self._silence_s = silence_s
@@ -51,6 +55,8 @@ class Muster:
 
     def arrived(self, worker: int, header: Header, now_s: float) -> None:
         """A worker checked in."""
+        if header.note == Note.BROKEN:
+            self._board.break_group(self._roll.generation)
         self._roll.arrive(worker, (header.number, header.samples), header.note == Note.ENTER, header.extra, now_s)
         self._call(now_s)
 

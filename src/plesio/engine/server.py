@@ -352,7 +352,9 @@ class Server:
         self._tell_engine(Begun(now_s))
         if self._built.mirrored:
             answers = {line.worker: line.answer for line in live}
-            self._muster = Muster(answers, self._say_to, self._progress, self._config.timeout_s, now_s)
+            self._muster = Muster(
+                answers, self._built.board, self._say_to, self._progress, self._config.timeout_s, now_s
+            )
         for line in live:
             self._receive(Joined(line.worker, line.incarnation), now_s)
         self._snapshots.serve(self._built)

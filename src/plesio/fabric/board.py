@@ -1,7 +1,7 @@
 """A page of counters that all processes of a run see: for what is asked at every step and must not cost a message.
 
 Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. On a cell the writer is:
-stop, mirror: the server; folds of worker w: worker w.
+stop, mirror, broken: the server; folds of worker w: worker w.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from plesio.fabric.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 
-_STOP, _MIRROR, _FOLDS = 0, 1, 8
+_STOP, _MIRROR, _BROKEN, _FOLDS = 0, 1, 2, 8
 WORKERS_MAX = PAGE // 8 - _FOLDS
 
 
@@ -56,6 +56,15 @@ class Board:
         """Ask for a copy of the parameters; its number."""
         self._cells[_MIRROR] += 1
         return int(self._cells[_MIRROR])
+
+    @property
+    def broken(self) -> int:
+        """The latest generation of the workers' group that is known to be broken."""
+        return int(self._cells[_BROKEN])
+
+    def break_group(self, generation: int) -> None:
+        """A member said that this generation is broken."""
+        self._cells[_BROKEN] = generation
 
     @property
     def folds(self) -> int:
