@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -182,3 +184,15 @@ def test_what_an_optimizer_keeps_is_known_before(optimizer: object, copies: int)
 def test_optimizers_that_cannot_run_at_a_server_are_refused(kind: type[torch.optim.Optimizer]) -> None:
     with pytest.raises(ConfigurationError, match=rf"{kind.__name__} .*; use "):
         OptimizerSpec.of(kind([nn.Parameter(torch.zeros(2))]))
+
+
+def test_tensors_in_an_arena_can_be_saved_alone() -> None:
+    """A user who saves a checkpoint from the loop gets the tensors, not the memory they lie in."""
+    arena = filled(Layout(MODEL), 2)
+    file = io.BytesIO()
+    torch.save({spec.name: view for spec, view in zip(MODEL, arena.views, strict=True)}, file)
+    assert len(file.getvalue()) < 4096, "the arena itself is a page"
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert torch.equal(loaded["w"], arena.views[0])
+    assert loaded["count"].dtype == torch.int64

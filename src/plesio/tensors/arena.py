@@ -146,9 +146,9 @@ class Arena:
         assert memory.dtype == torch.uint8 and memory.numel() >= layout.nbytes, "an arena is that many bytes"
         self.layout = layout
         self.memory = memory
-        self.flat = tuple(_flat(memory, segment) for segment in layout.segments)
+        self.flat = tuple(_over(memory, one.dtype, one.start, one.numel) for one in layout.segments)
         self.views = tuple(
-            memory[start : start + spec.numel * spec.torch_dtype.itemsize].view(spec.torch_dtype).view(spec.shape)
+            _over(memory, spec.dtype, start, spec.numel).view(spec.shape)
             for spec, start in zip(layout.specs, layout.starts, strict=True)
         )
 
@@ -169,6 +169,9 @@ class Arena:
                 mine.copy_(theirs)
 
 
-def _flat(memory: torch.Tensor, segment: Segment) -> torch.Tensor:
-    dtype = getattr(torch, segment.dtype)
-    return memory[segment.start : segment.start + segment.numel * dtype.itemsize].view(dtype)
+def _over(memory: torch.Tensor, dtype: str, start: int, numel: int) -> torch.Tensor:
+    """A flat tensor over a piece of `memory`, with a storage of its own: `torch.save` of it saves that piece alone."""
+    kind = getattr(torch, dtype)
+    if numel == 0:
+        return torch.empty(0, dtype=kind)
+    return torch.frombuffer(memory.numpy(), dtype=kind, count=numel, offset=start)
