@@ -58,8 +58,10 @@ class Channel(Generic[M]):
         body = msgspec.msgpack.encode(message)
         assert len(body) <= MESSAGE_BYTES_MAX, "a message is small"
         try:
-            socket.send_fds(self._socket, [HEAD.pack(len(body))], list(descriptors))
-            self._socket.sendall(body)
+            # in one piece: a sender stopped between head and body would hold up whoever reads
+            data = HEAD.pack(len(body)) + body
+            sent = socket.send_fds(self._socket, [data], list(descriptors))
+            self._socket.sendall(data[sent:])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError(self.peer) from error
 
