@@ -1,11 +1,12 @@
-"""How fast one exchange is (pull P float32, make the gradient, push it, apply it), and how much memory it holds.
+"""How fast one exchange is (push a gradient of P float32, apply it, pull the parameters), and how much memory it holds.
 
     python benchmarks/exchange.py                       # 1e4 to 1e8 parameters, 2 workers, several minutes
     python benchmarks/exchange.py --quick
     python benchmarks/exchange.py --only rivals         # needs torch only
 
-The gradient is `w * 1e-6`, the optimizer plain SGD. Every worker takes its own rate, after a warm-up; plesio and its
-rivals are run in turn. Rates are steps/s of all workers together.
+The compute is nothing: every worker pushes the gradient that lies ready, so that the exchange alone is measured; the
+optimizer is plain SGD. Every worker takes its own rate, after a warm-up; plesio and its rivals are run in turn. Rates are
+steps/s of all workers together.
 """
 
 from __future__ import annotations
@@ -63,16 +64,8 @@ def exchanger(worker: ps.Worker, params: int) -> Callable[[], None]:
     model = Flat(params)
     model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=LR), None)
     (parameter,) = model.parameters()
-
-    def step() -> None:
-        # Once the first step() is done, .grad is this worker's own slot in shared memory, and stays it.
-        if parameter.grad is None:
-            parameter.grad = parameter.detach() * SCALE
-        else:
-            torch.mul(parameter.detach(), SCALE, out=parameter.grad)
-        optimizer.step()
-
-    return step
+    parameter.grad = torch.full((params,), SCALE)  # from the first step on it lies in this worker's slot
+    return optimizer.step
 
 
 def train(worker: ps.Worker, params: int, seconds: float) -> None:

@@ -168,7 +168,7 @@ class ServerExchange:
         self._replica.adopt(answer.buffer)
         standing = self._standing
         standing.version, standing.staleness = answer.version, answer.staleness
-        standing.verdict = Verdict.CANCELLED if answer.cancel else Verdict(answer.verdict)
+        standing.verdict = Verdict.CANCELLED if answer.cancel else answer.verdict
         standing.stopped = standing.stopped or answer.stop
         if standing.verdict is not Verdict.TAKEN:
             standing.discarded += 1

@@ -44,7 +44,13 @@ class ExchangedOptimizer(Optimizer):
                 "step(closure) evaluates the loss several times within one exchange, which no strategy here allows; "
                 "call loss.backward() and then step()"
             )
+        for hook in self._optimizer_step_pre_hooks.values():
+            hook(self, (), {})
         self._exchange.step()
+        for after in self._optimizer_step_post_hooks.values():
+            after(self, (), {})
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load into the user's optimizer, and go on sharing with it."""

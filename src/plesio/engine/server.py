@@ -55,7 +55,7 @@ from plesio.engine.muster import Muster
 from plesio.engine.snapshots import Snapshots
 from plesio.errors import PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
-from plesio.fabric.doorbell import Header, Note, Report, write_answer
+from plesio.fabric.doorbell import Header, Note, Report, ready, write_answer
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
 from plesio.rules import Server as ViaServer
@@ -132,7 +132,7 @@ class Server:
         gc.collect()
         gc.freeze()
         while not all(line.gone for line in self._lines):
-            for descriptor, _ in self._poller.poll(TICK_S * 1000):
+            for descriptor, _ in ready(self._poller, TICK_S):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler()

@@ -86,8 +86,14 @@ def hyper_parameters(optimizer: Optimizer) -> Groups:
 
 
 def settings_of(optimizer: Optimizer) -> list[list[Any]]:
-    """What `hyper_parameters` would say, in the form that is quickest to compare."""
-    return [[_number(value) for key, value in group.items() if key != "params"] for group in optimizer.param_groups]
+    """What `hyper_parameters` would say, in the form that is quickest to compare.
+
+    The list of parameters is among the values: it is the same object every time, and compared as that.
+    """
+    values = [[*group.values()] for group in optimizer.param_groups]
+    if any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups):
+        return [[_number(value) for value in group] for group in values]
+    return values
 
 
 def _number(value: Any) -> Any:

@@ -1,0 +1,35 @@
+"""The journal: the ordered record of a run's decisions, enough to replay it bit for bit."""
+
+from plesio.journal.reader import Journal, Missing, read_journal
+from plesio.journal.records import (
+    FILE_NAME,
+    FORMAT,
+    Ended,
+    Evicted,
+    Folded,
+    FoldedMember,
+    JournalError,
+    JournalHead,
+    Noted,
+    Received,
+    Record,
+)
+from plesio.journal.writer import JournalWriter
+
+__all__ = [
+    "FILE_NAME",
+    "FORMAT",
+    "Ended",
+    "Evicted",
+    "Folded",
+    "FoldedMember",
+    "Journal",
+    "JournalError",
+    "JournalHead",
+    "JournalWriter",
+    "Missing",
+    "Noted",
+    "Received",
+    "Record",
+    "read_journal",
+]
