@@ -142,6 +142,7 @@ class AllReduceExchange:
         if self._check_in(Note.BROKEN) is Call.REGROUP:
             self._regroup()
         threading.Thread(target=self._rescue, name="rescue", daemon=True).start()
+        self._pacer.begin()
 
     def _rescue(self) -> None:
         """Give up what is stuck in a group that another member reported broken, where gloo itself does not notice."""

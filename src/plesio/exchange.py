@@ -12,6 +12,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import nan
+from typing import Protocol
 
 import msgspec
 from torch.optim import Optimizer
@@ -22,6 +24,7 @@ from plesio.fabric.board import Board
 from plesio.fabric.doorbell import Answer, Doorbell, Header, Note, Report
 from plesio.faults import Pace
 from plesio.rules import AfterFold, Gradient
+from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.outer import hyper_parameters, settings_of
 from plesio.tensors.replica import Replica
@@ -53,18 +56,59 @@ class Pacer:
         """The next step begins."""
         self.started_s = time.monotonic()
 
+    def now_s(self) -> float:
+        """The time."""
+        return time.monotonic()
+
 
 @dataclass(slots=True)
 class Standing:
     """What the worker knows of its place in the run, after its last exchange."""
 
     worker: int
+    seed: int
     version: int = 0
     staleness: int = 0
     verdict: Verdict = Verdict.TAKEN
     discarded: int = 0
     steps: int = 0
     stopped: bool = False
+    loss: float = nan
+    """What the training function last logged under that name."""
+
+    def reseed(self, number: int) -> None:
+        """Contribution `number` begins: what is random in it does not depend on what went before."""
+        seed_step(self.seed, self.worker, number)
+
+
+class Exchange(Protocol):
+    """What happens between a worker and the others."""
+
+    cancels: bool
+
+    def begin(self) -> None:
+        """Wait for the beginning."""
+        ...
+
+    def step(self) -> None:
+        """One step of the training loop."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether the step under way no longer counts."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop it."""
+        ...
+
+    def report(self) -> None:
+        """Tell the server what was done without it."""
+        ...
+
+    def end(self) -> None:
+        """The training function returned."""
+        ...
 
 
 Used = Callable[[], tuple[int, int]]
@@ -102,8 +146,10 @@ class ServerExchange:
 
     def begin(self) -> None:
         """Wait for the first version."""
-        self._adopt(self._doorbell.answer(self._timeout_s, 0, 0))
+        answer = self._doorbell.answer(self._timeout_s, 0, 0)
         self._number = 1
+        self._adopt(answer)
+        self._pacer.begin()
 
     def step(self) -> None:
         """One step of the training loop."""
@@ -116,7 +162,7 @@ class ServerExchange:
         self._pacer.rest(self._doorbell.waiting if self.cancels else time.sleep)
         if self.cancels and self._doorbell.waiting():
             self.abandon()
-        elif self._every.due(self._steps, time.monotonic() - self._exchanged_s):
+        elif self._every.due(self._steps, self._pacer.now_s() - self._exchanged_s):
             self._push()
         self._pacer.begin()
 
@@ -150,8 +196,9 @@ class ServerExchange:
             number=self._number,
             samples=samples,
             missing=self._replica.missing,
-            ready_s=time.monotonic(),
+            ready_s=self._pacer.now_s(),
             extra=extra,
+            loss=self._standing.loss,
         )
 
     def _changed_groups(self) -> bytes:
@@ -174,8 +221,12 @@ class ServerExchange:
             standing.discarded += 1
         if standing.verdict is Verdict.NOT_FINITE:
             warn_not_finite(standing.worker)
+        standing.reseed(self._number)
         self._steps = 0
-        self._exchanged_s = time.monotonic()
+        self._exchanged_s = self._pacer.now_s()
+
+    def report(self) -> None:
+        """Nothing is done without the server."""
 
     def end(self) -> None:
         """The training function returned: local steps that were not sent yet are."""
@@ -222,6 +273,7 @@ class SharedMemoryExchange:
         self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
         self._reported_s = time.monotonic()
         self._read_at = self._board.folds
+        self._pacer.begin()
 
     def step(self) -> None:
         """One step of the training loop."""

@@ -38,7 +38,7 @@ RECIPES: dict[str, Callable[[], Strategy]] = {
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No process but the fork server, no descriptor more than before."""
-    ForkServer.shared(("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker"))
+    ForkServer.shared(("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process"))
     before, open_before = descendants(), open_descriptors()
     yield
     assert gone_within(descendants() - before, 1.0)

@@ -133,7 +133,8 @@ def test_a_strategy_is_read(text: str, name: str) -> None:
 
 
 def test_names_in_the_table_can_be_given_back() -> None:
-    for one in strategies_of(",".join(usual(4)), workers=4):
+    odd = ("async_sgd(lr_scale=full)", "first_of(2, cancel_late=False)", "ringmaster(3, correct=plain, lr_scale=full)")
+    for one in strategies_of(",".join((*usual(4), *odd)), workers=4):
         assert strategy_of(one.name, workers=4) == one
 
 

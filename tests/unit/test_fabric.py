@@ -32,6 +32,7 @@ headers = st.builds(
     missing=u32,
     ready_s=st.floats(allow_nan=False),
     extra=st.binary(max_size=300),
+    loss=st.floats(allow_nan=False),
 )
 
 

@@ -82,6 +82,36 @@ def test_every_recipe_builds_what_its_row_says(name: str) -> None:
     strategy.check_workers(2)
 
 
+OTHERS = {  # for each argument, values with other meanings than its default
+    "m": [3],
+    "s": [1],
+    "k": [3],
+    "r": [2],
+    "every": [Steps(8), Seconds(0.3)],
+    "cancel_late": [False],
+    "lr_scale": ["full"],
+    "correct": ["plain", "gap_aware", GapAware(0.5), DelayCompensated(1.0), DelayCompensated(3.0)],
+    "weigh": ["inverse", "hinge", Hinge(a=2.0), Hinge(b=1), Polynomial(0.25), BySamples()],
+}
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_no_two_settings_share_a_name(name: str) -> None:
+    needed = NEEDED.get(name, {})
+    keys = inspect.signature(recipes.RECIPES[name]).parameters
+    settings = [{}] + [{key: value} for key in keys for value in OTHERS[key]]
+    names = [recipes.recipe(name, **{**needed, **one}).name for one in settings]
+    assert len(set(names)) == len(settings)
+
+
+def test_a_name_tells_what_is_not_by_default() -> None:
+    assert recipes.async_sgd(lr_scale="full").name == "async_sgd(lr_scale=full)"
+    assert recipes.async_sgd(DelayCompensated(lam=1.0)).name == "async_sgd(correct=DelayCompensated(lam=1.0))"
+    assert recipes.async_sgd(WorkerMomentum(), Equal()).name == "async_sgd"
+    assert recipes.ringmaster(2, correct="plain").name == "ringmaster(2, correct=plain)"
+    assert recipes.hogwild(lr_scale="full").name == "hogwild(lr_scale=full)"
+
+
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_every_recipe_says_its_rule_and_its_source(name: str) -> None:
     text = inspect.getdoc(recipes.RECIPES[name]) or ""

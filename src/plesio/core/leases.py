@@ -17,9 +17,26 @@ on nothing but N. A dead worker's queue is open to all either way.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from typing import Self
+
+import msgspec
 
 Batch = tuple[int, int]
 """(epoch, batch number)"""
+
+
+class LeasesState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps. A queue is known by its length: it is the end of all its worker was ever to get."""
+
+    workers: int
+    total: int | None
+    epochs: int
+    done: int
+    skipped: int
+    gone: tuple[int, ...]
+    waiting: tuple[int, ...]
+    returned: tuple[Batch, ...]
 
 
 class DataLeases:
@@ -125,8 +142,42 @@ class DataLeases:
         """This worker is here (again): batches of later epochs wait for it."""
         self._gone.discard(worker)
 
+    def state(self, unfolded: Iterable[Batch]) -> LeasesState:
+        """All of it, for a checkpoint; what is leased, and what is `unfolded` yet, goes back in it to be leased again."""
+        leased = [batch for held in self._outstanding.values() for batch in held]
+        waiting = tuple([len(self._queues[worker]) for worker in range(self.workers)])
+        gone = tuple(sorted(self._gone))
+        back = tuple(sorted((*self._returned, *leased, *unfolded)))
+        return LeasesState(self.workers, self._total, self._epochs, self.done, self.skipped, gone, waiting, back)
+
+    @classmethod
+    def restore(cls, state: LeasesState, workers: int, stealing: bool) -> Self:
+        """Leases as they were when that state was taken; shared out anew if there are more or fewer workers now."""
+        leases = cls(workers, stealing)
+        leases.done, leases.skipped = state.done, state.skipped
+        leases._total, leases._epochs = state.total, state.epochs
+        leases.opened = state.epochs * (state.total or 0)
+        leases._returned.extend(state.returned)
+        for worker, length in enumerate(state.waiting):
+            queue = _last(worker, length, state)
+            if workers == state.workers:
+                leases._queues[worker].extend(queue)
+            else:
+                leases.give_back(queue)
+        leases._gone.update(worker for worker in state.gone if worker < workers)
+        return leases
+
     def _open_to_all(self, worker: int) -> None:
         queue = self._queues[worker]
         batches = tuple(queue)
         queue.clear()
         self.give_back(batches)
+
+
+def _last(worker: int, length: int, state: LeasesState) -> tuple[Batch, ...]:
+    """The last `length` of the batches that waited for `worker`, over all epochs that were opened."""
+    own = range(worker, state.total or 0, state.workers)
+    if not length:
+        return ()
+    first = state.epochs - -(-length // len(own))
+    return tuple([(epoch, batch) for epoch in range(first, state.epochs) for batch in own][-length:])

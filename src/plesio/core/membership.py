@@ -12,7 +12,18 @@ others wait for it and it has been silent for longer than `silence_s`, it is evi
 
 from __future__ import annotations
 
+from typing import Self
+
+import msgspec
+
 from plesio.core.events import Verdict
+
+
+class MembershipState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps: no seat, but which incarnations had one, and how far the slowest was."""
+
+    slowest: int
+    last_incarnation: dict[int, int]
 
 
 class Seat:
@@ -114,3 +125,15 @@ class Membership:
     def silent(self, now_s: float) -> list[Seat]:
         """Members that are computing, and were last heard more than `silence_s` ago."""
         return [seat for seat in self.seats.values() if seat.waiting is None and now_s - seat.heard_s > self.silence_s]
+
+    def state(self) -> MembershipState:
+        """What a checkpoint keeps."""
+        return MembershipState(self.slowest, dict(self._last_incarnation))
+
+    @classmethod
+    def restore(cls, state: MembershipState, silence_s: float) -> Self:
+        """Nobody is a member; whoever was joins again, as a later incarnation."""
+        members = cls(silence_s)
+        members.slowest = state.slowest
+        members._last_incarnation.update(state.last_incarnation)
+        return members

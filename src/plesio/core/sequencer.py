@@ -26,6 +26,8 @@ Promises, asserted here and checked from outside by the tests:
 
 from __future__ import annotations
 
+from typing import Self
+
 import msgspec
 
 from plesio.core.events import (
@@ -48,9 +50,9 @@ from plesio.core.events import (
     Ticked,
     Verdict,
 )
-from plesio.core.leases import Batch, DataLeases
+from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.ledger import Admission, Ledger
-from plesio.core.membership import Membership, Seat
+from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.core.questions import Questions
 
 
@@ -62,6 +64,17 @@ class _Pending(msgspec.Struct, frozen=True, gc=False):
     weight: float
     batches: tuple[Batch, ...]
     counts: bool
+
+
+class SequencerState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps of the order: the version it is at, the data, and who may not come back.
+
+    The ledger has nothing to add: after a restore nobody is a member, so no key of before is admitted again.
+    """
+
+    version: int
+    members: MembershipState
+    leases: LeasesState
 
 
 class Sequencer:
@@ -95,6 +108,41 @@ class Sequencer:
         self._speaker = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self._effects: list[Effect] = []
+
+    def state(self) -> SequencerState:
+        """What a checkpoint keeps, together with the parameters at `version`; to be asked between two events."""
+        unfolded = [batch for one in self._pending for batch in one.batches]
+        return SequencerState(self.version, self.members.state(), self.leases.state(unfolded))
+
+    @classmethod
+    def restore(
+        cls,
+        strategy: Questions,
+        workers: int,
+        state: SequencerState,
+        *,
+        stealing: bool = False,
+        silence_s: float = 300.0,
+    ) -> Self:
+        """Go on from a checkpoint: versions and data as they were, but nobody is a member.
+
+        What had come and was not folded is forgotten, and what was leased is leased again: all workers join anew, as
+        later incarnations than any before. Of one that will not, `Left` is to be told, or its data waits for it.
+
+        >>> from plesio.recipes import async_sgd
+        >>> before = Sequencer(async_sgd(), workers=1)
+        >>> _ = before.receive(Joined(0, 1), 0.0), before.receive(Pushed(0, 1, 1, 1, 32, 0), 0.1)
+        >>> after = Sequencer.restore(async_sgd(), 1, before.state())
+        >>> [effect.verdict.name for effect in after.receive(Joined(0, 1), 9.0)]
+        ['FENCED']
+        >>> [effect.version for effect in after.receive(Joined(0, 2), 9.1)]
+        [1]
+        """
+        leases = DataLeases.restore(state.leases, workers, stealing)
+        sequencer = cls(strategy, workers, leases, silence_s)
+        sequencer.version = state.version
+        sequencer.members = Membership.restore(state.members, silence_s)
+        return sequencer
 
     @property
     def pending(self) -> int:

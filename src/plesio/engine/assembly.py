@@ -12,6 +12,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import cloudpickle
@@ -20,12 +21,13 @@ import msgspec
 from plesio.engine.messages import Hello, Snapshot, Welcome
 from plesio.fabric.board import Board
 from plesio.fabric.memory import SharedBlock, check_room, human
-from plesio.rules import Average
+from plesio.rules import Average, LookAhead
 from plesio.rules import Server as ViaServer
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.strategy import Strategy
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
+from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.outer import OptimizerSpec
 from plesio.tensors.versions import Versions
@@ -96,6 +98,21 @@ class Assembly:
             return
         slots = arenas(self._slots, self.layout, self._workers)
         self._folder = build_folder(self._strategy, self._spec, self._versions, slots, self._workers, self._new_arena)
+        if self.advice:
+            warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
+
+    @property
+    def advice(self) -> str:
+        """What the user should know of the way this run folds; empty if it is as the strategy says."""
+        asked = isinstance(self._strategy.adopt, LookAhead) and self._workers > 1  # one has nobody to look ahead to
+        if not asked or self._spec is None or isinstance(self._folder, LookAheadFolding):
+            return ""
+        if not keeps_momentum(self._spec.groups):
+            return ""
+        return (
+            f"{self._spec.kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
+            "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
+        )
 
     def _new_arena(self, what: str) -> Arena:
         block = SharedBlock.create(self.layout.nbytes, f"the {what} that {self._strategy.name} keeps")

@@ -25,7 +25,7 @@ import msgspec
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, close_quietly, from_descriptor
 
-PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker")
+PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process")
 """What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
 START_S = 120.0
 PR_SET_PDEATHSIG = 1

@@ -23,7 +23,7 @@ from plesio.faults import slowness
 
 ENTRY_SERVER = "plesio.engine.server:main"
 ENTRY_EVALUATOR = "plesio.engine.evaluator:main"
-ENTRY_WORKER = "plesio.worker:main"
+ENTRY_WORKER = "plesio.worker_process:main"
 KILL_S = 3.0
 """How long a killed process may take to be gone before it is killed again."""
 
@@ -159,7 +159,7 @@ def _server_settings(job: Job, threads: int) -> ServerConfig:
 
 
 def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> dict[str, object]:
-    """What `plesio.worker.WorkerConfig` decodes there."""
+    """What `plesio.worker_process.WorkerConfig` decodes there."""
     return {
         "worker": worker,
         "incarnation": 1,

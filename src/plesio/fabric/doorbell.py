@@ -11,6 +11,7 @@ import select
 import struct
 import time
 from enum import IntEnum
+from math import nan
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError
 
-PUSH = struct.Struct("<BBHIQIIdI")
+PUSH = struct.Struct("<BBHIQIIddI")
 ANSWER = struct.Struct("<BBHIQQ")
 
 
@@ -45,7 +46,8 @@ class Header(msgspec.Struct, gc=False):
     """What a worker says: see `plesio.core.events` for the fields; `ready_s` is when it was done computing.
 
     `extra` holds the optimizer's hyper-parameters where they changed; in a REPORT, whose `number` counts the folds, it
-    holds how many of them had which staleness; in an ENTER or BROKEN, the hyper-parameters again.
+    holds how many of them had which staleness; in an ENTER or BROKEN, the hyper-parameters again. `loss` is what the
+    training function last logged under that name.
     """
 
     note: int
@@ -57,6 +59,7 @@ class Header(msgspec.Struct, gc=False):
     missing: int
     ready_s: float
     extra: bytes = b""
+    loss: float = nan
 
     def pack(self) -> bytes:
         """The bytes on the pipe."""
@@ -70,6 +73,7 @@ class Header(msgspec.Struct, gc=False):
                 self.samples,
                 self.missing,
                 self.ready_s,
+                self.loss,
                 len(self.extra),
             )
             + self.extra
@@ -146,8 +150,8 @@ class HeaderReader:
 
 
 def _header(fields: tuple[Any, ...], extra: bytes) -> Header:
-    note, finite, batches, steps, number, samples, missing, ready_s, _ = fields
-    return Header(note, bool(finite), batches, steps, number, samples, missing, ready_s, extra)
+    note, finite, batches, steps, number, samples, missing, ready_s, loss, _ = fields
+    return Header(note, bool(finite), batches, steps, number, samples, missing, ready_s, extra, loss)
 
 
 def write_answer(

@@ -28,9 +28,9 @@ from plesio.journal.records import (
     JournalHead,
     Received,
     Record,
-    checksum,
     decode,
     decode_head,
+    frame_header,
 )
 
 
@@ -82,11 +82,12 @@ class Journal:
     @cached_property
     def _survey(self) -> tuple[Missing | None, bool]:
         tally = _Tally()
-        position, record = self.start, None
-        for position, record in self.placed():
+        position, last = self.start, None
+        for end, record in self.placed():
+            position, last = end, record
             tally.add(record)
         if position == self._size:
-            return None, isinstance(record, Ended)
+            return None, isinstance(last, Ended)
         before = tally.total
         for record in self._beyond(position):
             tally.add(record)
@@ -180,8 +181,8 @@ def _body_at(file: BinaryIO, position: int, size: int) -> bytes | None:
     header = file.read(FRAME.size)
     if len(header) < FRAME.size:
         return None
-    length, stated = FRAME.unpack(header)
+    length, _ = FRAME.unpack(header)
     if not 0 < length <= min(RECORD_BYTES_MAX, size - position - FRAME.size):
         return None
     body = file.read(length)
-    return body if checksum(body, position) == stated else None
+    return body if frame_header(body, position) == header else None

@@ -28,12 +28,12 @@ from struct import Struct
 from typing import Any
 
 import msgspec
-import xxhash
+from msgspec.structs import astuple
+from xxhash import xxh3_64_intdigest
 
 from plesio.core.events import (
     Abandoned,
     Discard,
-    Event,
     Evict,
     Fold,
     Joined,
@@ -53,11 +53,14 @@ RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
 
-HEAD, FOLD, DISCARD, EVICT, NOTE, END = 1, 8, 9, 10, 11, 12
-EVENTS: dict[type[Event], tuple[int, Struct]] = {
+JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
+"""The events that are kept: all but Ticked."""
+
+HEAD, PUSHED, FOLD, DISCARD, EVICT, NOTE, END = 1, 4, 8, 9, 10, 11, 12
+EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
     Joined: (2, Struct("<BdHH")),
     Left: (3, Struct("<BdHH?")),
-    Pushed: (4, Struct("<BdHHIIIH?d")),
+    Pushed: (PUSHED, Struct("<BdHHIIIH?d")),
     Abandoned: (5, Struct("<BdHHH")),
     Reported: (6, Struct("<BdHHIH")),
     LeaseWanted: (7, Struct("<BdHHIIII")),
@@ -108,7 +111,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     """An event that the sequencer was given at `time_s`; for Pushed, `loss` is what the worker last logged, or NaN."""
 
     time_s: float
-    event: Event
+    event: JournalEvent
     loss: float
 
 
@@ -163,14 +166,9 @@ Record = Received | Folded | Discard | Evicted | Noted | Ended
 # Frames
 
 
-def checksum(body: bytes, position: int) -> int:
-    """Of the record that begins at byte `position`."""
-    return xxhash.xxh3_64_intdigest(body, position) & 0xFFFFFFFF
-
-
-def frame(body: bytes, position: int) -> bytes:
-    """The whole record."""
-    return FRAME.pack(len(body), checksum(body, position)) + body
+def frame_header(body: bytes, position: int) -> bytes:
+    """What stands before `body` in the record that begins at byte `position`."""
+    return FRAME.pack(len(body), xxh3_64_intdigest(body, position) & 0xFFFFFFFF)
 
 
 # Bodies
@@ -181,13 +179,12 @@ def encode_head(head: JournalHead) -> bytes:
     return bytes([HEAD]) + msgspec.msgpack.encode(head)
 
 
-def encode_event(event: Event, time_s: float, loss: float) -> bytes:
+def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
     """The body for an event; `loss` is kept with Pushed alone."""
     kind, layout = EVENTS[type(event)]
-    fields = msgspec.structs.astuple(event)
-    if type(event) is Pushed:
-        return layout.pack(kind, time_s, *fields, loss)
-    return layout.pack(kind, time_s, *fields)
+    if kind == PUSHED:
+        return layout.pack(kind, time_s, *astuple(event), loss)
+    return layout.pack(kind, time_s, *astuple(event))
 
 
 def encode_fold(fold: Fold, checksum: int) -> bytes:
@@ -200,12 +197,12 @@ def encode_fold(fold: Fold, checksum: int) -> bytes:
 
 def encode_discard(discard: Discard) -> bytes:
     """The body for a discard."""
-    return DISCARD_LAYOUT.pack(DISCARD, *msgspec.structs.astuple(discard))
+    return DISCARD_LAYOUT.pack(DISCARD, *astuple(discard))
 
 
 def encode_evict(evict: Evict, time_s: float) -> bytes:
     """The body for an eviction."""
-    return EVICT_LAYOUT.pack(EVICT, time_s, *msgspec.structs.astuple(evict))
+    return EVICT_LAYOUT.pack(EVICT, time_s, *astuple(evict))
 
 
 def encode_note(text: str, time_s: float, worker: int | None) -> bytes:

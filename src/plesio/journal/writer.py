@@ -15,12 +15,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plesio.core.events import Discard, Event, Evict, Fold
+from plesio.core.events import Discard, Evict, Fold
 from plesio.journal.reader import read_journal
 from plesio.journal.records import (
+    FRAME,
     MAGIC,
     RECORD_BYTES_MAX,
     JournalError,
+    JournalEvent,
     JournalHead,
     encode_discard,
     encode_end,
@@ -29,7 +31,7 @@ from plesio.journal.records import (
     encode_fold,
     encode_head,
     encode_note,
-    frame,
+    frame_header,
 )
 
 FLUSH_S = 0.1
@@ -97,8 +99,8 @@ class JournalWriter:
         except OSError as error:
             raise JournalError(f"the journal {self._name} cannot be opened: {error}; give another folder") from error
 
-    def event(self, event: Event, now_s: float, loss: float = NAN) -> None:
-        """The sequencer is given `event`, not a Ticked, at `now_s`; `loss` is what the worker who pushed last logged.
+    def event(self, event: JournalEvent, now_s: float, loss: float = NAN) -> None:
+        """The sequencer is given `event` at `now_s`; `loss` is what the worker who pushed last logged.
 
         Keep the order: an event, then what the sequencer made of it.
         """
@@ -150,6 +152,5 @@ class JournalWriter:
     def _append(self, body: bytes) -> None:
         if len(body) > RECORD_BYTES_MAX:
             raise JournalError(f"a record of {len(body)} bytes; a journal's have at most {RECORD_BYTES_MAX}")
-        record = frame(body, self.position)
-        self._unwritten += record
-        self.position += len(record)
+        self._unwritten += frame_header(body, self.position) + body
+        self.position += FRAME.size + len(body)

@@ -7,6 +7,7 @@ Learning rates carry over: a fold of k of N workers' contributions moves by k/N 
 from __future__ import annotations
 
 from plesio.errors import StrategyError, unknown_name
+from plesio.recipes.naming import call, word
 from plesio.rules import (
     Adopt,
     Buffer,
@@ -63,15 +64,6 @@ def _weight(weigh: str | Weigh) -> Weigh:
     return weigh
 
 
-def _name(recipe: str, *settings: str, correct: str | Correct = "dana", weigh: str | Weigh = "equal") -> str:
-    parts = list(settings)
-    if correct != "dana":
-        parts.append(f"correct={correct}")
-    if weigh != "equal":
-        parts.append(f"weigh={weigh}")
-    return f"{recipe}({', '.join(parts)})" if parts else recipe
-
-
 def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:
     """Fully asynchronous SGD through a parameter server: every gradient is folded as it comes, nobody waits.
 
@@ -95,9 +87,11 @@ def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, 
     ('async_sgd', 'async_sgd(correct=plain)')
     """
     correction, adopt = _correction(correct)
+    weight = _weight(weigh)
+    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
     return Strategy(
-        name=_name("async_sgd", correct=correct, weigh=weigh),
-        weigh=_weight(weigh),
+        name=call(async_sgd, **words),
+        weigh=weight,
         gather=Each(),
         correct=correction,
         outer=UserOptimizer(lr_scale=lr_scale),
@@ -117,7 +111,7 @@ def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: 
     """
     correction, adopt = _correction(correct)
     return Strategy(
-        name=_name("bounded_staleness", str(s), correct=correct),
+        name=call(bounded_staleness, str(s), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
         gather=Each(),
         correct=correction,
         outer=UserOptimizer(lr_scale=lr_scale),
@@ -137,9 +131,10 @@ def buffered(k: int = 2, *, weigh: str | Weigh = "equal", lr_scale: str = "share
     >>> buffered(3).answers()["gather"]
     'buffer of 3'
     """
+    weight = _weight(weigh)
     return Strategy(
-        name=_name("buffered", f"k={k}", weigh=weigh),
-        weigh=_weight(weigh),
+        name=call(buffered, f"k={k}", weigh=word(weight, WEIGHTS), lr_scale=lr_scale),
+        weigh=weight,
         gather=Buffer(k),
         outer=UserOptimizer(lr_scale=lr_scale),
     )
@@ -155,7 +150,10 @@ def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
     Fresh(within=0)
     """
     return Strategy(
-        name=f"rennala(k={k})", admit=Fresh(within=0), gather=Buffer(k), outer=UserOptimizer(lr_scale=lr_scale)
+        name=call(rennala, f"k={k}", lr_scale=lr_scale),
+        admit=Fresh(within=0),
+        gather=Buffer(k),
+        outer=UserOptimizer(lr_scale=lr_scale),
     )
 
 
@@ -172,7 +170,7 @@ def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "
         raise StrategyError(f"ringmaster(r={r!r}): r must be a whole number of at least 1")
     correction, adopt = _correction(correct)
     return Strategy(
-        name=_name("ringmaster", str(r), correct=correct),
+        name=call(ringmaster, str(r), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
         admit=Fresh(within=r - 1),
         gather=Each(),
         correct=correction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plesio.recipes.naming import call
 from plesio.rules import AfterFold, Average, BySamples, Equal, Every, Fresh, Parameters, Round, Seconds, Steps
 from plesio.strategy import Strategy
 
@@ -22,7 +23,7 @@ def local_sgd(every: int | Every = 16) -> Strategy:
     if not isinstance(every, (Steps, Seconds)):
         every = Steps(every)
     return Strategy(
-        name=f"local_sgd({every})",
+        name=call(local_sgd, str(every)),
         every=every,
         send=Parameters(),
         admit=Fresh(within=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plesio.recipes.naming import call
 from plesio.rules import Each, SharedMemory, UserOptimizer
 from plesio.strategy import Strategy
 
@@ -21,4 +22,9 @@ def hogwild(*, lr_scale: str = "share") -> Strategy:
     >>> hogwild().via
     SharedMemory()
     """
-    return Strategy(name="hogwild", gather=Each(), outer=UserOptimizer(lr_scale=lr_scale), via=SharedMemory())
+    return Strategy(
+        name=call(hogwild, lr_scale=lr_scale),
+        gather=Each(),
+        outer=UserOptimizer(lr_scale=lr_scale),
+        via=SharedMemory(),
+    )

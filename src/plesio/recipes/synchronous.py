@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plesio.recipes.naming import call
 from plesio.rules import AfterFold, AllReduce, Fresh, Round, UserOptimizer
 from plesio.strategy import Strategy
 
@@ -53,11 +54,11 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
             them finish it for nothing.
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981; arXiv 2602.03802.
 
-    >>> first_of(3).name
-    'first_of(3)'
+    >>> first_of(3).name, first_of(3, cancel_late=False).name
+    ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
     return Strategy(
-        name=f"first_of({m})",
+        name=call(first_of, str(m), cancel_late=cancel_late),
         admit=Fresh(within=0),
         gather=Round(first=m),
         outer=UserOptimizer(lr_scale="full"),

@@ -2,6 +2,8 @@
 
 A weight multiplies the step its contribution makes, so it also works under an optimizer that is blind to the scale of
 the gradient (Adam). `normalised` weights are divided by their sum over the fold: they only share it out.
+
+No weight is below `SMALLEST`, however stale the contribution: the weights of a fold are divided by their sum.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plesio.rules import check
+
+SMALLEST = 1e-6
+"""A millionth of a step moves nothing; a gradient times this and divided by it again is still one in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Inverse:
 
     def weight(self, staleness: int, workers: int, samples: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
-        return 1.0 / max(staleness, 1)
+        return max(1.0 / max(staleness, 1), SMALLEST)
 
     def __str__(self) -> str:
         return "1/staleness"
@@ -52,7 +57,7 @@ class Polynomial:
 
     def weight(self, staleness: int, workers: int, samples: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
-        return float((1.0 + staleness) ** -self.a)
+        return max(float((1.0 + staleness) ** -self.a), SMALLEST)
 
     def __str__(self) -> str:
         return f"(1+staleness)^-{self.a:g}"
@@ -72,7 +77,7 @@ class Hinge:
 
     def weight(self, staleness: int, workers: int, samples: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
-        return 1.0 if staleness <= self.b else 1.0 / (self.a * (staleness - self.b) + 1.0)
+        return 1.0 if staleness <= self.b else max(1.0 / (self.a * (staleness - self.b) + 1.0), SMALLEST)
 
     def __str__(self) -> str:
         return f"hinge after {self.b}"
@@ -86,7 +91,7 @@ class DelayAdaptive:
 
     def weight(self, staleness: int, workers: int, samples: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
-        return 1.0 if staleness <= workers else workers / staleness
+        return 1.0 if staleness <= workers else max(workers / staleness, SMALLEST)
 
     def __str__(self) -> str:
         return "workers/staleness"

@@ -49,6 +49,15 @@ def momentum_key(optimizer: ServerOptimizer) -> str | None:
     return None
 
 
+def keeps_momentum(groups: Groups) -> bool:
+    """Whether an optimizer with these settings keeps a running mean of gradients, by the names torch gives its decay.
+
+    >>> keeps_momentum([{"lr": 0.1, "betas": (0.9, 0.999)}]), keeps_momentum([{"lr": 0.1, "momentum": 0}])
+    (True, False)
+    """
+    return any(group.get("momentum") or (group.get("betas") or (0.0,))[0] for group in groups)
+
+
 class LookAheadFolding:
     """Folds one contribution at a time into a master copy and publishes it with look-ahead.
 

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from plesio.errors import ModelMismatchError
+from plesio.rules import Gradient
+from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 
 IN_PLACE_BYTES = 1 << 20
@@ -190,3 +192,17 @@ def reads_in_place(layout: Layout, model: nn.Module) -> bool:
     sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind is Kind.TRAINED]
     writes = any(getattr(module, "max_norm", None) is not None for module in model.modules())
     return not writes and sum(sizes) >= IN_PLACE_BYTES and sum(sizes) >= IN_PLACE_MEAN_BYTES * len(sizes)
+
+
+def replica_of(
+    strategy: Strategy,
+    layout: Layout,
+    tensors: Sequence[torch.Tensor],
+    ring: Sequence[Arena],
+    slot: Arena,
+    model: nn.Module,
+) -> Replica:
+    """The replica of a worker that exchanges with a server."""
+    if isinstance(strategy.send, Gradient):
+        return GradientReplica(layout, tensors, ring, slot, reads_in_place(layout, model))
+    return ParameterReplica(layout, tensors, ring, slot)

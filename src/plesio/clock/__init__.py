@@ -1,0 +1,1 @@
+"""What orders events: the wall, virtual time, or the record of an earlier run."""

@@ -1,0 +1,135 @@
+"""`Cluster`: who is there, how fast, and how they are connected."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from plesio.cluster.check import INFINITE, LEAST, OR_INFINITE, numbers
+from plesio.cluster.faults import AnyFault, Join, Outage, Slow, Turn
+from plesio.cluster.steps import StepTime
+from plesio.cluster.timetable import Timetable
+from plesio.errors import ConfigurationError, unknown_name
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A way to the network: what a message waits at least, and what it carries in each direction."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = INFINITE
+
+    def __post_init__(self) -> None:
+        numbers(self, latency_s=LEAST, bytes_per_s=OR_INFINITE)
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`workers` alike: their steps, their link and their outages."""
+
+    workers: int
+    step: StepTime
+    link: Link = Link()
+    outage: Outage | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.workers, int) or isinstance(self.workers, bool) or self.workers < 1:
+            raise ConfigurationError(f"Group(workers={self.workers!r}): workers must be a whole number of at least 1")
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machines of a simulated run.
+
+    Args:
+        groups: the workers, a group of equal ones after the other; they are numbered from 0 in that order.
+        server: the server's own link, which all messages share: this is where they contend.
+        faults: what happens to single workers, and when.
+
+    Raises:
+        ConfigurationError: a number that cannot be, a fault of a worker there is not, or one that cannot happen then.
+
+    >>> from plesio.cluster import Constant, Crash, LogNormal
+    >>> cluster = Cluster((Group(3, Constant(0.1)), Group(1, LogNormal(0.4, sigma=0.2))), faults=(Crash(worker=3, at_s=9),))
+    >>> cluster.workers, cluster.timetable(worker=0, seed=1).step_s(now_s=0.0)
+    (4, 0.1)
+    """
+
+    groups: tuple[Group, ...]
+    server: Link = Link()
+    faults: tuple[AnyFault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ConfigurationError("Cluster(groups=()): a cluster has at least one group of workers")
+        alive: dict[int, bool] = {}
+        for fault in self.faults:
+            if not 0 <= fault.worker < self.workers:
+                raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
+        for turn in self.turns():
+            before = alive.get(turn.worker, not isinstance(turn, Join))
+            if before is turn.alive:
+                raise ConfigurationError(f"{turn}: worker {turn.worker} is {'still' if before else 'not'} there then")
+            alive[turn.worker] = turn.alive
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return sum(group.workers for group in self.groups)
+
+    def turns(self) -> list[Turn]:
+        """Who comes and goes, in order of time."""
+        return sorted((one for one in self.faults if isinstance(one, Turn)), key=lambda one: one.at_s)
+
+    def absent(self) -> set[int]:
+        """Workers that are not there at the start."""
+        first: dict[int, Turn] = {}
+        for turn in self.turns():
+            first.setdefault(turn.worker, turn)
+        return {worker for worker, turn in first.items() if isinstance(turn, Join)}
+
+    def group(self, worker: int) -> Group:
+        """The group of a worker."""
+        last = worker
+        for group in self.groups:
+            if last < group.workers:
+                return group
+            last -= group.workers
+        raise ConfigurationError(f"worker {worker}: there are workers 0 to {self.workers - 1}")
+
+    def timetable(self, worker: int, seed: int) -> Timetable:
+        """How long the steps of `worker` take in the run of `seed`."""
+        group, rng = self.group(worker), random.Random(f"steps {seed} {worker}")
+        slows = [one for one in self.faults if isinstance(one, Slow) and one.worker == worker]
+        outage = group.outage
+        if outage is not None and outage.start_s is None:
+            outage = msgspec.structs.replace(outage, start_s=rng.uniform(0.0, outage.every_s))
+        return Timetable(group.step.draws(worker + 1, rng), slows, outage)
+
+    @classmethod
+    def preset(cls, name: str, workers: int = 8, step_s: float = 0.1) -> Cluster:
+        """A cluster by name, its usual step taking about `step_s`.
+
+        Raises:
+            ConfigurationError: no such preset; the known ones are listed.
+
+        >>> Cluster.preset("one-straggler", workers=4).groups[-1]
+        Group(workers=1, step=LogNormal(median_s=1.0, sigma=0.1), link=Link(latency_s=0.0, bytes_per_s=inf), outage=None)
+        """
+        from plesio.cluster.presets import PRESETS  # it needs this class
+
+        if name not in PRESETS:
+            raise ConfigurationError(unknown_name("preset", name, PRESETS))
+        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+            raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
+        return PRESETS[name](workers, step_s)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """The cluster described by a TOML file: its keys are the fields of these classes (see examples/cluster.toml).
+
+        Raises:
+            ConfigurationError: the file cannot be read or does not describe a cluster; says the line and the key.
+        """
+        from plesio.cluster.file import load  # it needs this class
+
+        return load(Path(path))

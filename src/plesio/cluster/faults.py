@@ -1,0 +1,91 @@
+"""What goes wrong, and when."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from plesio.cluster.check import ABOVE, INFINITE, LEAST, OR_INFINITE, numbers
+from plesio.errors import ConfigurationError
+
+
+class Outage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every `every_s` seconds the worker stands still for `lasts_s`; the first time at `start_s`, else at its own time."""
+
+    every_s: float
+    lasts_s: float
+    start_s: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers(self, every_s=ABOVE, lasts_s=ABOVE)
+        if self.lasts_s >= self.every_s:
+            raise ConfigurationError(
+                f"Outage(every_s={self.every_s!r}, lasts_s={self.lasts_s!r}): lasts_s must be below every_s"
+            )
+
+
+class Fault(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower, forbid_unknown_fields=True, kw_only=True):
+    """Something that happens to a worker at `at_s`."""
+
+    at_s: float
+    worker: int
+
+    def __post_init__(self) -> None:
+        numbers(self, at_s=LEAST)
+
+
+class Slow(Fault, frozen=True, kw_only=True):
+    """From `at_s` to `until_s` the worker's steps take `factor` times as long."""
+
+    factor: float
+    at_s: float = 0.0
+    until_s: float = INFINITE
+
+    def __post_init__(self) -> None:
+        numbers(self, at_s=LEAST, until_s=OR_INFINITE, factor=ABOVE)
+        _check_order(self)
+
+
+class Partition(Fault, frozen=True, kw_only=True):
+    """From `at_s` to `until_s` nothing passes between the worker and the server; messages wait."""
+
+    until_s: float
+
+    def __post_init__(self) -> None:
+        numbers(self, at_s=LEAST, until_s=LEAST)
+        _check_order(self)
+
+
+class Crash(Fault, frozen=True, kw_only=True):
+    """The worker's process dies."""
+
+    alive: ClassVar[bool] = False
+
+
+class Leave(Fault, frozen=True, kw_only=True):
+    """The worker ends of its own accord."""
+
+    alive: ClassVar[bool] = False
+
+
+class Restart(Fault, frozen=True, kw_only=True):
+    """A worker that crashed or left comes back as a new incarnation."""
+
+    alive: ClassVar[bool] = True
+
+
+class Join(Fault, frozen=True, kw_only=True):
+    """The worker is not there before `at_s`."""
+
+    alive: ClassVar[bool] = True
+
+
+AnyFault = Slow | Partition | Crash | Leave | Restart | Join
+Turn = Crash | Leave | Restart | Join
+"""Faults after which a worker is alive or not."""
+
+
+def _check_order(fault: Slow | Partition) -> None:
+    if not fault.until_s > fault.at_s:
+        raise ConfigurationError(f"{fault}: until_s must be after at_s")

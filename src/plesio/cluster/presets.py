@@ -1,0 +1,73 @@
+"""Clusters by name: the cases that strategies are usually told apart by."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from plesio.cluster.description import Cluster, Group, Link
+from plesio.cluster.faults import AnyFault, Crash, Restart
+from plesio.cluster.steps import LogNormal, Pareto
+
+JITTER = 0.1
+HORIZON_STEPS = 10_000
+"""For how many usual steps the spot market takes machines away."""
+
+
+def _groups(workers: int, slow: int, step_s: float, factor: float) -> tuple[Group, ...]:
+    """`slow` of `workers` are `factor` times slower."""
+    fast = (Group(workers - slow, LogNormal(step_s, JITTER)),) if workers > slow else ()
+    return (*fast, Group(slow, LogNormal(factor * step_s, JITTER)))
+
+
+def uniform(workers: int, step_s: float) -> Cluster:
+    """All alike, 10% jitter."""
+    return Cluster((Group(workers, LogNormal(step_s, JITTER)),))
+
+
+def one_straggler(workers: int, step_s: float) -> Cluster:
+    """The last worker is ten times slower."""
+    return Cluster(_groups(workers, 1, step_s, 10.0))
+
+
+def two_speeds(workers: int, step_s: float) -> Cluster:
+    """A quarter of the workers, the last ones, are five times slower."""
+    return Cluster(_groups(workers, max(1, workers // 4), step_s, 5.0))
+
+
+def heavy_tail(workers: int, step_s: float) -> Cluster:
+    """Any step of any worker may take very long: Pareto with shape 1.5, so without a finite variance."""
+    return Cluster((Group(workers, Pareto(step_s, 1.5)),))
+
+
+def spot_market(workers: int, step_s: float) -> Cluster:
+    """Machines are taken away, each after some 1,000 steps' time, and come back after some 200."""
+    rng = random.Random(f"spot market {workers}")
+    faults: list[AnyFault] = []
+    for worker in range(workers):
+        at_s = rng.expovariate(1 / (1000 * step_s))
+        while at_s < HORIZON_STEPS * step_s:
+            faults.append(Crash(worker=worker, at_s=at_s))
+            at_s += rng.expovariate(1 / (200 * step_s))
+            faults.append(Restart(worker=worker, at_s=at_s))
+            at_s += rng.expovariate(1 / (1000 * step_s))
+    return Cluster((Group(workers, LogNormal(step_s, JITTER)),), faults=tuple(faults))
+
+
+def cross_region(workers: int, step_s: float) -> Cluster:
+    """Half the workers stand beside the server (10 Gbit/s); the others reach it over 40 ms and 1 Gbit/s each."""
+    near, far = Link(0.0001, 1.25e9), Link(0.04, 1.25e8)
+    half = workers // 2
+    groups = [Group(workers - half, LogNormal(step_s, JITTER), near)]
+    groups += [Group(half, LogNormal(step_s, JITTER), far)] if half else []
+    return Cluster(tuple(groups), server=Link(0.0, 1.25e9))
+
+
+PRESETS: dict[str, Callable[[int, float], Cluster]] = {
+    "uniform": uniform,
+    "one-straggler": one_straggler,
+    "two-speeds": two_speeds,
+    "heavy-tail": heavy_tail,
+    "spot-market": spot_market,
+    "cross-region": cross_region,
+}

@@ -1,0 +1,168 @@
+"""How long a step takes when nothing is wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import msgspec
+
+from plesio.cluster.check import ABOVE, INFINITE, LEAST, numbers
+from plesio.errors import ConfigurationError
+
+
+class Law(msgspec.Struct, frozen=True, tag_field="law", tag=str.lower, forbid_unknown_fields=True):
+    """How the seconds of a worker's steps are drawn."""
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        """A function that draws the next step's seconds for the worker that is the `rank`-th (from 1) of its cluster."""
+        raise NotImplementedError
+
+
+class Constant(Law, frozen=True):
+    """Every step takes `step_s`."""
+
+    step_s: float
+
+    def __post_init__(self) -> None:
+        numbers(self, step_s=ABOVE)
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        return lambda: self.step_s
+
+
+class LogNormal(Law, frozen=True):
+    """Half the steps take less than `median_s`; `sigma` is the deviation of the logarithm (0.1: about 10%)."""
+
+    median_s: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        numbers(self, median_s=ABOVE, sigma=LEAST)
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        mu, sigma, draw = math.log(self.median_s), self.sigma, rng.lognormvariate
+        return lambda: draw(mu, sigma)
+
+
+class Exponential(Law, frozen=True):
+    """At least `least_s`, and a time without memory on top: `mean_s` in all on average."""
+
+    mean_s: float
+    least_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        numbers(self, mean_s=ABOVE, least_s=LEAST)
+        if self.least_s >= self.mean_s:
+            raise ConfigurationError(
+                f"Exponential(mean_s={self.mean_s!r}, least_s={self.least_s!r}): least_s must be below mean_s"
+            )
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        least_s, rate, draw = self.least_s, 1.0 / (self.mean_s - self.least_s), rng.expovariate
+        return lambda: least_s + draw(rate)
+
+
+class Pareto(Law, frozen=True):
+    """At least `least_s`, with a heavy tail: P(more than x) = (least_s/x)^shape; no finite variance up to shape 2."""
+
+    least_s: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        numbers(self, least_s=ABOVE, shape=ABOVE)
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        least_s, shape, draw = self.least_s, self.shape, rng.paretovariate
+        return lambda: least_s * draw(shape)
+
+
+class Ranked(Law, frozen=True):
+    """The i-th worker of the cluster takes `step_s` times i^power: power 1 and 0.5 are the theory papers' models."""
+
+    step_s: float
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        numbers(self, step_s=ABOVE, power=LEAST)
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        step_s = self.step_s * rank**self.power
+        return lambda: step_s
+
+
+class Walk(Law, frozen=True):
+    """Begins at `step_s`; each step multiplies it by e^N(0, sigma), turned back at `spread` times more or less."""
+
+    step_s: float
+    sigma: float
+    spread: float = 4.0
+
+    def __post_init__(self) -> None:
+        numbers(self, step_s=ABOVE, sigma=LEAST)
+        if not 1 <= self.spread < INFINITE:
+            raise ConfigurationError(f"Walk(spread={self.spread!r}): spread must be a finite number of at least 1")
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        edge, at = math.log(self.spread), 0.0
+
+        def draw() -> float:
+            nonlocal at
+            at += rng.gauss(0.0, self.sigma)
+            if abs(at) > edge:
+                at = math.copysign(max(2 * edge - abs(at), -edge), at)
+            return self.step_s * math.exp(at)
+
+        return draw
+
+
+class Trace(Law, frozen=True):
+    """Measured seconds, in order and from the start again; or, with `resample`, drawn from them at random.
+
+    Give them as `seconds`, or as a `file` with one number a line (blank lines and lines that begin with # are skipped).
+    """
+
+    seconds: tuple[float, ...] = ()
+    file: str = ""
+    resample: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.seconds) == bool(self.file):
+            raise ConfigurationError("Trace: give either seconds, the measured numbers, or the file that holds them")
+        if self.file:
+            msgspec.structs.force_setattr(self, "seconds", _read_trace(Path(self.file)))
+        for number, value in enumerate(self.seconds, 1):
+            if not (isinstance(value, (int, float)) and 0 < value < INFINITE):
+                raise ConfigurationError(f"Trace: measurement {number} is {value!r}; a step takes seconds, above 0")
+
+    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
+        if self.resample:
+            return lambda: rng.choice(self.seconds)
+        return cycle(self.seconds).__next__
+
+
+def _read_trace(path: Path) -> tuple[float, ...]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"trace file {path}: {error.strerror}; give a file with one number a line") from error
+    seconds = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        try:
+            seconds.append(float(text))
+        except ValueError:
+            raise ConfigurationError(
+                f"trace file {path}, line {number}: {text!r} is no number; allowed: one number of seconds a line"
+            ) from None
+    if not seconds:
+        raise ConfigurationError(f"trace file {path} holds no number; allowed: one number of seconds a line")
+    return tuple(seconds)
+
+
+StepTime = Constant | LogNormal | Exponential | Pareto | Ranked | Walk | Trace

@@ -1,0 +1,53 @@
+"""Step times as they come: what is drawn is work, done at the pace of the moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from plesio.cluster.check import INFINITE
+from plesio.cluster.faults import Outage, Slow
+
+
+class Timetable:
+    """The step times of one worker: what is drawn is work, done at the pace of the moment."""
+
+    __slots__ = ("_draw", "_outage", "_slows")
+
+    def __init__(self, draw: Callable[[], float], slows: Sequence[Slow] = (), outage: Outage | None = None) -> None:
+        self._draw = draw
+        self._slows = slows
+        self._outage = outage
+
+    def step_s(self, now_s: float) -> float:
+        """Seconds that the worker's next step takes if it begins at `now_s`; every call is one more step."""
+        work_s = self._draw()
+        if not self._slows and self._outage is None:
+            return work_s
+        time_s = now_s
+        while work_s > 0:
+            factor, until_s = self._pace(time_s)
+            end_s = time_s + work_s * factor
+            if end_s <= until_s:
+                return end_s - now_s
+            work_s -= (until_s - time_s) / factor
+            time_s = until_s
+        return time_s - now_s
+
+    def _pace(self, time_s: float) -> tuple[float, float]:
+        """By what factor steps are slower at `time_s`, and until when that is so."""
+        factor, until_s = 1.0, INFINITE
+        for slow in self._slows:
+            if slow.at_s <= time_s < slow.until_s:
+                factor *= slow.factor
+                until_s = min(until_s, slow.until_s)
+            elif time_s < slow.at_s:
+                until_s = min(until_s, slow.at_s)
+        if self._outage is not None:
+            start_s = self._outage.start_s or 0.0
+            since_s = (time_s - start_s) % self._outage.every_s if time_s >= start_s else time_s - start_s
+            still = 0 <= since_s < self._outage.lasts_s
+            left_s = (self._outage.lasts_s if still else self._outage.every_s if since_s >= 0 else 0.0) - since_s
+            factor = INFINITE if still else factor
+            until_s = min(until_s, max(time_s + left_s, math.nextafter(time_s, INFINITE)))
+        return factor, until_s

@@ -1,0 +1,231 @@
+"""The worker process: a `Worker` whose contributions go to a server process beside it."""
+
+from __future__ import annotations
+
+import builtins
+import random
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.all_reduce import AllReduceExchange
+from plesio.engine.assembly import arenas
+from plesio.engine.messages import (
+    Failed,
+    Finished,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Logged,
+    Ready,
+    Refused,
+    Regrouped,
+    ToWorker,
+    Welcome,
+)
+from plesio.errors import PlesioError, ServerLostError, StopRun, error_class
+from plesio.exchange import Exchange, Pacer, ServerExchange, SharedMemoryExchange, Standing, Used
+from plesio.fabric.board import Board
+from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
+from plesio.fabric.doorbell import Doorbell, Header, Note
+from plesio.fabric.memory import SharedBlock
+from plesio.faults import Pace
+from plesio.rules import AllReduce
+from plesio.rules import SharedMemory as ViaSharedMemory
+from plesio.seeding import seed_everything
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.model import Described, describe, dump_structure
+from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.replica import ParameterReplica, SharedReplica, replica_of
+from plesio.worker import Worker
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """What a worker process is told when it starts."""
+
+    worker: int
+    incarnation: int
+    workers: int
+    seed: int
+    evaluates: bool
+    timeout_s: float
+    threads: int
+    server_pid: int
+    pace_s: float | None
+    jitter: float
+    slow: float
+
+
+class ProcessStation:
+    """The station of a worker process. Its arguments are what the process was started with."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        strategy: Strategy,
+        engine: Channel[object],
+        server: Channel[Welcome | Refused | LeaseReply | Regrouped],
+        doorbell: Doorbell,
+    ) -> None:
+        self.rank = config.worker
+        self.workers = config.workers
+        self.seed = config.seed
+        self.server_pid = config.server_pid
+        self.standing = Standing(config.worker, config.seed)
+        self._config = config
+        self._strategy = strategy
+        self._engine = engine
+        self._server = server
+        self._doorbell = doorbell
+        self._exchange: Exchange | None = None
+
+    def now_s(self) -> float:
+        """The monotonic clock, which all processes of a host share."""
+        return time.monotonic()
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Tell the engine."""
+        self._engine.send(Logged(time.monotonic(), steps, metrics))
+
+    def leave(self) -> None:
+        """Tell the server."""
+        self._doorbell.send(Header(Note.FINISH, True, 0, 0, 0, 0, 0, time.monotonic()))
+
+    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+        """Show the server what we have, map the run's memory, and wait for the beginning."""
+        described, tensors = describe(model, optimizer)
+        welcome, descriptors = self._introduce(model, optimizer, described, tensors)
+        layout = Layout(described.specs)
+        ring_block = SharedBlock.attach(descriptors[0], layout.nbytes * welcome.buffers)
+        ring = arenas(ring_block, layout, welcome.buffers)
+        if welcome.first:
+            for tensor, view in zip(tensors, ring[0].views, strict=True):
+                view.copy_(tensor.detach())
+        exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
+        ring_block.close()
+        self._server.send(Ready())
+        self.standing.reseed(0)
+        exchange.begin()
+        self._exchange = exchange
+        return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
+
+    def _build(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        tensors: list[torch.Tensor],
+        layout: Layout,
+        ring: tuple[Arena, ...],
+        descriptors: list[int],
+        used: Used,
+    ) -> Exchange:
+        """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
+        config, standing, via = self._config, self.standing, self._strategy.via
+        pace = None if config.pace_s is None else Pace(config.pace_s, config.jitter)
+        pacer = Pacer(pace, config.slow, random.Random(self.seed * 7919 + self.rank))
+        if isinstance(via, ViaSharedMemory):
+            shared = SharedReplica(layout, tensors, ring)
+            board = Board.attach(descriptors[2], self.workers)
+            return SharedMemoryExchange(
+                self._strategy, self.workers, standing, optimizer, shared, self._doorbell, board, pacer, used,
+                config.timeout_s,
+            )  # fmt: skip
+        if isinstance(via, AllReduce):
+            own = ParameterReplica(layout, tensors, ring, ring[0])
+            board = Board.attach(descriptors[2], self.workers)
+            return AllReduceExchange(
+                standing, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
+                config.timeout_s,
+            )  # fmt: skip
+        slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
+        slot = arenas(slots, layout, self.workers)[self.rank]
+        replica = replica_of(self._strategy, layout, tensors, ring, slot, model)
+        slots.close()
+        return ServerExchange(
+            self._strategy, standing, optimizer, replica, self._doorbell, pacer, used, config.timeout_s
+        )
+
+    def _introduce(
+        self, model: nn.Module, optimizer: Optimizer, described: Described, tensors: list[torch.Tensor]
+    ) -> tuple[Welcome, list[int]]:
+        """Show the server what we have; it answers when everybody has."""
+        spec = OptimizerSpec.of(optimizer)
+        self._server.send(
+            Hello(
+                worker=self.rank,
+                incarnation=self._config.incarnation,
+                model=described,
+                optimizer=cloudpickle.dumps((spec.kind, spec.defaults, spec.groups)),
+                structure=dump_structure(model, tensors) if self._config.evaluates else b"",
+            )
+        )
+        reply, descriptors = self._ask("every worker to prepare its model")
+        assert isinstance(reply, Welcome)
+        return reply, descriptors
+
+    def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
+        """The server's next message; what it refuses is raised here."""
+        try:
+            reply, descriptors = self._server.receive(self._config.timeout_s, waiting_for)
+        except ChannelClosedError:
+            raise ServerLostError(
+                f"the server is gone: worker {self.rank} waited for {waiting_for}; start the run again"
+            ) from None
+        if isinstance(reply, Refused):
+            raise (error_class(reply.kind) or PlesioError)(reply.why)
+        return reply, descriptors
+
+    def lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:
+        """Ask the server; what was done since is told first, so that it need not be asked about."""
+        if self.standing.stopped:
+            return ()
+        if self._exchange is not None:
+            self._exchange.report()
+        with suppress(ChannelClosedError):  # the answer's end of file tells
+            self._server.send(LeaseRequest(epoch, total, most, unused))
+        reply, _ = self._ask(f"data of epoch {epoch}")
+        assert isinstance(reply, LeaseReply)
+        self.standing.stopped = self.standing.stopped or reply.stop
+        return reply.batches
+
+    def _regrouped(self) -> Regrouped:
+        reply, _ = self._ask("the group it is in from now on")
+        assert isinstance(reply, Regrouped)
+        return reply
+
+
+def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+    """Entry of a worker process. `descriptors`: engine, server, push, answer."""
+    config = msgspec.msgpack.decode(arguments, type=WorkerConfig)
+    torch.set_num_threads(config.threads)
+    seed_everything(config.seed)
+    engine: Channel[object] = Channel(from_descriptor(descriptors[0]), object, "the engine")
+    server: Channel[Any] = Channel(from_descriptor(descriptors[1]), ToWorker, "the server")
+    doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
+    strategy, train = objects["strategy"], objects["train"]
+    assert isinstance(strategy, Strategy) and callable(train)
+    worker = Worker(ProcessStation(config, strategy, engine, server, doorbell))
+    try:
+        _train(train, worker)
+        engine.send(Finished())
+    except ChannelClosedError:
+        pass  # nobody is left to tell
+    except builtins.BaseException as error:
+        with suppress(ChannelClosedError):  # the engine may have given the run up
+            engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+def _train(train: Callable[[Worker], object], worker: Worker) -> None:
+    with suppress(StopRun):
+        train(worker)
+    worker.end()
