@@ -23,7 +23,7 @@ from plesio.errors import StepCancelled, StopRun
 from plesio.fabric.board import Board
 from plesio.fabric.doorbell import Answer, Doorbell, Header, Note, Report
 from plesio.faults import Pace
-from plesio.rules import AfterFold, Gradient
+from plesio.rules import AfterFold, Every, Gradient
 from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.outer import hyper_parameters, settings_of
@@ -31,6 +31,22 @@ from plesio.tensors.replica import Replica
 
 REPORT_S = 0.05
 """How often a worker that asks nobody tells what it did."""
+
+
+class Timer(Protocol):
+    """How long steps last, and what time it is."""
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """Let pass what the step is short of."""
+        ...
+
+    def begin(self) -> None:
+        """The next step begins."""
+        ...
+
+    def now_s(self) -> float:
+        """The time."""
+        ...
 
 
 class Pacer:
@@ -111,8 +127,34 @@ class Exchange(Protocol):
         ...
 
 
-Used = Callable[[], tuple[int, int]]
-"""(batches, samples) the loop used since last asked."""
+class Used:
+    """What the loop used since last asked: call it for (batches, samples), which begins again."""
+
+    __slots__ = ("batches", "samples")
+
+    def __init__(self) -> None:
+        self.batches = self.samples = 0
+
+    def __call__(self) -> tuple[int, int]:
+        taken = self.batches, self.samples
+        self.batches = self.samples = 0
+        return taken
+
+
+class Bell(Protocol):
+    """A worker's line to the server, as `plesio.fabric.doorbell.Doorbell`."""
+
+    def send(self, header: Header) -> None:
+        """Tell the server."""
+        ...
+
+    def answer(self, timeout_s: float, number: int, version: int) -> Answer:
+        """Wait for the next answer."""
+        ...
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer lies there."""
+        ...
 
 
 class ServerExchange:
@@ -124,12 +166,13 @@ class ServerExchange:
         standing: Standing,
         optimizer: Optimizer,
         replica: Replica,
-        doorbell: Doorbell,
-        pacer: Pacer,
+        doorbell: Bell,
+        pacer: Timer,
         used: Used,
         timeout_s: float,
+        every: Every | None = None,
     ) -> None:
-        self._every = strategy.every
+        self._every = every or strategy.every
         self._local = not isinstance(strategy.send, Gradient)
         self.cancels = isinstance(strategy.release, AfterFold) and strategy.release.cancel_late
         self._standing = standing

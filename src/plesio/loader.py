@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
+from plesio.exchange import Used
 
 LEASE_MAX = 8
 """Batches asked for at a time, at most; fewer where an epoch has few, so that its end is shared out evenly."""
@@ -30,7 +31,7 @@ class LeasedLoader:
     Its length is an equal share of the epoch, rounded up: how many batches really come depends on everybody's speed.
     """
 
-    def __init__(self, loader: Any, lease: Lease, seed: int, workers: int) -> None:
+    def __init__(self, loader: Any, lease: Lease, seed: int, workers: int, used: Used) -> None:
         self._source = _as_loader(loader)
         self._lease = lease
         self._seed = seed
@@ -46,8 +47,7 @@ class LeasedLoader:
         self._share = -(-self._total // workers)
         self._sizes: deque[int] = deque()  # of the batches given to the DataLoader and not yielded yet
         self._unused = 0
-        self._used_batches = 0
-        self._used_samples = 0
+        self._used = used
         self._loader = _relay(self._source, self)
 
     def __len__(self) -> int:
@@ -58,15 +58,9 @@ class LeasedLoader:
         self._unused += len(self._sizes)  # the last epoch was left early
         self._sizes.clear()
         for batch in self._loader:
-            self._used_batches += 1
-            self._used_samples += self._sizes.popleft()
+            self._used.batches += 1
+            self._used.samples += self._sizes.popleft()
             yield batch
-
-    def take(self) -> tuple[int, int]:
-        """(batches, samples) yielded since last asked."""
-        used = self._used_batches, self._used_samples
-        self._used_batches = self._used_samples = 0
-        return used
 
     def leased(self) -> Iterator[Any]:
         """The indices of the batches leased for the next epoch, as they are granted."""

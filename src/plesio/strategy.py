@@ -5,11 +5,12 @@ A named algorithm (a recipe, see `plesio.recipes`) is a function that returns on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import Any, get_args
 
 from plesio import rules
-from plesio.errors import StrategyError
+from plesio.errors import StrategyError, unknown_name
 from plesio.rules import (
     AfterFold,
     Average,
@@ -139,6 +140,24 @@ class Strategy:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
         return isinstance(self.gather, Round) and self.gather.first is None and isinstance(self.every, Steps)
 
+    def as_data(self) -> dict[str, Any]:
+        """This strategy as plain data, for a file: each answer as its name and its fields."""
+        answers = {name: getattr(self, name) for name in ANSWERS}
+        return {name: {"is": type(one).__name__, **_values(one)} for name, one in answers.items()}
+
+    @classmethod
+    def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
+        """The strategy of `as_data`.
+
+        Raises:
+            StrategyError: an answer nobody knows.
+
+        >>> plain = Strategy(name="mine")
+        >>> Strategy.from_data("mine", plain.as_data()) == plain
+        True
+        """
+        return cls(name=name, **{field: _answer(field, data[field]) for field in ANSWERS if field in data})
+
     def answers(self) -> dict[str, str]:
         """Each question with this strategy's answer in words."""
         return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name != "name"}
@@ -156,3 +175,16 @@ ANSWERS = {
     "adopt": rules.Adopt,
     "via": rules.Via,
 }
+
+
+def _values(answer: Any) -> dict[str, Any]:
+    return {one.name: getattr(answer, one.name) for one in fields(answer)}
+
+
+def _answer(field: str, data: Mapping[str, Any]) -> Any:
+    kinds = {kind.__name__: kind for kind in get_args(ANSWERS[field])}
+    values = dict(data)
+    kind = values.pop("is", None)
+    if kind not in kinds:
+        raise StrategyError(unknown_name(f"answer to {field}", str(kind), kinds))
+    return kinds[kind](**values)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled
-from plesio.exchange import Exchange
+from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
 from plesio.optimizer import ExchangedOptimizer
 from plesio.station import Station
@@ -50,6 +50,7 @@ class Worker:
         self._standing = station.standing
         self._exchange: Exchange | None = None
         self._loader: LeasedLoader | None = None
+        self._used = Used()
         self._in_step = False
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
@@ -161,14 +162,11 @@ class Worker:
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             raise ConfigurationError("the model is not on the CPU; this engine trains on CPUs: leave out .to(device)")
         if loader is not None:
-            self._loader = LeasedLoader(loader, self._station.lease, self.seed, self.workers)
+            self._loader = LeasedLoader(loader, self._station.lease, self.seed, self.workers, self._used)
         self._exchange, model = self._station.join(model, optimizer, self._used)
         if self._exchange.cancels:
             self._look_before_each_layer(model)
         return model, ExchangedOptimizer(optimizer, self._exchange), self._loader
-
-    def _used(self) -> tuple[int, int]:
-        return self._loader.take() if self._loader is not None else (0, 0)
 
     def _look_before_each_layer(self, model: nn.Module) -> None:
         def look(*_: object) -> None:

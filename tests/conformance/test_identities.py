@@ -34,7 +34,6 @@ RECIPES: dict[str, Callable[[], Strategy]] = {
     "local_sgd": partial(ps.local_sgd, 1),
     "hogwild": ps.hogwild,
 }
-ON_THE_SERVER = [name for name in RECIPES if name not in ("allreduce", "hogwild")]
 
 
 def test_every_recipe_is_in_the_table() -> None:
@@ -75,7 +74,7 @@ def test_one_worker_with_adam(name: str) -> None:
     assert_close(got, loops.plain_pytorch(loops.mlp, loops.adam, 25))
 
 
-@pytest.mark.parametrize("name", [*ON_THE_SERVER, "hogwild"])
+@pytest.mark.parametrize("name", RECIPES)
 def test_one_worker_with_batch_norm(name: str) -> None:
     """Buffers travel with the parameters and arrive as they are when there is nobody to average with."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=10), 1)

@@ -67,7 +67,7 @@ def steps_at(times: list[tuple[float, int]], when_s: float) -> int:
     return max(steps for time_s, steps in times if time_s <= when_s)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "first_of", "bounded_staleness"])
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "first_of", "bounded_staleness", "allreduce"])
 def test_a_dead_workers_data_is_visited_by_others(name: str, tmp_path: Path) -> None:
     """Each sample of each epoch but the last goes into the model once or more, though a worker died with some."""
     rows, epochs = 120, 6

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from plesio import runner
 from plesio.cli.live import Board
 from plesio.cli.main import main
+from plesio.cli.options import CHOICES
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.errors import StrategyError
 from plesio.observe.tables import Failed, compare_table, render
@@ -156,6 +158,32 @@ def test_a_strategy_that_cannot_be_read_says_what_can(text: str, part: str) -> N
 
 
 # run
+
+
+BAD_CHOICES = {
+    "--data": "plesio: unknown data 'shard'; known: leases, shards; did you mean 'shards'?",
+    "--on-worker-error": "plesio: unknown on_worker_error 'shard'; known: continue, raise",
+    "--on-nonfinite": "plesio: unknown on_nonfinite 'shard'; known: discard, raise; did you mean 'discard'?",
+}
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("option", BAD_CHOICES)
+def test_a_choice_there_is_not_is_refused_before_the_script_is_read(
+    option: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "missing.py", option, "shard"]) == 2
+    assert capsys.readouterr().err.strip() == BAD_CHOICES[option]
+
+
+def test_a_refusal_needs_no_torch() -> None:
+    code = "import sys; from plesio.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "run", "missing.py", "--data", "shard"]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=60)
+
+
+def test_the_choices_are_those_of_a_run() -> None:
+    assert tuple(CHOICES.values()) == (runner.SHARING, runner.ON_WORKER_ERROR, runner.ON_NONFINITE)
 
 
 def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -48,6 +51,30 @@ def test_any_optimizer_runs_at_the_server(name: str) -> None:
     got = ps.run(train, ps.sync_sgd(), workers=1).state_dict
     for key, value in loops.plain_pytorch(loops.mlp, optimizers, 12).items():
         torch.testing.assert_close(got[key], value, rtol=1e-4, atol=1e-6)
+
+
+WARNED = """
+from functools import partial
+import torch
+from support import loops
+import plesio as ps
+
+def nadam(model):
+    return torch.optim.NAdam(model.parameters())
+
+if __name__ == "__main__":
+    train = partial(loops.follow, build=loops.mlp, optimizers=nadam, steps=3)
+    ps.run(train, ps.async_sgd(), workers=2)
+    ps.run(train, ps.async_sgd("plain"), workers=2)
+"""
+
+
+def test_a_momentum_that_is_not_looked_ahead_by_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WARNED)
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    script = [sys.executable, str(tmp_path / "script.py")]
+    said = subprocess.run(script, env=paths, capture_output=True, text=True, timeout=60, check=True).stderr
+    assert said.count("NAdam: no look-ahead is known for it, so async_sgd folds it plainly") == 1
 
 
 def usual_loop(worker: Any, steps: int) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -135,6 +138,48 @@ def test_a_wait_has_a_deadline_that_names_the_peer() -> None:
     channel = Channel(right, int, "worker 2")
     with pytest.raises(DeadlineError, match=r"waited 0\.01 s for its model from worker 2"):
         channel.receive(0.01, "its model")
+    left.close()
+    channel.close()
+
+
+WHOLE = HEAD.pack(300) + msgspec.msgpack.encode("x" * 297)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("cut", [1, HEAD.size, HEAD.size + 7], ids=["in the head", "after the head", "in the body"])
+def test_a_sender_frozen_half_way_holds_up_nobody(cut: int, kind: socket.SocketKind) -> None:
+    """It is hung up on, and the descriptors that came already are closed."""
+    left, right = socket.socketpair(socket.AF_UNIX, kind)
+    channel = Channel(right, str, "worker 2")
+    read, write = os.pipe()
+    socket.send_fds(left, [WHOLE[:cut]], [write])
+    os.close(write)
+    caught: list[Exception] = []
+    thread = threading.Thread(target=lambda: caught.append(failure_of(channel)), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert [str(one) for one in caught] == ["worker 2 stopped in the middle of a message"]
+    assert os.read(read, 1) == b"", "nobody holds the other end any more"
+    assert left.recv(1) == b"", "the sender finds the line closed"
+    os.close(read)
+    left.close()
+    channel.close()
+
+
+def failure_of(channel: Channel[str]) -> Exception:
+    with pytest.raises(ChannelClosedError) as caught:
+        channel.receive(0.05)
+    return caught.value
+
+
+def test_a_message_in_pieces_is_put_together() -> None:
+    left, right = channel_pair()
+    channel = Channel(right, str, "worker 2")
+    left.sendall(WHOLE[:2])
+    rest = threading.Timer(0.05, left.sendall, [WHOLE[2:]])
+    rest.start()
+    assert channel.receive(10.0) == ("x" * 297, [])
+    rest.join()
     left.close()
     channel.close()
 

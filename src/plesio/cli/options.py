@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plesio.cli.script import Script
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, unknown_name
 from plesio.faults import Fault, Kill, Pace, Slow
 from plesio.strategy import Strategy
 
@@ -57,6 +57,8 @@ TimeoutS = Annotated[float, typer.Option(metavar="SECONDS", help="How long anybo
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")]
 
 NOT_METRICS = ("samples", "steps")
+CHOICES = {"data": ("leases", "shards"), "on_worker_error": ("raise", "continue"), "on_nonfinite": ("discard", "raise")}
+"""What `plesio.runner` takes; told apart here, before seconds go by for importing torch."""
 
 
 class MetricMissingError(ConfigurationError):
@@ -175,6 +177,9 @@ def work_of(
         raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
     if budget_s is not None and not budget_s > 0:
         raise ConfigurationError(f"--budget-s {budget_s:g}: a number of seconds above 0")
+    for name, value in {"data": data, "on_worker_error": on_worker_error, "on_nonfinite": on_nonfinite}.items():
+        if value not in CHOICES[name]:
+            raise ConfigurationError(unknown_name(name, value, CHOICES[name]))
     metrics, limits = _targets(untils or ())
     return Work(
         workers=workers,

@@ -62,9 +62,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.groups:
             raise ConfigurationError("Cluster(groups=()): a cluster has at least one group of workers")
         alive: dict[int, bool] = {}
+        workers = self.workers
         for fault in self.faults:
-            if not 0 <= fault.worker < self.workers:
-                raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
+            if not isinstance(fault.worker, int) or not 0 <= fault.worker < workers:
+                raise ConfigurationError(f"{fault}: there are workers 0 to {workers - 1}")
         for turn in self.turns():
             before = alive.get(turn.worker, not isinstance(turn, Join))
             if before is turn.alive:
@@ -98,12 +99,28 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def timetable(self, worker: int, seed: int) -> Timetable:
         """How long the steps of `worker` take in the run of `seed`."""
-        group, rng = self.group(worker), random.Random(f"steps {seed} {worker}")
         slows = [one for one in self.faults if isinstance(one, Slow) and one.worker == worker]
-        outage = group.outage
-        if outage is not None and outage.start_s is None:
-            outage = msgspec.structs.replace(outage, start_s=rng.uniform(0.0, outage.every_s))
-        return Timetable(group.step.draws(worker + 1, rng), slows, outage)
+        return _timetable(self.group(worker), worker, seed, slows)
+
+    def timetables(self, seed: int) -> list[Timetable]:
+        """Those of all workers: the same, made at once."""
+        slows: dict[int, list[Slow]] = {}
+        for one in self.faults:
+            if isinstance(one, Slow):
+                slows.setdefault(one.worker, []).append(one)
+        groups = [group for group in self.groups for _ in range(group.workers)]
+        return [_timetable(group, worker, seed, slows.get(worker, [])) for worker, group in enumerate(groups)]
+
+    def first(self, workers: int) -> Cluster:
+        """The cluster of the first `workers` of these only."""
+        if not isinstance(workers, int) or not 1 <= workers <= self.workers:
+            raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {self.workers}, the cluster's")
+        groups, left = [], workers
+        for group in self.groups:
+            if left > 0:
+                groups.append(msgspec.structs.replace(group, workers=min(left, group.workers)))
+            left -= group.workers
+        return Cluster(tuple(groups), self.server, tuple(one for one in self.faults if one.worker < workers))
 
     @classmethod
     def preset(cls, name: str, workers: int = 8, step_s: float = 0.1) -> Cluster:
@@ -133,3 +150,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         from plesio.cluster.file import load  # it needs this class
 
         return load(Path(path))
+
+
+def _timetable(group: Group, worker: int, seed: int, slows: list[Slow]) -> Timetable:
+    rng, outage = random.Random(f"steps {seed} {worker}"), group.outage
+    if outage is not None and outage.start_s is None:
+        outage = msgspec.structs.replace(outage, start_s=rng.uniform(0.0, outage.every_s))
+    return Timetable(group.step.draws(worker + 1, rng), slows, outage)

@@ -65,6 +65,7 @@ class Assembly:
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), workers)
         self.ring = arenas(self._ring, self.layout, buffers)
+        self.slots = arenas(self._slots, self.layout, slots)
         self._versions = Versions(self.ring)
         self._folder: Folder | None = None
         self._shown = False
@@ -74,6 +75,11 @@ class Assembly:
         """What folds."""
         assert self._folder is not None, "training has begun"
         return self._folder
+
+    @property
+    def current(self) -> Arena:
+        """The global parameters as the last fold left them; the next one writes there."""
+        return self._versions.buffers[self._versions.current]
 
     @property
     def ring_descriptor(self) -> int:
@@ -96,8 +102,9 @@ class Assembly:
             buffer.copy_from(self.ring[0])
         if not self._via_server:
             return
-        slots = arenas(self._slots, self.layout, self._workers)
-        self._folder = build_folder(self._strategy, self._spec, self._versions, slots, self._workers, self._new_arena)
+        self._folder = build_folder(
+            self._strategy, self._spec, self._versions, self.slots, self._workers, self._new_arena
+        )
         if self.advice:
             warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
 

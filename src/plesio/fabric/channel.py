@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -68,28 +69,42 @@ class Channel(Generic[M]):
     def receive(self, timeout_s: float, waiting_for: str = "a message") -> tuple[M, list[int]]:
         """Wait for one message; it and the descriptors that came with it.
 
+        A sender that stops in the middle of one is hung up on: whatever it said next could not be told from the rest.
+
         Raises:
-            ChannelClosedError: the other side is gone.
+            ChannelClosedError: the other side is gone, or the message did not come whole in time.
             DeadlineError: nothing came in time.
         """
+        end_s = time.monotonic() + timeout_s
         if not readable(self._socket.fileno(), timeout_s):
             raise DeadlineError(f"waited {timeout_s:g} s for {waiting_for} from {self.peer}: nothing came")
         try:
-            head, descriptors, _, _ = socket.recv_fds(self._socket, HEAD.size, DESCRIPTORS_MAX)
-            head += self._exactly(HEAD.size - len(head)) if head else b""
-            if not head:
-                raise ChannelClosedError(self.peer)
-            (size,) = HEAD.unpack(head)
-            if size > MESSAGE_BYTES_MAX:
-                raise ChannelClosedError(f"{self.peer} announced a message of {size} bytes")
-            return self._decoder.decode(self._exactly(size)), list(descriptors)
+            return self._read(end_s)
         except ConnectionResetError as error:
             raise ChannelClosedError(self.peer) from error
 
-    def _exactly(self, size: int) -> bytes:
+    def _read(self, end_s: float) -> tuple[M, list[int]]:
+        head, descriptors, _, _ = socket.recv_fds(self._socket, HEAD.size, DESCRIPTORS_MAX)
+        if not head:
+            raise ChannelClosedError(self.peer)
+        try:
+            (size,) = HEAD.unpack(head + self._exactly(HEAD.size - len(head), end_s))
+            if size > MESSAGE_BYTES_MAX:
+                raise ChannelClosedError(f"{self.peer} announced a message of {size} bytes")
+            return self._decoder.decode(self._exactly(size, end_s)), list(descriptors)
+        except Exception:
+            close_quietly(*descriptors)
+            raise
+
+    def _exactly(self, size: int, end_s: float) -> bytes:
+        """The next `size` bytes."""
         body = bytearray(size)
         view = memoryview(body)
         while view:
+            if not readable(self._socket.fileno(), max(0.0, end_s - time.monotonic())):
+                with contextlib.suppress(OSError):  # it may have gone this very moment
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                raise ChannelClosedError(f"{self.peer} stopped in the middle of a message")
             got = self._socket.recv_into(view)
             if got == 0:
                 raise ChannelClosedError(self.peer)

@@ -9,6 +9,7 @@ Whatever the bytes: they are read, reported missing, or answered with a `Journal
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -57,37 +58,42 @@ class Journal:
         self.head = head
         self.start = start
         self._size = size
+        self._reached: tuple[int, bool] | None = None  # where the last whole record ends; whether it is the run's end
 
     def __iter__(self) -> Iterator[Record]:
         return (record for _, record in self.placed())
 
     def placed(self, start: int | None = None) -> Iterator[tuple[int, Record]]:
         """Each record with the position after it; from position `start` on, which a record must begin at."""
+        position, record = self.start if start is None else start, None
         with self.path.open("rb") as file:
-            position = self.start if start is None else start
             while (found := self._record_at(file, position)) is not None:
+                position, record = found
                 yield found
-                position = found[0]
+        if start is None:
+            self._reached = position, isinstance(record, Ended)
 
     @property
     def missing(self) -> Missing | None:
-        """What cannot be read; None if nothing. The first time, this reads the whole file."""
+        """What cannot be read; None if nothing. To know it, the whole file is read, if it was not before."""
         return self._survey[0]
 
     @property
     def complete(self) -> bool:
-        """Whether it is whole and ends with the end of the run. The first time, this reads the whole file."""
+        """Whether it is whole and ends with the end of the run. To know it, the whole file is read, if it was not before."""
         return self._survey[1]
 
     @cached_property
     def _survey(self) -> tuple[Missing | None, bool]:
-        tally = _Tally()
-        position, last = self.start, None
-        for end, record in self.placed():
-            position, last = end, record
-            tally.add(record)
+        if self._reached is None:
+            deque(self, maxlen=0)  # read it all
+        assert self._reached is not None, "whoever reads to the end notes where it is"
+        position, ended = self._reached
         if position == self._size:
-            return None, isinstance(last, Ended)
+            return None, ended
+        tally = _Tally()
+        for record in self:
+            tally.add(record)
         before = tally.total
         for record in self._beyond(position):
             tally.add(record)
@@ -148,6 +154,14 @@ def read_journal(path: str | Path) -> Journal:
 
     Raises:
         JournalError: it cannot be opened, is empty, is no journal, has a damaged head or is of a newer format.
+
+    >>> import tempfile
+    >>> from plesio.journal.writer import JournalWriter
+    >>> path = Path(tempfile.mkdtemp(), "journal.bin")
+    >>> JournalWriter(path, JournalHead(strategy="sync_sgd", workers=4)).close()
+    >>> journal = read_journal(path)
+    >>> journal.head.strategy, list(journal), journal.missing, journal.complete
+    ('sync_sgd', [], None, False)
     """
     path = Path(path)
     if path.is_dir():

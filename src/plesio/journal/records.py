@@ -3,10 +3,13 @@
     journal = MAGIC, record (the head), record, record, ...
     record  = length (4 bytes), checksum (4 bytes), body;  body = kind (1 byte), fields
 
-All numbers are little-endian. The checksum is the low half of xxh3-64 over the body, seeded with the record's place in
-the file: a record that was moved, repeated or left over from an older file is as wrong as one with a flipped bit, and
-after damage the next whole record is found by trying every byte. The head is a msgpack map, to which fields with a
-default may be added; any other change, a new kind too, is a new `FORMAT`.
+All numbers are little-endian. Workers, incarnations and batches are below 65,536; a contribution's number, steps and
+samples, a staleness and the versions reported at once below 2**32; versions and their checksums below 2**64.
+
+The checksum is the low half of xxh3-64 over the body, seeded with the record's place in the file: a record that was
+moved, repeated or left over from an older file is as wrong as one with a flipped bit, and after damage the next whole
+record is found by trying every byte. The head is a msgpack map, to which fields with a default may be added; any other
+change, a new kind too, is a new `FORMAT`.
 
 | kind          | body after the kind                                                                             |
 | ------------- | ----------------------------------------------------------------------------------------------- |
@@ -87,7 +90,8 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         threads: of the server and of each worker.
         versions: of python, torch, numpy and plesio.
         cpu_capability: which kernels torch chose, such as "AVX2".
-        train_hash: of the script or training function. layout_hash: of the model's tensors, their order and types.
+        script: the file of the training function; its path is for people, `train_hash` is what counts.
+        train_hash: of that file, or of the function's code. layout_hash: of the model's tensors, their order and types.
         local_steps: how many steps workers go alone, in words ("1 step", "0.3 s").
     """
 
@@ -102,6 +106,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     platform: str = ""
     cpu_capability: str = ""
+    script: str = ""
     train_hash: str = ""
     layout_hash: str = ""
     local_steps: str = ""

@@ -67,8 +67,8 @@ class _Teller:
 
     def tell(self, record: Record) -> Iterator[Row]:
         if not isinstance(record, Folded | Discard):
+            self._now_s = record.time_s
             self._zero_s = record.time_s if self._zero_s is None else self._zero_s
-            self._now_s = record.time_s - self._zero_s
         if isinstance(record, Folded):
             self._version = record.version
             for member in record.members:
@@ -83,7 +83,7 @@ class _Teller:
     def left_over(self) -> Iterator[Row]:
         """What came and was never folded."""
         for (worker, _, number), came in self._came.items():
-            self._now_s = came.time_s - (self._zero_s or 0.0)
+            self._now_s = came.time_s
             yield self._row("held, in no fold", worker, number=number, loss=_loss(came))
 
     def _received(self, received: Received) -> Iterator[Row]:
@@ -94,8 +94,7 @@ class _Teller:
             return
         if isinstance(event, Reported):
             self._version += event.versions
-        what = _in_words(event)
-        if what:
+        if what := _in_words(event):
             yield self._row(what, event.worker)
 
     def _folded(self, member: FoldedMember) -> Row:
@@ -108,7 +107,7 @@ class _Teller:
             staleness=member.staleness,
             share=member.share,
             loss=_loss(came),
-            held_s=came and self._now_s + (self._zero_s or 0.0) - came.time_s,
+            held_s=came and self._now_s - came.time_s,
         )
 
     def _discarded(self, discard: Discard) -> Row:
@@ -135,7 +134,8 @@ class _Teller:
         return self._row(f"ended, weights {record.weights_hash}", None)
 
     def _row(self, what: str, worker: int | None, **fields: Any) -> Row:
-        return Row(time_s=self._now_s, version=self._version, what=what, worker=worker, **fields)
+        time_s = self._now_s - (self._zero_s or 0.0)
+        return Row(time_s=time_s, version=self._version, what=what, worker=worker, **fields)
 
 
 def _loss(came: Received | None) -> float | None:

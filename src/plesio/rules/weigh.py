@@ -14,7 +14,7 @@ from typing import ClassVar
 from plesio.rules import check
 
 SMALLEST = 1e-6
-"""A millionth of a step moves nothing; a gradient times this and divided by it again is still one in half precision."""
+"""A millionth of a step moves nothing; a gradient times this, and divided by it again, is finite in any precision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,18 @@ def opened(content: bytes) -> bytes | None:
     return body if content[:CHECKSUM_BYTES] == zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "little") else None
 
 
+class File:
+    """What a name stands for; until it is synced a crash may cut it short."""
+
+    __slots__ = ("content", "synced")
+
+    def __init__(self, content: bytes, synced: bool = False) -> None:
+        self.content = content
+        self.synced = synced
+
+
 class Disk:
-    """A folder with a temporary file and the checkpoint; a checkpoint is written in the four steps of `STEPS`.
+    """A folder with a temporary file and the checkpoint, which is written in the steps of `STEPS`.
 
     >>> disk = Disk(random.Random(0))
     >>> for step in disk.STEPS:
@@ -29,44 +39,43 @@ class Disk:
     b'one'
     """
 
-    STEPS = ("write", "sync", "rename", "sync_folder")
+    STEPS: tuple[str, ...] = ("write", "sync", "rename", "sync_folder")
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._temporary = b""
-        self._synced = False
-        self._current = b""  # what the name shows
-        self._current_synced = True
-        self._kept = b""  # what the name shows after a crash
+        self._temporary = File(b"", synced=True)
+        self._shown = self._temporary  # what the checkpoint's name stands for
+        self._kept = self._temporary  # and what it surely stands for after a crash
 
     def write(self, content: bytes) -> None:
         """Write the temporary file."""
-        self._temporary, self._synced = sealed(content), False
+        self._temporary = File(sealed(content))
 
     def sync(self, content: bytes) -> None:
         """fsync the temporary file."""
-        self._synced = True
+        self._temporary.synced = True
 
     def rename(self, content: bytes) -> None:
         """Let the temporary file take the checkpoint's name."""
-        self._current, self._current_synced = self._temporary, self._synced
+        self._shown = self._temporary
 
     def sync_folder(self, content: bytes) -> None:
         """fsync the folder: the rename can no longer be lost."""
-        self._kept = self._current
+        self._kept = self._shown
 
     def crash(self) -> None:
-        """The machine stops: a rename that was not synced may or may not have been made, a file may be cut short."""
-        self._temporary = self._torn(self._temporary, self._synced)
+        """The machine stops: a rename that was not synced was made or not, a file that was not may be cut short."""
         if self._rng.random() < 0.5:
-            self._kept = self._current
-        if self._kept is self._current:
-            self._kept = self._torn(self._kept, self._current_synced)
-        self._current, self._current_synced = self._kept, True
-
-    def _torn(self, content: bytes, synced: bool) -> bytes:
-        return content if synced else content[: self._rng.randrange(len(content) + 1)]
+            self._kept = self._shown
+        for file in (self._kept, self._temporary):
+            if not file.synced:
+                file.content, file.synced = file.content[: self._rng.randrange(len(file.content) + 1)], True
+        self._shown = self._kept
 
     def load(self) -> bytes | None:
         """The checkpoint, if there is a whole one."""
-        return opened(self._current)
+        return opened(self._shown.content)
+
+    def surviving(self) -> bytes | None:
+        """What `load` would give after the unluckiest crash; None if it might give nothing."""
+        return opened(self._kept.content) if self._kept.synced and self._shown.synced else None

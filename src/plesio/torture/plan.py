@@ -49,7 +49,7 @@ class Plan:
         chaos_s: how long faults strike; then the network heals and everybody must get on.
         loss, repeats: the share of letters lost, sent twice. `spread_s`: how late a letter may be at most.
         checkpoint_s: how often the server writes one.
-        epoch_batches: batches in an epoch of the data.
+        epoch_batches: batches in an epoch of the data; at least one a worker.
     """
 
     seed: int
@@ -94,7 +94,7 @@ def draw(seed: int, workers: int | None = None, contributions: int | None = None
         repeats=0.5 * rng.random() ** 2,
         spread_s=10 ** rng.uniform(-3, -0.3),
         checkpoint_s=rng.uniform(0.03, 0.4),
-        epoch_batches=rng.randint(1, 3 * workers + 2),
+        epoch_batches=rng.randint(workers, 16 * workers),
         strikes=rng.randint(1, 3),
     )
 

@@ -1,42 +1,23 @@
-"""All-reduce: every worker keeps a whole replica, and steps it by the mean of everybody's gradients.
-
-torch's DistributedDataParallel does the work: it fills buckets during the backward pass and hands each over when it is
-full. What is added here makes it survive whoever leaves. One backward pass of one worker:
-
-    first bucket full   rest (a paced or slow worker), check in with the server: GO, when all live workers are there
-    each bucket full    begin the mean of it over the group
-    last bucket full    begin the mean of the buffers (batch-norm statistics), too
-    all came            DistributedDataParallel puts the means into .grad; backward() returns
-
-and `optimizer.step()` steps by them. Replicas stay equal bit for bit: a collective gives all the same bits, the optimizer's
-hyper-parameters are the lowest worker's where they differ, and a step that does not count leaves no trace.
-
-| what goes wrong                                   | what becomes of the step                                          |
-| ------------------------------------------------- | ----------------------------------------------------------------- |
-| somebody finishes or dies before all have checked in | nothing: the others form a new group and reduce in that        |
-| somebody dies while buckets are on their way      | dropped by those to whom not all came. If it did all come to      |
-|                                                   | somebody, the others take over that worker's state: it counts     |
-| a gradient with a NaN or an infinity              | all see the same mean, and all skip it                            |
-| the run is over, and somebody's step lasts too long | dropped, so that the others can end                             |
-"""
+"""A worker's part in an all-reduce: from the first full bucket of a backward pass to the optimizer's step."""
 
 from __future__ import annotations
 
-import io
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
+from plesio.all_reduce.buffers import SharedBuffers
+from plesio.all_reduce.rescue import rescue
+from plesio.all_reduce.settings import SharedSettings
+from plesio.all_reduce.takeover import take_over
+from plesio.all_reduce.tally import Tally
 from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
@@ -44,34 +25,17 @@ from plesio.errors import ConfigurationError, PlesioError, StepCancelled, StopRu
 from plesio.exchange import REPORT_S, Pacer, Standing, Used, warn_not_finite
 from plesio.fabric.board import Board
 from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
-from plesio.fabric.doorbell import Answer, Doorbell, Header, Note, Report
+from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.outer import hyper_parameters
 from plesio.tensors.replica import ParameterReplica, is_finite
 
-RESCUE_S = 0.4
-"""How often a worker looks whether it is stuck in a group known to be broken; at the second look it gives that up."""
 PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""
 
 
-class Tally(msgspec.Struct):
-    """What a worker did since it last reported."""
-
-    steps: int = 0
-    samples: int = 0
-    batches: int = 0
-    folded: int = 0
-    missing: int = 0
-    wait_s: float = 0.0
-    exchange_s: float = 0.0
-
-
 class AllReduceExchange:
     """A worker's part in it.
-
-    Buffers are averaged over the workers with each step, as the parameters are by theirs; counts take the largest.
 
     Args:
         standing: what the worker knows of its place.
@@ -111,9 +75,8 @@ class AllReduceExchange:
         self._timeout_s = timeout_s
         specs = list(zip(replica.tensors, replica.layout.specs, strict=True))
         self._trained = [tensor for tensor, spec in specs if spec.kind is Kind.TRAINED]
-        self._buffers = replica.arena.of_kind(Kind.BUFFER)
-        self._kept = [flat.clone() for flat in self._buffers]
-        self._incoming: list[torch.Tensor] = []
+        self._buffers = SharedBuffers(replica.arena.of_kind(Kind.BUFFER))
+        self._settings = SharedSettings(optimizer)
         self._store: Any = None
         self._group = Group(None, 0, 0, 1, timeout_s)
         self._everybody = Everybody(self._group)
@@ -128,8 +91,6 @@ class AllReduceExchange:
         self._spoiled = False  # its gradient will not be everybody's
         self._over = False  # no step follows
         self._error: PlesioError | None = None
-        self._sent_settings = b""
-        self._agreed: list[dict[str, Any]] | None = None
         self._issued_s = 0.0
         self._tally = Tally()
         self._reported_s = 0.0
@@ -137,23 +98,12 @@ class AllReduceExchange:
     def begin(self) -> None:
         """Wait until everybody is there, and form the first group."""
         self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
-        self._keep_buffers()
+        self._buffers.keep()
         self._reported_s = time.monotonic()
         if self._check_in(Note.BROKEN) is Call.REGROUP:
             self._regroup()
-        threading.Thread(target=self._rescue, name="rescue", daemon=True).start()
+        rescue(lambda: self._group, self._board)
         self._pacer.begin()
-
-    def _rescue(self) -> None:
-        """Give up what is stuck in a group that another member reported broken, where gloo itself does not notice."""
-        stuck: Group | None = None
-        while True:
-            time.sleep(RESCUE_S)
-            group = self._group
-            suspect = group.busy and self._board.broken >= group.generation
-            if suspect and group is stuck:
-                group.abandon()
-            stuck = group if suspect else None
 
     # The backward pass
 
@@ -165,7 +115,7 @@ class AllReduceExchange:
         self._everybody.silent = self._spoiled
         future = as_it_is(tensor) if self._spoiled else self._group.mean(tensor)
         if bucket.is_last():
-            self._begin_buffers()
+            self._buffers.begin(None if self._spoiled else self._group)
             self._issued_s = time.monotonic()
             self._pacer.begin()
         return future
@@ -186,9 +136,7 @@ class AllReduceExchange:
 
     def _check_in(self, note: Note) -> Call:
         """Tell the server that this worker is there; what it says when all are."""
-        settings = msgspec.msgpack.encode(hyper_parameters(self._optimizer), enc_hook=repr)
-        news = settings if settings != self._sent_settings else b""
-        self._sent_settings = settings
+        news = self._settings.news()
         now_s = time.monotonic()
         self._doorbell.send(Header(note, True, 0, 0, self._round, self._version, 0, now_s, news))
         answer = self._doorbell.answer(self._timeout_s + PATIENCE_S, self._round, self._version)
@@ -201,25 +149,8 @@ class AllReduceExchange:
                 "different number; under all-reduce every worker must call backward() equally often for each step()"
             )
         if call is Call.GO:
-            self._agree(settings, answer)
+            self._settings.agree(self._group, differ=bool(answer.staleness))
         return call
-
-    def _agree(self, settings: bytes, answer: Answer) -> None:
-        """The lowest worker's hyper-parameters are everybody's in this step, where they are not the same anyway."""
-        self._agreed = None
-        if answer.staleness:
-            try:
-                self._agreed = msgspec.msgpack.decode(self._group.share(settings, 0))
-            except RuntimeError as error:
-                self._group.fail(error)
-
-    def _begin_buffers(self) -> None:
-        self._incoming = []
-        if self._spoiled or not self._group.works:
-            return
-        self._incoming = [flat.clone() if flat.is_floating_point() else flat.long() for flat in self._buffers]
-        for incoming in self._incoming:
-            self._group.reduce(incoming, largest=not incoming.is_floating_point())
 
     # The step
 
@@ -257,49 +188,19 @@ class AllReduceExchange:
         if spoiled or not came:
             return self._recover()
         if not all(_finite(parameter.grad) for parameter in self._trained):
-            self._restore_buffers()
+            self._buffers.restore()
             self._round += 1
             return Verdict.NOT_FINITE
-        for flat, incoming in zip(self._buffers, self._incoming, strict=False):  # none to come where alone
-            flat.copy_(incoming.div_(self._group.size) if incoming.is_floating_point() else incoming)
-        self._keep_buffers()
-        with self._settings():
+        self._buffers.take(self._group.size)
+        with self._settings.in_force() if self._group.size > 1 else nullcontext():
             self._optimizer.step()
         self._round += 1
         self._version += 1
         return Verdict.TAKEN
 
-    @contextmanager
-    def _settings(self) -> Iterator[None]:
-        """The hyper-parameters as they were agreed on, for one step."""
-        groups = self._optimizer.param_groups
-        if self._group.size == 1:
-            yield
-            return
-        mine = msgspec.msgpack.encode(hyper_parameters(self._optimizer), enc_hook=repr)
-        if self._agreed is None and mine == self._sent_settings:
-            yield
-            return
-        if mine != self._sent_settings:
-            warnings.warn(
-                "a hyper-parameter of the optimizer changed between backward() and step(): under all-reduce it takes "
-                "effect at the next step, when all workers know of it; change it before backward(), or after step()",
-                RuntimeWarning,
-                stacklevel=6,
-            )
-        agreed = self._agreed or msgspec.msgpack.decode(self._sent_settings)
-        kept = [dict(group) for group in groups]
-        for group, theirs in zip(groups, agreed, strict=True):
-            group.update({key: _setting(value) for key, value in theirs.items() if not isinstance(value, str)})
-        try:
-            yield
-        finally:
-            for group, before in zip(groups, kept, strict=True):
-                group.update(before)
-
     def _recover(self) -> Verdict:
         """This step's gradient did not come: go on without it, in a new group if this one broke."""
-        self._restore_buffers()
+        self._buffers.restore()
         behind = self._round, self._version
         if self._group.broken and not self._standing.stopped:
             self._group.close()
@@ -370,47 +271,16 @@ class AllReduceExchange:
         size = len(message.members)
         self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)
         self._everybody.group = self._group
-        taken_over = message.source >= 0 and self._take_over(message.members.index(message.source))
+        before = self._round, self._version
+        if message.source >= 0:
+            source = message.members.index(message.source)
+            self._round, self._version = take_over(
+                self._group, source, before, self._optimizer, self._replica.arena, self._buffers
+            )
         self._leads = rank == 0
         if self._leads:
             self._told, self._mirrors = message.version, message.mirrors
-        return taken_over
-
-    def _take_over(self, source: int) -> bool:
-        """Those that are behind go on from member `source`: parameters, buffers, and the optimizer's state.
-
-        It is put in place only when all of it has come: whoever dies meanwhile, this replica is whole.
-        """
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        state = io.BytesIO()
-        if self._group.rank == source:
-            states = [dict(self._optimizer.state.get(parameter, {})) for parameter in parameters]
-            torch.save({"round": self._round, "version": self._version, "states": states}, state)
-        came = torch.load(io.BytesIO(self._group.share(state.getvalue(), source)), weights_only=True)
-        kept = {
-            id(flat): one for flat, one in zip(self._buffers, self._kept, strict=True)
-        }  # the next step wrote into it
-        flats = [kept.get(id(flat), flat).clone() for flat in self._replica.arena.flat]
-        for flat in flats:
-            self._group.broadcast(flat, source)
-        if (came["round"], came["version"]) == (self._round, self._version):
-            return False
-        self._round, self._version = came["round"], came["version"]
-        for parameter, theirs in zip(parameters, came["states"], strict=True):
-            self._optimizer.state[parameter] = theirs
-        for mine, flat in zip(self._replica.arena.flat, flats, strict=True):
-            mine.copy_(flat)
-        self._keep_buffers()
-        return True
-
-    def _keep_buffers(self) -> None:
-        """What the buffers are to be if the next step comes to nothing: forward passes write into them."""
-        for kept, flat in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(flat)
-
-    def _restore_buffers(self) -> None:
-        for kept, flat in zip(self._kept, self._buffers, strict=True):
-            flat.copy_(kept)
+        return (self._round, self._version) != before
 
     # Telling
 
@@ -422,20 +292,7 @@ class AllReduceExchange:
         tally, self._tally = self._tally, Tally()
         self._reported_s = time.monotonic()
         self._told += versions
-        staleness = {0: tally.folded} if tally.folded else {}
-        self._doorbell.send(
-            Header(
-                note=Note.REPORT,
-                finite=finite,
-                batches=tally.batches,
-                steps=tally.steps,
-                number=versions,
-                samples=tally.samples,
-                missing=tally.missing,
-                ready_s=self._reported_s,
-                extra=msgspec.msgpack.encode(Report(tally.wait_s, staleness, tally.exchange_s)),
-            )
-        )
+        self._doorbell.send(tally.report(versions, finite, self._reported_s))
 
     def _mirror(self) -> None:
         """The lowest worker shows the evaluator its replica when that asks."""
@@ -457,7 +314,7 @@ class AllReduceExchange:
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is, and those
         that end at once write the same bits."""
-        self._restore_buffers()
+        self._buffers.restore()
         self._ring[-1].copy_from(self._replica.arena, Kind.TRAINED, Kind.BUFFER)
         self.report()
         self._doorbell.send(Header(Note.FINISH, True, 0, 0, self._version, 0, 0, time.monotonic()))
@@ -469,8 +326,3 @@ def _finite(gradient: torch.Tensor | None) -> bool:
         return True
     values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
     return is_finite(values.reshape(-1))
-
-
-def _setting(value: Any) -> Any:
-    """A hyper-parameter as optimizers have it: pairs are tuples."""
-    return tuple(value) if isinstance(value, list) else value

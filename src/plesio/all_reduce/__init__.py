@@ -1,0 +1,28 @@
+"""All-reduce: every worker keeps a whole replica, and steps it by the mean of everybody's gradients.
+
+torch's DistributedDataParallel does the work: it fills buckets during the backward pass and hands each over when it is
+full. What is added here makes it survive whoever leaves. One backward pass of one worker:
+
+    first bucket full   rest (a paced or slow worker), check in with the server: GO, when all live workers are there
+    each bucket full    begin the mean of it over the group
+    last bucket full    begin the mean of the buffers (batch-norm statistics), too
+    all came            DistributedDataParallel puts the means into .grad; backward() returns
+
+and `optimizer.step()` steps by them. Replicas stay equal bit for bit: a collective gives all the same bits, the optimizer's
+hyper-parameters are the lowest worker's where they differ, and a step that does not count leaves no trace.
+
+| what goes wrong                                   | what becomes of the step                                          |
+| ------------------------------------------------- | ----------------------------------------------------------------- |
+| somebody finishes or dies before all have checked in | nothing: the others form a new group and reduce in that        |
+| somebody dies while buckets are on their way      | dropped by those to whom not all came. If it did all come to      |
+|                                                   | somebody, the others take over that worker's state: it counts     |
+| a gradient with a NaN or an infinity              | all see the same mean, and all skip it                            |
+| the run is over, and somebody's step lasts too long | dropped, so that the others can end                             |
+
+`exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
+somebody left behind gets in `takeover`, who gives up what never comes in `rescue`, and what the server is told in `tally`.
+"""
+
+from plesio.all_reduce.exchange import AllReduceExchange
+
+__all__ = ["AllReduceExchange"]

@@ -1,0 +1,46 @@
+"""After somebody left amid a step, members may be a step apart: those behind go on from the state of one who is not."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+from torch.optim import Optimizer
+
+from plesio.all_reduce.buffers import SharedBuffers
+from plesio.fabric.collective import Group
+from plesio.tensors.arena import Arena
+
+At = tuple[int, int]
+"""(steps completed, those of them that moved the parameters)."""
+
+
+def take_over(group: Group, source: int, at: At, optimizer: Optimizer, arena: Arena, buffers: SharedBuffers) -> At:
+    """Take over member `source`'s parameters, buffers and optimizer's state, unless this replica is `at` the same step.
+
+    It is put in place only when all of it has come: whoever dies meanwhile, this replica is whole.
+
+    Returns:
+        Where this replica is then.
+
+    Raises:
+        RuntimeError: somebody is gone.
+    """
+    parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
+    state = io.BytesIO()
+    if group.rank == source:
+        states = [dict(optimizer.state.get(parameter, {})) for parameter in parameters]
+        torch.save({"at": at, "states": states}, state)
+    came = torch.load(io.BytesIO(group.share(state.getvalue(), source)), weights_only=True)
+    flats = [buffers.before(flat).clone() for flat in arena.flat]
+    for flat in flats:
+        group.broadcast(flat, source)
+    if came["at"] == at:
+        return at
+    for parameter, theirs in zip(parameters, came["states"], strict=True):
+        optimizer.state[parameter] = theirs
+    for mine, flat in zip(arena.flat, flats, strict=True):
+        mine.copy_(flat)
+    buffers.keep()
+    steps, versions = came["at"]
+    return steps, versions

@@ -1,0 +1,559 @@
+"""A run in virtual time: the real sequencer decides, messages and steps take simulated seconds, nothing waits for real.
+
+Theory. A worker is a `Participant`: told an answer and the time it has it, it says what it sends next and when. All of
+its work is done at that moment, that is, when the server *decides* the answer, and only its time passes afterwards: so
+no version has to be kept for anybody. What a worker has still to send is void if it dies or hears that its step was called
+off before that.
+
+| state of a worker  | Grant, Leased | Cancel                                    | Crash, Leave            | Restart, Join   |
+| ------------------ | ------------- | ----------------------------------------- | ----------------------- | --------------- |
+| computing          | -             | restarts; sent before it hears: DUPLICATE | absent, its future void | -               |
+| message on its way | -             | goes on; its message is a DUPLICATE       | absent, message arrives | -               |
+| waiting            | computing     | - (wants data: restarts once it has them) | absent                  | -               |
+| absent             | (ignored)     | (ignored)                                 | -                       | new incarnation |
+| finished           | -             | -                                         | -                       | -               |
+
+Promises: the same arguments give the same run, event for event; the figures mean what those of a real run mean, with
+virtual seconds for seconds. One difference: whoever was evicted while it was cut off joins anew as soon as it is heard again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from plesio.clock.virtual import VirtualClock
+from plesio.cluster import Cluster, Crash
+from plesio.cluster.faults import Turn
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Ticked,
+    Verdict,
+)
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.engine.messages import Final
+from plesio.engine.recording import Recorder
+from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push, Request
+from plesio.engine.virtual_network import InPlace, Network, Ring, Star
+from plesio.errors import ConfigurationError
+from plesio.observe.meter import Meter
+from plesio.observe.summary import Incident
+from plesio.rules import AllReduce, SharedMemory
+from plesio.strategy import Strategy
+
+TICKS = 10
+"""How many times in the time that a worker may be silent it is asked whether one is."""
+
+
+class Participant(Protocol):
+    """A simulated worker."""
+
+    def begin(self, incarnation: int) -> None:
+        """A new process of this worker starts."""
+        ...
+
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+        """Go on from `answer`, had at `now_s`; what it sends next, and when.
+
+        `buffer` is what the folder published for it (-1 with data: the parameters are the same as before). After a
+        Cancel the request before this one was never sent, or came to nothing.
+        """
+        ...
+
+    def end(self) -> None:
+        """This process is over: it crashed or left, or the run is."""
+        ...
+
+
+class Folder(Protocol):
+    """The tensor side at the server, as far as it is needed here (see `plesio.tensors.folding.Folder`)."""
+
+    def hold(self, worker: int, weight: float) -> None: ...
+
+    def fold(self, fold: Fold) -> None: ...
+
+    def publish(self, reader: int) -> int: ...
+
+    def forget(self, worker: int) -> None: ...
+
+    def set_groups(self, groups: bytes) -> None: ...
+
+
+class NoFolder:
+    """Folds nothing: for runs that ask for the time only."""
+
+    def hold(self, worker: int, weight: float) -> None:
+        """Nothing to add."""
+
+    def fold(self, fold: Fold) -> None:
+        """Nothing to move."""
+
+    def publish(self, reader: int) -> int:
+        """The one buffer there is not."""
+        return 0
+
+    def forget(self, worker: int) -> None:
+        """Nothing was kept."""
+
+    def set_groups(self, groups: bytes) -> None:
+        """Nothing is stepped."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """When a run ends before its workers do: the first that is reached; steps, samples, contributions of all together."""
+
+    seconds: float = float("inf")
+    steps: float = float("inf")
+    samples: float = float("inf")
+    contributions: float = float("inf")
+
+
+NO_LIMITS = Limits()
+
+
+class _Worker:
+    """A participant and where it stands. `listens`: the server knows this incarnation, so that answers reach it."""
+
+    __slots__ = ("called_off", "incarnation", "latest", "listens", "number", "participant", "state")
+
+    def __init__(self, participant: Participant) -> None:
+        self.participant = participant
+        self.incarnation = 0
+        self.number = 1
+        self.latest: Message | None = None
+        self.listens = False
+        self.called_off: tuple[Cancel, int] | None = None  # while it waited for data, with the buffer it goes on from
+        self.state = "absent"
+
+
+class VirtualRun:
+    """One run in virtual time.
+
+    Args:
+        strategy: how tightly workers keep step.
+        cluster: links, and faults over time.
+        participants: one for each worker of the cluster; their timetables are their own.
+        folder: does the arithmetic.
+        answer_nbytes: the bytes of the parameters a worker takes back.
+        stealing: fast workers take more of the data.
+        silence_s: how long a worker may be silent while others wait for it.
+        limits: when to end before the workers do.
+        evaluate: called with the time and the version every `evaluate_every_s`; a reason ends the run.
+        timeline: keep every span of every worker for the timeline.
+        recorder: keeps the journal.
+
+    Raises:
+        StrategyError: a strategy that cannot work with that many workers.
+        ConfigurationError: not one participant a worker; or, from `run`, workers that disagree on the data's size.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster: Cluster,
+        participants: Sequence[Participant],
+        folder: Folder,
+        *,
+        answer_nbytes: int = 0,
+        stealing: bool = False,
+        silence_s: float = 300.0,
+        limits: Limits = NO_LIMITS,
+        evaluate: Callable[[float, int], str | None] | None = None,
+        evaluate_every_s: float = 1.0,
+        timeline: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if len(participants) != cluster.workers:
+            raise ConfigurationError(f"{len(participants)} participants for a cluster of {cluster.workers} workers")
+        strategy.check_workers(cluster.workers)
+        self.clock = VirtualClock()
+        self.meter = Meter(cluster.workers)
+        self.leases = DataLeases(cluster.workers, stealing)
+        self.sequencer = Sequencer(strategy, cluster.workers, self.leases, silence_s)
+        self.incidents: list[Incident] = []
+        self.ended = ""
+        self.steps = self.samples = self.contributions = self.nbytes = 0
+        self._cluster = cluster
+        self._network = _network(strategy, cluster, self.clock)
+        self._folder = folder
+        self.answer_nbytes = answer_nbytes
+        self.recorder = recorder
+        self._silence_s = silence_s
+        self._limits = limits
+        self._counts_end = min(limits.steps, limits.samples, limits.contributions) < float("inf")
+        self._evaluate = evaluate
+        self._evaluate_every_s = evaluate_every_s
+        self._workers = [_Worker(one) for one in participants]
+        self._here = 0  # processes that the server has not seen the end of
+        self._keeps_slot = strategy.release.after_fold
+        self._lying: set[int] = set()  # workers whose contribution lies in their slot until the fold
+        self._coming: set[int] = set()  # workers that come back once theirs is folded
+        self._silent_until_s = 0.0
+        self._ticking = False
+        if not timeline:
+            for one in self.meter.workers:
+                one.spans = _Unkept()
+
+    # The loop
+
+    def run(self) -> Final:
+        """Run to the end; what it cost, in virtual seconds."""
+        self.meter.begin(0.0)
+        self._prepare()
+        step = self.clock.step
+        while not self.ended and step():
+            pass
+        self.ended = self.ended or "finished"
+        for worker in self._workers:
+            if worker.state == "here":
+                worker.participant.end()
+        return self._final()
+
+    def _prepare(self) -> None:
+        if self._limits.seconds < float("inf"):
+            self.clock.at(self._limits.seconds, self.end, f"{self._limits.seconds:g} seconds were up")
+        if self._evaluate is not None:
+            self.clock.at(0.0, self._evaluation, None)
+        for turn in self._cluster.turns():
+            self.clock.at(turn.at_s, self._turn, turn)
+        absent = self._cluster.absent()
+        for worker in range(len(self._workers)):
+            if worker not in absent:
+                self._begin(worker)
+                self._joined(worker)
+
+    def end(self, why: str) -> None:
+        """End the run after what is being done now; the first reason counts."""
+        self.ended = self.ended or why
+
+    def _evaluation(self, _: None) -> None:
+        assert self._evaluate is not None, "planned only if there is one"
+        why = self._evaluate(self.clock.now_s, self.sequencer.version)
+        if why:
+            self.end(why)
+        self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, None)
+
+    def _final(self) -> Final:
+        meter = self.meter
+        return Final(
+            wall_s=self.clock.now_s,
+            version=self.sequencer.version,
+            steps=meter.steps,
+            samples=meter.samples,
+            folded=sum(one.folded for one in meter.workers),
+            discarded=dict(meter.discarded),
+            missing_gradients=meter.missing_gradients,
+            batches_unvisited=self.leases.unvisited,
+            bytes=self.nbytes,
+            shared_bytes=0,
+            staleness=meter.staleness(),
+            workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
+            timeline=meter.timeline(),
+            buffer=0,
+            buffers=0,
+            model=None,
+        )
+
+    # Workers come and go
+
+    def _turn(self, turn: Turn) -> None:
+        worker = self._workers[turn.worker]
+        if worker.state == "here" and not turn.alive:
+            self._go(turn.worker, died=isinstance(turn, Crash))
+        elif worker.state == "absent" and turn.alive:
+            self._begin(turn.worker)
+            self._send(turn.worker, self.clock.now_s, 0, self._joined, turn.worker)
+        self._end_if_over()
+
+    def _begin(self, index: int) -> None:
+        """A new process starts."""
+        worker = self._workers[index]
+        if worker.state != "here":
+            self._here += 1
+        worker.state, worker.listens, worker.latest, worker.called_off = "here", False, None, None
+        worker.incarnation += 1
+        worker.number = 1
+        self.meter.workers[index].left = None
+        worker.participant.begin(worker.incarnation)
+
+    def _joined(self, index: int) -> None:
+        worker = self._workers[index]
+        if worker.state != "here" or worker.listens:
+            return  # it died on the way
+        if index in self._lying:
+            self._coming.add(index)
+            return
+        worker.listens = True
+        self._receive(Joined(index, worker.incarnation))
+
+    def _go(self, index: int, died: bool) -> None:
+        """A process ends now: what it had not sent yet is void."""
+        worker, now_s = self._workers[index], self.clock.now_s
+        if worker.latest is not None and worker.latest.request.ready_s > now_s:
+            worker.latest.void = True
+            self.meter.workers[index].cancelled(max(now_s, self.meter.workers[index].granted_s))
+        worker.state, worker.listens = "absent", False
+        worker.participant.end()
+        self.meter.workers[index].left = "died" if died else "finished"
+        if died:
+            self._incident(index, f"worker {index} died; the others go on, its data goes to them")
+        self._send(index, now_s, 0, self._left, Left(index, worker.incarnation, died))
+
+    def _left(self, event: Left) -> None:
+        self._folder.forget(event.worker)
+        self._receive(event)
+        self._here -= 1
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        """Nobody is here, and nobody will come."""
+        if self._here == 0 and not any(
+            turn.alive and turn.at_s > self.clock.now_s and self._workers[turn.worker].state == "absent"
+            for turn in self._cluster.turns()
+        ):
+            self.end("finished")
+
+    def _rejoin(self, index: int) -> None:
+        """The server does not know this worker any more (it was evicted): it joins anew."""
+        worker = self._workers[index]
+        worker.participant.end()
+        self._begin(index)
+        self._send(index, self.clock.now_s, 0, self._joined, index)
+
+    # What workers send
+
+    def _go_on(self, index: int, answer: Answer, buffer: int, has_it_s: float) -> None:
+        """Tell a worker to go on, and plan what it sends next."""
+        worker = self._workers[index]
+        request = worker.participant.go_on(answer, buffer, has_it_s)
+        assert request.ready_s >= has_it_s, f"worker {index} answered before it was asked: {request}"
+        message = Message(index, worker.incarnation, worker.number, request)
+        worker.latest = message
+        if worker.called_off is not None and isinstance(request, Push):
+            message.void = True  # it was called off before it began
+            self._call_off(index, has_it_s)
+            return
+        nbytes = request.nbytes if isinstance(request, Push) else 0
+        self._send(index, request.ready_s, nbytes, self._arrived, message)
+
+    def _send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None:
+        """Send something to the server; if that takes long, look out for those who wait for it."""
+        due_s = self._network.send(index, sent_s, nbytes, arrive, what)
+        if due_s - self.clock.now_s > self._silence_s and due_s < float("inf"):
+            self._silent_until_s = max(self._silent_until_s, due_s)
+            if not self._ticking:
+                self._ticking = True
+                self.clock.at(self.clock.now_s + self._silence_s, self._tick, None)
+
+    def _tick(self, _: None) -> None:
+        self._receive(Ticked())
+        self._ticking = self.clock.now_s < self._silent_until_s
+        if self._ticking:
+            self.clock.at(self.clock.now_s + self._silence_s / TICKS, self._tick, None)
+
+    def _arrived(self, message: Message) -> None:
+        request = message.request
+        if message.void:
+            return
+        if isinstance(request, Push):
+            self._pushed(message, request)
+        elif isinstance(request, Lease):
+            self._lease_wanted(message, request)
+        elif self._workers[message.worker].incarnation == message.incarnation:
+            self._workers[message.worker].state = "finished"
+            self.meter.workers[message.worker].left = "finished"
+            self._left(Left(message.worker, message.incarnation, died=False))
+
+    def _pushed(self, message: Message, push: Push) -> None:
+        worker = message.worker
+        meter = self.meter.workers[worker]
+        if not message.counted:
+            meter.pushed(push.ready_s, push.steps, push.samples)
+        meter.held_since_s = self.clock.now_s
+        self.meter.exchanges += 1
+        self.nbytes += push.nbytes
+        self.steps += push.steps
+        self.samples += push.samples
+        self.contributions += 1
+        if self._keeps_slot:
+            self._lying.add(worker)
+        if push.groups:
+            self._folder.set_groups(push.groups)
+        if self.recorder is not None:
+            self.recorder.loss = push.loss
+        self._receive(
+            Pushed(worker, message.incarnation, message.number, push.steps, push.samples, push.batches, push.finite)
+        )
+        if not push.finite:
+            self._incident(
+                worker, f"contribution {message.number} of worker {worker} held a NaN or an infinity: discarded"
+            )
+        if self._counts_end:
+            self._look_at_limits()
+
+    def _look_at_limits(self) -> None:
+        limits = self._limits
+        if self.steps >= limits.steps:
+            self.end(f"{limits.steps:g} steps were up")
+        elif self.samples >= limits.samples:
+            self.end(f"{limits.samples:g} samples were up")
+        elif self.contributions >= limits.contributions:
+            self.end(f"{limits.contributions:g} contributions were up")
+
+    def _lease_wanted(self, message: Message, lease: Lease) -> None:
+        agreed = self.leases.agree(lease.total)
+        if agreed != lease.total:
+            raise ConfigurationError(
+                f"worker {message.worker}: its loader has {lease.total} batches an epoch, another worker's {agreed}; "
+                "give all the same data"
+            )
+        wanted = LeaseWanted(message.worker, message.incarnation, lease.epoch, lease.total, lease.most, lease.unused)
+        if not self._receive(wanted):
+            self._fenced(message.worker, message.incarnation)
+
+    def _fenced(self, index: int, incarnation: int) -> None:
+        worker = self._workers[index]
+        if worker.state == "here" and worker.incarnation == incarnation:
+            self._rejoin(index)
+
+    # Doing what the sequencer says
+
+    def _receive(self, event: Event) -> list[Effect]:
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.told(event, self.clock.now_s)
+        effects = self.sequencer.receive(event, self.clock.now_s)
+        for effect in effects:
+            if isinstance(effect, Grant):
+                self._grant(effect)
+            elif isinstance(effect, Fold):
+                self._fold(effect)
+            elif isinstance(effect, Discard):
+                self._discard(effect)
+            elif isinstance(effect, Hold):
+                self._folder.hold(effect.worker, effect.weight)
+            elif isinstance(effect, Cancel):
+                self._cancel(effect)
+            elif isinstance(effect, Leased):
+                if self._workers[effect.worker].listens:
+                    self._go_on(effect.worker, effect, -1, self._network.answer(effect.worker, 0))
+            elif isinstance(effect, Evict):
+                self._evict(effect)
+            if recorder is not None:
+                recorder.done(effect, self.clock.now_s)
+        if self._coming:
+            self._come()
+        return effects
+
+    def _grant(self, grant: Grant) -> None:
+        worker = self._workers[grant.worker]
+        if not worker.listens:
+            return
+        buffer = self._folder.publish(grant.worker)
+        has_it_s = self._answer(grant.worker, grant.version)
+        meter = self.meter.workers[grant.worker]
+        if grant.number:
+            worker.number = grant.number + 1
+            meter.granted(has_it_s, self.clock.now_s if grant.freed_by_other else None)
+        else:
+            meter.granted_s = has_it_s
+        self._go_on(grant.worker, grant, buffer, has_it_s)
+
+    def _answer(self, index: int, version: int) -> float:
+        """When the parameters are with a worker; the first version is everywhere from the start."""
+        if version == 0 and self.clock.now_s == 0.0:
+            return 0.0
+        self.nbytes += self.answer_nbytes
+        return self._network.answer(index, self.answer_nbytes)
+
+    def _fold(self, fold: Fold) -> None:
+        for member in fold.members:
+            self.meter.folded(member.worker, member.staleness)
+        if self._keeps_slot:
+            self._lying.difference_update([member.worker for member in fold.members])
+        self._folder.fold(fold)
+
+    def _discard(self, discard: Discard) -> None:
+        self._lying.discard(discard.worker)
+        if discard.verdict is Verdict.FENCED:
+            self._fenced(discard.worker, discard.incarnation)
+        elif discard.verdict is not Verdict.DUPLICATE:
+            self.meter.dropped(discard.worker, discard.verdict.name.lower().replace("_", " "))
+
+    def _cancel(self, cancel: Cancel) -> None:
+        """A step is called off: void, unless it is on its way, or its worker waits for data, by the time this is heard."""
+        worker = self._workers[cancel.worker]
+        if not worker.listens or worker.latest is None or isinstance(worker.latest.request, Finish):
+            return
+        worker.number = cancel.number + 1
+        buffer = self._folder.publish(cancel.worker)
+        worker.called_off = (cancel, buffer)
+        if isinstance(worker.latest.request, Push):
+            self._call_off(cancel.worker, self._answer(cancel.worker, cancel.version))
+
+    def _call_off(self, index: int, heard_s: float) -> None:
+        """The worker hears that its latest request is called off."""
+        worker, meter = self._workers[index], self.meter.workers[index]
+        assert worker.called_off is not None and worker.latest is not None, "there is a step to call off"
+        (cancel, buffer), worker.called_off = worker.called_off, None
+        message = worker.latest
+        request = message.request
+        if isinstance(request, Push) and request.ready_s <= heard_s and not message.void:
+            meter.pushed(request.ready_s, request.steps, request.samples)
+            message.counted = True
+            meter.granted(heard_s, None)
+        else:
+            message.void = True
+            meter.cancelled(heard_s)
+            batches = request.batches if isinstance(request, Push) else 0
+            self._send(index, heard_s, 0, self._receive, Abandoned(index, worker.incarnation, batches))
+        self._go_on(index, cancel, buffer, heard_s)
+
+    def _evict(self, evict: Evict) -> None:
+        self._folder.forget(evict.worker)
+        self._workers[evict.worker].listens = False
+        self.meter.workers[evict.worker].left = "died"
+        self._incident(
+            evict.worker,
+            f"worker {evict.worker} was silent for {evict.silent_s:.0f} s while others waited for it: evicted",
+        )
+
+    def _come(self) -> None:
+        """Those who came back while their last contribution was not folded yet, and now is."""
+        for index in sorted(self._coming - self._lying):
+            self._coming.discard(index)
+            self._joined(index)
+
+    def _incident(self, worker: int, what: str) -> None:
+        self.incidents.append(Incident(self.clock.now_s, worker, what))
+
+
+class _Unkept(list[tuple[str, float, float]]):
+    """Spans that nobody will look at."""
+
+    def append(self, span: tuple[str, float, float]) -> None:
+        """Forget it."""
+
+
+def _network(strategy: Strategy, cluster: Cluster, clock: VirtualClock) -> Network:
+    if isinstance(strategy.via, AllReduce):
+        return Ring(cluster, clock)
+    if isinstance(strategy.via, SharedMemory):
+        return InPlace(clock)
+    return Star(cluster, clock)

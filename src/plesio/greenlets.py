@@ -1,0 +1,249 @@
+"""Many workers in one process: each runs the user's unmodified training function in a greenlet.
+
+A greenlet runs until it wants something of the server (its *request*), and lies still until that is answered. Who is
+answered when is decided elsewhere: by the virtual clock (`plesio.simulated`) or by a journal (`plesio.replay`). Everything
+between two requests is done at once when the first is answered: only its time passes later, if time passes at all. So a
+version needs to be kept no longer than it takes to answer.
+
+| request                    | is answered by                                        |
+| -------------------------- | ----------------------------------------------------- |
+| Hello                      | a `Place`: the run's memory, once all have shown their model |
+| Ready                      | an `Answer`: training begins                           |
+| LeaseRequest               | batches                                                |
+| Header (a contribution)    | an `Answer`                                            |
+| None: the function returned | nothing                                               |
+
+Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals. The first two are
+put back when a greenlet goes on; globals of the user's script are really shared.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cloudpickle
+import torch
+from greenlet import GreenletExit, greenlet
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.engine.messages import Hello, LeaseRequest, Ready
+from plesio.errors import PlesioError, StopRun, WorkerError
+from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
+from plesio.fabric.doorbell import Answer, Header, Note
+from plesio.rules import Every
+from plesio.seeding import RandomState, seed_everything
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.replica import replica_of
+from plesio.worker import Worker
+
+Request = Hello | Ready | LeaseRequest | Header
+FOREVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a worker is given to take part: the versions it reads from and the slot it writes to."""
+
+    layout: Layout
+    ring: Sequence[Arena]
+    slot: Arena
+    first: bool
+
+
+class Watcher(Protocol):
+    """Whoever runs the greenlets, as a worker sees it."""
+
+    @property
+    def timer(self) -> Timer:
+        """The worker's time."""
+        ...
+
+    def cancelled(self, used_batches: int) -> bool:
+        """Whether the step under way is known not to count."""
+        ...
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """What the training function logged."""
+        ...
+
+
+class GreenletWorker:
+    """One worker: its training function, and where it stands.
+
+    Args:
+        train: the training function.
+        strategy: how tightly workers keep step; `every` overrides how long this worker goes it alone.
+        rank, workers, seed, incarnation: as in a worker process.
+        watcher: whoever runs it.
+        shows: whether it is asked for its model's structure, for evaluations.
+    """
+
+    def __init__(
+        self,
+        train: Callable[[Worker], object],
+        strategy: Strategy,
+        rank: int,
+        workers: int,
+        seed: int,
+        incarnation: int,
+        watcher: Watcher,
+        every: Every | None = None,
+        shows: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.error: PlesioError | None = None
+        self._train = train
+        self._station = _Station(strategy, rank, workers, seed, incarnation, watcher, every or strategy.every, shows)
+        self._greenlet = greenlet(self._run)
+
+    @property
+    def standing(self) -> Standing:
+        """Where the worker stands in the run."""
+        return self._station.standing
+
+    def resume(self, answer: object = None) -> Request | None:
+        """Answer the last request (or begin); the next one, or None when the training function is over.
+
+        An exception of the training function is kept in `error`, as a process's would be told.
+        """
+        return self._greenlet.switch(answer)  # type: ignore[no-any-return]
+
+    def kill(self) -> None:
+        """This worker dies where it stands."""
+        if self._greenlet:
+            self._greenlet.throw(GreenletExit)
+
+    def _run(self, _: object) -> None:
+        seed_everything(self._station.seed)
+        worker = Worker(self._station)
+        try:
+            with suppress(StopRun):
+                self._train(worker)
+            worker.end()
+        except PlesioError as error:
+            self.error = error
+        except Exception as error:
+            text = f"worker {self.rank} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            self.error = WorkerError(text)
+
+
+class _Station:
+    """The station of a worker in a greenlet."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        rank: int,
+        workers: int,
+        seed: int,
+        incarnation: int,
+        watcher: Watcher,
+        every: Every,
+        shows: bool,
+    ) -> None:
+        self.rank = rank
+        self.workers = workers
+        self.seed = seed
+        self.server_pid = 0
+        self.standing = Standing(rank, seed)
+        self._strategy = strategy
+        self._incarnation = incarnation
+        self._watcher = watcher
+        self._every = every
+        self._shows = shows
+
+    def now_s(self) -> float:
+        """The time of whoever runs the greenlets."""
+        return self._watcher.timer.now_s()
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Pass it on."""
+        self._watcher.logged(steps, metrics)
+
+    def leave(self) -> None:
+        """Nothing to tell: the end of the function is seen."""
+
+    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+        """Show the model, move it into the run's memory and wait for the beginning."""
+        described, tensors = describe(model, optimizer)
+        spec = OptimizerSpec.of(optimizer)
+        place = wait(
+            Hello(
+                worker=self.rank,
+                incarnation=self._incarnation,
+                model=described,
+                optimizer=cloudpickle.dumps((spec.kind, spec.defaults, spec.groups)),
+                structure=dump_structure(model, tensors) if self._shows else b"",
+            )
+        )
+        if place.first:
+            for tensor, view in zip(tensors, place.ring[0].views, strict=True):
+                view.copy_(tensor.detach())
+        replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, model)
+        exchange = ServerExchange(
+            self._strategy,
+            self.standing,
+            optimizer,
+            replica,
+            _Switch(self._watcher, used),
+            self._watcher.timer,
+            used,
+            FOREVER_S,
+            every=self._every,
+        )
+        exchange.begin()
+        return exchange, model
+
+    def lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:
+        """Ask for data."""
+        if self.standing.stopped:
+            return ()
+        batches: tuple[tuple[int, int], ...] = wait(LeaseRequest(epoch, total, most, unused))
+        return batches
+
+
+class _Switch:
+    """What a worker in a greenlet has in place of a doorbell."""
+
+    def __init__(self, watcher: Watcher, used: Used) -> None:
+        self._watcher = watcher
+        self._used = used
+        self._request: Request = Ready()
+
+    def send(self, header: Header) -> None:
+        """Keep it until the answer is waited for; that of the end is seen anyway."""
+        if header.note == Note.PUSH:
+            self._request = header
+
+    def answer(self, timeout_s: float, number: int, version: int) -> Answer:
+        """Let the others run until this is answered."""
+        answer: Answer = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        return answer
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether the step under way is known to be called off."""
+        called_off = self._watcher.cancelled(self._used.batches)
+        if called_off:
+            self._request = Header(Note.ABANDON, True, self._used.batches, 0, 0, 0, 0, 0.0)
+        return called_off
+
+
+def wait(request: Request, keep_random: bool = True) -> Any:
+    """In a worker's greenlet: ask for something and lie still until it is answered."""
+    state = RandomState() if keep_random else None
+    gradients = torch.is_grad_enabled()
+    parent = greenlet.getcurrent().parent
+    assert parent is not None, "only a greenlet waits like this"
+    answer = parent.switch(request)
+    torch.set_grad_enabled(gradients)
+    if state is not None:
+        state.restore()
+    return answer

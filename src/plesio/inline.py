@@ -1,0 +1,97 @@
+"""The run's memory when everybody is in one process: laid out when the first worker shows its model."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import nn
+
+from plesio.core.events import Fold
+from plesio.engine.assembly import Assembly
+from plesio.engine.messages import Hello
+from plesio.greenlets import GreenletWorker, Place
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.model import check_same, load_structure
+
+
+class InlineServer:
+    """What a server process holds, without the process: versions, slots, and what folds (which is this object's face).
+
+    Raises:
+        ModelMismatchError: from `seat`, for a worker that does not hold the first one's model.
+    """
+
+    def __init__(self, strategy: Strategy, workers: int) -> None:
+        self._strategy = strategy
+        self._workers = workers
+        self._first: Hello | None = None
+        self._assembly: Assembly | None = None
+        self._judged: tuple[Arena, nn.Module] | None = None
+
+    @property
+    def built(self) -> Assembly:
+        """The memory."""
+        assert self._assembly is not None, "a worker was seated"
+        return self._assembly
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of the parameters."""
+        return self.built.layout.payload_bytes
+
+    @property
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """A copy of the current weights under their PyTorch names."""
+        kept = [view.clone() for view in self.built.current.views]
+        return {name: kept[index] for name, index in self.built.model.names}
+
+    def seat(self, worker: GreenletWorker) -> bool:
+        """Bring a worker up to where training can begin; False if its function ended before it took part."""
+        hello = worker.resume()
+        if not isinstance(hello, Hello):
+            return False
+        first = self._first is None
+        if self._first is None:
+            self._first = hello
+            self._assembly = Assembly(self._strategy, self._workers, [hello], evaluates=False)
+        else:
+            check_same(self.built.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
+        built = self.built
+        worker.resume(Place(built.layout, built.ring, built.slots[worker.rank], first))
+        if first:
+            built.build_folder()
+        return True
+
+    def model(self) -> nn.Module:
+        """A copy of the model with the current weights, to be judged."""
+        if self._judged is None:
+            assert self._first is not None and self._first.structure, "asked for when the workers were made"
+            own = Arena.private(self.built.layout)
+            self._judged = own, load_structure(self._first.structure, own.layout.specs, own.views)
+        own, model = self._judged
+        own.copy_from(self.built.current)
+        return model
+
+    # What folds
+
+    def set_groups(self, groups: bytes) -> None:
+        """Hyper-parameters as they came in a header."""
+        self.built.folder.set_groups(msgspec.msgpack.decode(groups))
+
+    def hold(self, worker: int, weight: float) -> None:
+        """As `plesio.tensors.folding.Folder`, like the rest."""
+        self.built.folder.hold(worker, weight)
+
+    def fold(self, fold: Fold) -> None:
+        """Make a version."""
+        self.built.folder.fold(fold)
+
+    def publish(self, reader: int) -> int:
+        """Pin the buffer that `reader` goes on from."""
+        return self.built.folder.publish(reader)
+
+    def forget(self, worker: int) -> None:
+        """`worker` is gone."""
+        if self._assembly is not None:
+            self._assembly.forget(worker)

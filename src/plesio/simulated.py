@@ -1,0 +1,237 @@
+"""`ps.Simulated(cluster)`: the user's unmodified training function on simulated machines.
+
+Gradients are real, computed one worker after the other in this process; only time is virtual. Everything is seeded and
+exact: two runs give the same journal and the same weights, byte for byte.
+
+What is not simulated: under `allreduce` and `hogwild` the arithmetic is a server's (the mean of all gradients; one
+gradient after the other, never torn), and only the times and bytes are those of a ring and of shared memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from plesio.cluster import Cluster, Timetable
+from plesio.core.events import Cancel, Grant, Leased, Verdict
+from plesio.engine.evaluator import as_metrics
+from plesio.engine.job import Job, Live, Outcome, Watch
+from plesio.engine.messages import LeaseRequest
+from plesio.engine.recording import Recorder
+from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual_messages import Answer as Decision
+from plesio.engine.virtual_messages import Finish, Lease, Push, Request
+from plesio.errors import ConfigurationError, NonFiniteError
+from plesio.fabric.doorbell import Answer, Header
+from plesio.greenlets import GreenletWorker
+from plesio.inline import InlineServer
+from plesio.journal import JournalWriter
+from plesio.observe.summary import Evaluation, Incident
+from plesio.observe.summary import Logged as LoggedMean
+from plesio.rules import Server
+from plesio.wall_clock import no_wall_clock
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Simulated:
+    """Where a run is to take place: on the simulated machines of `cluster`.
+
+    Args:
+        cluster: a `ps.Cluster`, or the name of a preset, which is made for as many workers as the run has.
+
+    >>> Simulated("one-straggler").on(workers=4).workers
+    4
+    """
+
+    cluster: Cluster | str
+
+    def on(self, workers: int) -> Cluster:
+        """The cluster, for a run of `workers`.
+
+        Raises:
+            ConfigurationError: no such preset, or a cluster of another size.
+        """
+        cluster = Cluster.preset(self.cluster, workers) if isinstance(self.cluster, str) else self.cluster
+        if not isinstance(cluster, Cluster):
+            raise ConfigurationError(
+                f"Simulated({cluster!r}): a ps.Cluster, or the name of a preset such as 'one-straggler'"
+            )
+        if cluster.workers != workers:
+            raise ConfigurationError(
+                f"workers={workers}, but the cluster has {cluster.workers}; give both the same number"
+            )
+        return cluster
+
+
+class VirtualTimer:
+    """A worker's own time: steps let it pass as its timetable says."""
+
+    def __init__(self, timetable: Timetable) -> None:
+        self._timetable = timetable
+        self.time_s = 0.0
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """A step takes its time."""
+        self.time_s += self._timetable.step_s(self.time_s)
+
+    def begin(self) -> None:
+        """Nothing passes between steps."""
+
+    def now_s(self) -> float:
+        """The worker's time."""
+        return self.time_s
+
+
+class SimulatedEngine:
+    """Runs a job on a cluster, in virtual time.
+
+    Args:
+        job: what to run.
+        cluster: where.
+        watch: told how the run stands at each evaluation; a reason ends it.
+        limits: when it ends before the training functions return.
+        writer: of the journal; None keeps none.
+    """
+
+    def __init__(
+        self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, writer: JournalWriter | None = None
+    ) -> None:
+        if job.pace is not None or job.faults:
+            raise ConfigurationError(
+                "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps "
+                "last and what goes wrong: ps.Cluster(groups=..., faults=...)"
+            )
+        self.job = job
+        self.outcome = Outcome()
+        self._watch = watch
+        self._live = Live(time_s=0.0)
+        self._strategy = dataclasses.replace(job.strategy, via=Server())
+        self.server = InlineServer(self._strategy, job.workers)
+        participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
+        self.run_of = VirtualRun(
+            job.strategy,
+            cluster,
+            participants,
+            self.server,
+            stealing=job.stealing,
+            silence_s=job.timeout_s,
+            limits=limits,
+            evaluate=self._evaluate if job.evaluate is not None else None,
+            evaluate_every_s=job.evaluate_every_s,
+            recorder=Recorder(writer, lambda: self.server.built) if writer is not None else None,
+        )
+
+    def run(self) -> Outcome:
+        """Run it.
+
+        Raises:
+            WorkerError: a training function raised.
+            NonFiniteError: a contribution was not finite and the job is to stop at that.
+        """
+        outcome = self.outcome
+        with no_wall_clock(self.job.train):
+            outcome.final = self.run_of.run()
+        outcome.ended = self.run_of.ended
+        if self.run_of.recorder is not None:
+            self.run_of.recorder.end(outcome.final.version, outcome.final.wall_s)
+        outcome.incidents += self.run_of.incidents
+        if self.job.evaluate is not None:
+            self._judge(outcome.final.wall_s, outcome.final.version)
+        outcome.state_dict = self.server.state_dict
+        return outcome
+
+    def new_worker(self, rank: int, incarnation: int, watcher: _Participant) -> GreenletWorker:
+        """A worker at the beginning of its training function, brought to where training begins."""
+        worker = GreenletWorker(
+            self.job.train, self._strategy, rank, self.job.workers, self.job.seed, incarnation, watcher,
+            shows=self.job.evaluate is not None,
+        )  # fmt: skip
+        if self.server.seat(worker):
+            self.run_of.answer_nbytes = self.server.payload_bytes
+        return worker
+
+    def _evaluate(self, time_s: float, version: int) -> str | None:
+        self._judge(time_s, version)
+        live = self._live
+        live.time_s, live.version = time_s, version
+        live.steps, live.samples = self.run_of.steps, self.run_of.samples
+        live.metrics = self.outcome.history[-1].metrics
+        return self._watch(live)
+
+    def _judge(self, time_s: float, version: int) -> None:
+        assert self.job.evaluate is not None
+        model = self.server.model().eval()
+        with torch.no_grad():
+            metrics = as_metrics(self.job.evaluate(model))
+        self.outcome.history.append(Evaluation(time_s, version, self.run_of.samples, metrics))
+
+
+class _Participant:
+    """A worker of the user's training function, as the virtual run sees it."""
+
+    def __init__(self, engine: SimulatedEngine, cluster: Cluster, rank: int) -> None:
+        self.timer = VirtualTimer(cluster.timetable(rank, engine.job.seed))
+        self._engine = engine
+        self._rank = rank
+        self._worker: GreenletWorker | None = None
+
+    def begin(self, incarnation: int) -> None:
+        """A new process of this worker."""
+        self._worker = self._engine.new_worker(self._rank, incarnation, self)
+
+    def go_on(self, decision: Decision, buffer: int, now_s: float) -> Request:
+        """Run the training function up to its next request."""
+        assert self._worker is not None, "it began"
+        self.timer.time_s = now_s
+        request = self._worker.resume(_answer(decision, buffer))
+        if request is None:
+            return self._finished()
+        ready_s = self.timer.time_s
+        if isinstance(request, LeaseRequest):
+            return Lease(ready_s, request.epoch, request.total, request.most, request.unused)
+        assert isinstance(request, Header)
+        if not request.finite and self._engine.job.raise_on_nonfinite:
+            raise NonFiniteError(
+                f"contribution {request.number} of worker {self._rank} held a NaN or an infinity, and "
+                "on_nonfinite='raise'"
+            )
+        return Push(
+            ready_s, request.steps, request.samples, request.batches, self._engine.server.payload_bytes, request.finite,
+            request.extra, request.loss,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """This process is over."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def cancelled(self, used_batches: int) -> bool:
+        """Work is done at once: by the time it is called off it is complete, and void."""
+        return False
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Keep it."""
+        self._engine.outcome.logged.append(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
+
+    def _finished(self) -> Finish:
+        assert self._worker is not None
+        error = self._worker.error
+        if error is not None and not self._engine.job.continue_on_worker_error:
+            raise error
+        if error is not None:
+            what = f"{str(error).splitlines()[0]}; the others go on"
+            self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, what))
+        return Finish(self.timer.time_s)
+
+
+def _answer(decision: Decision, buffer: int) -> Any:
+    """What a worker is told, in its own terms."""
+    if isinstance(decision, Leased):
+        return decision.batches
+    if isinstance(decision, Cancel):
+        return Answer(True, Verdict.CANCELLED, False, buffer, 0, decision.number, decision.version)
+    assert isinstance(decision, Grant)
+    return Answer(False, decision.verdict, False, buffer, decision.staleness, decision.number, decision.version)

@@ -1,0 +1,339 @@
+"""Checks a sequencer from outside: hears every event and every effect, keeps its own books, knows only the promises.
+
+The promises are those at the head of `plesio.core.sequencer`; `judge` raises AssertionError at the first that is broken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Ticked,
+    Verdict,
+)
+from plesio.core.leases import Batch
+from plesio.core.sequencer import Sequencer
+from plesio.rules import AfterFold, Buffer, BySamples, Each, Fresh, Round, UserOptimizer, Within
+from plesio.strategy import Strategy
+
+SILENCE_S = 10.0
+EPOCH_BATCHES = 7
+Key = tuple[int, int, int]
+
+
+@dataclass
+class Chair:
+    """A live worker, as the promises see it: `number` is computed or, if `waits`, came in and is not answered."""
+
+    incarnation: int
+    clock: int
+    computed_from: int
+    heard_s: float
+    number: int = 1
+    waits: bool = False
+    arrived: int = 0
+
+
+@dataclass
+class Came:
+    """A contribution that counted as new."""
+
+    event: Pushed
+    computed_from: int
+    staleness: int
+    batches: list[Batch]
+    fate: Verdict | None = None
+    folded: bool = False
+    answered: bool = False
+
+
+@dataclass
+class Books:
+    """Where every batch is, by the referee's own account."""
+
+    place: dict[Batch, str] = field(default_factory=dict)
+    tally: Counter[str] = field(default_factory=Counter)
+
+    def move(self, batches: list[Batch], before: str, after: str) -> None:
+        for batch in batches:
+            assert self.place[batch] == before, f"{batch} is {self.place[batch]}, not {before}"
+            self.place[batch] = after
+        self.tally[before] -= len(batches)
+        self.tally[after] += len(batches)
+
+    def open(self, epoch: int) -> None:
+        for batch in [(one, number) for one in range(epoch + 1) for number in range(EPOCH_BATCHES)]:
+            if batch not in self.place:
+                self.place[batch] = "available"
+                self.tally["available"] += 1
+
+
+class Referee:
+    """Checks every effect of every event against the promises."""
+
+    def __init__(self, strategy: Strategy, sequencer: Sequencer) -> None:
+        self.strategy = strategy
+        self.sequencer = sequencer
+        self.version = 0
+        self.chairs: dict[int, Chair] = {}
+        self.known: dict[Key, Came] = {}
+        self.pending: list[Came] = []
+        self.weight_held: dict[Key, float] = {}
+        self.cancelled: set[Key] = set()
+        self.books = Books()
+        self.leased: dict[int, list[Batch]] = {}
+        self.seated_this_round: set[tuple[int, int]] = set()
+        self.seen: Counter[str] = Counter()
+        self.after_fold = isinstance(strategy.release, AfterFold)
+        self.holds = isinstance(strategy.gather, Buffer) and strategy.gather.k > 1 and not self.after_fold
+        self.stalest = strategy.admit.within if isinstance(strategy.admit, Fresh) else math.inf
+        self.lead = strategy.release.clocks if isinstance(strategy.release, Within) else math.inf
+        self.quota = {Each: lambda g: 1, Buffer: lambda g: g.k, Round: lambda g: g.first or math.inf}[
+            type(strategy.gather)
+        ](strategy.gather)
+
+    def judge(self, event: Event, now_s: float, batches: list[Batch], effects: list[Effect]) -> None:
+        self.event, self.now_s, self.effects = event, now_s, effects
+        getattr(self, f"hear_{type(event).__name__.lower()}")(event, batches)
+        self.close_empty_round()
+        for effect in effects:
+            self.seen[type(effect).__name__] += 1
+            getattr(self, f"see_{type(effect).__name__.lower()}")(effect)
+        self.check_calm()
+
+    # What came
+
+    def seated(self, event: Joined | Left | Pushed | Abandoned | LeaseWanted) -> Chair | None:
+        chair = self.chairs.get(event.worker)
+        return chair if chair and chair.incarnation == event.incarnation else None
+
+    def gone(self, worker: int) -> None:
+        del self.chairs[worker]
+        self.books.move(self.leased.pop(worker, []), "leased", "available")
+
+    def hear_joined(self, event: Joined, batches: list[Batch]) -> None:
+        chair = self.chairs.get(event.worker)
+        if chair and chair.incarnation < event.incarnation:
+            self.gone(event.worker)
+
+    def hear_left(self, event: Left, batches: list[Batch]) -> None:
+        if self.seated(event):
+            self.gone(event.worker)
+        else:
+            assert not self.effects
+
+    def hear_abandoned(self, event: Abandoned, batches: list[Batch]) -> None:
+        assert not self.effects
+        if chair := self.seated(event):
+            self.seen["abandoned"] += bool(batches)
+            chair.heard_s = self.now_s
+            self.release_lease(event.worker, batches, "available")
+
+    def hear_leasewanted(self, event: LeaseWanted, batches: list[Batch]) -> None:
+        assert len(self.effects) == (self.seated(event) is not None)
+        if chair := self.seated(event):
+            chair.heard_s = self.now_s
+            self.release_lease(event.worker, batches, "available")
+            self.books.open(event.epoch)
+
+    def hear_ticked(self, event: Ticked, batches: list[Batch]) -> None:
+        pass
+
+    def hear_pushed(self, event: Pushed, batches: list[Batch]) -> None:
+        chair, key = self.seated(event), (event.worker, event.incarnation, event.number)
+        if chair is None or chair.waits or event.number != chair.number:
+            verdict = Verdict.DUPLICATE if chair else Verdict.FENCED
+            assert self.effects == [Discard(*key, verdict, 0)]
+            if chair and chair.arrived < event.number and key in self.cancelled:
+                self.seen["crossed"] += 1
+                self.seen["crossed again"] += chair.number > event.number + 1
+                chair.arrived, chair.heard_s = event.number, self.now_s
+                self.release_lease(event.worker, batches, "available")
+            return
+        assert key not in self.known
+        chair.clock, chair.waits, chair.arrived, chair.heard_s = chair.clock + 1, True, event.number, self.now_s
+        came = Came(event, chair.computed_from, self.version - chair.computed_from, batches)
+        came.fate = Verdict.TAKEN
+        if not event.finite:
+            came.fate = Verdict.NOT_FINITE
+        elif came.staleness > self.stalest:
+            came.fate = Verdict.STALE
+        place = {Verdict.TAKEN: "pending", Verdict.NOT_FINITE: "skipped", Verdict.STALE: "available"}[came.fate]
+        self.release_lease(event.worker, batches, place)
+        self.known[key] = came
+        if came.fate is Verdict.TAKEN or (came.fate is Verdict.NOT_FINITE and self.after_fold):
+            self.pending.append(came)
+            self.seated_this_round.add(key[:2])
+        told = [one for one in self.effects if isinstance(one, Discard) and one.verdict is not Verdict.CANCELLED]
+        expected = Discard(*key, came.fate, came.staleness, event.samples)
+        assert told == ([] if came.fate is Verdict.TAKEN else [expected])
+        assert sum(isinstance(one, Hold) for one in self.effects) == (self.holds and came.fate is Verdict.TAKEN)
+
+    def release_lease(self, worker: int, batches: list[Batch], place: str) -> None:
+        for batch in batches:
+            self.leased[worker].remove(batch)
+        self.books.move(batches, "leased", place)
+
+    # What is to be done
+
+    def all_came(self) -> bool:
+        nobody_left = not self.chairs or (self.after_fold and all(chair.waits for chair in self.chairs.values()))
+        return len(self.pending) == self.quota or (nobody_left and len(self.pending) < self.quota)
+
+    def see_hold(self, effect: Hold) -> None:
+        event = self.event
+        assert isinstance(event, Pushed)
+        assert (effect.worker, effect.number) == (event.worker, event.number)
+        self.weight_held[event.worker, event.incarnation, event.number] = effect.weight
+
+    def see_fold(self, fold: Fold) -> None:
+        assert self.all_came(), "folded before its time"
+        counting = [came for came in self.pending if came.fate is Verdict.TAKEN]
+        weigh = self.strategy.weigh
+        weights = {
+            (came.event.worker, came.event.incarnation, came.event.number): weigh.weight(
+                came.staleness, self.sequencer.workers, came.event.samples
+            )
+            for came in counting
+        }
+        total = sum(weights.values())
+        assert fold.version == self.version + 1
+        assert fold.total_weight == pytest.approx(total)
+        assert fold.held == self.holds
+        assert fold.scale == pytest.approx(self.scale(len(counting), total))
+        assert sum(member.share for member in fold.members) == pytest.approx(1.0)
+        assert sorted((m.worker, m.incarnation, m.number) for m in fold.members) == sorted(weights)
+        if not self.holds:
+            assert [m.worker for m in fold.members] == sorted(m.worker for m in fold.members)
+        for member in fold.members:
+            key = (member.worker, member.incarnation, member.number)
+            came = self.known[key]
+            assert not came.folded, "in two folds"
+            came.folded = True
+            assert (member.computed_from, member.staleness) == (came.computed_from, self.version - came.computed_from)
+            assert (member.steps, member.samples) == (came.event.steps, came.event.samples)
+            assert member.share == pytest.approx(weights[key] / total)
+            assert not self.holds or self.weight_held.pop(key) == pytest.approx(weights[key])
+            self.books.move(came.batches, "pending", "done")
+        self.close_round()
+        self.version += 1
+
+    def scale(self, folded: int, total: float) -> float:
+        outer = self.strategy.outer
+        shared = isinstance(outer, UserOptimizer) and outer.lr_scale == "share"
+        mean_weight = 1.0 if isinstance(self.strategy.weigh, BySamples) else total / folded
+        return (min(1.0, folded / self.sequencer.workers) if shared else 1.0) * mean_weight
+
+    def close_empty_round(self) -> None:
+        """Everything came, and nothing of it was finite: no fold, but nobody is held for it."""
+        if self.pending and self.all_came() and all(came.fate is Verdict.NOT_FINITE for came in self.pending):
+            self.close_round()
+
+    def close_round(self) -> None:
+        self.pending.clear()
+        self.seated_this_round.clear()
+
+    def see_discard(self, effect: Discard) -> None:
+        key = (effect.worker, effect.incarnation, effect.number)
+        self.seen[effect.verdict.name] += 1
+        if effect.verdict is Verdict.CANCELLED:
+            chair = self.chairs[effect.worker]
+            assert (chair.incarnation, chair.number, chair.waits) == (effect.incarnation, effect.number, False)
+            assert effect.staleness == self.version - chair.computed_from > 0
+            self.cancelled.add(key)
+
+    def see_cancel(self, effect: Cancel) -> None:
+        chair = self.chairs[effect.worker]
+        key = (effect.worker, chair.incarnation, effect.number)
+        assert self.strategy.release == AfterFold(cancel_late=True)
+        assert key in self.cancelled
+        assert key not in self.known
+        assert (effect.number, effect.version) == (chair.number, self.version)
+        chair.number, chair.computed_from = chair.number + 1, self.version
+
+    def see_grant(self, grant: Grant) -> None:
+        assert grant.version == self.version
+        if grant.number == 0:
+            assert isinstance(self.event, Joined)
+            slowest = min((chair.clock for chair in self.chairs.values()), default=self.sequencer.members.slowest)
+            self.chairs[grant.worker] = Chair(self.event.incarnation, slowest, self.version, self.now_s)
+            return
+        chair = self.chairs[grant.worker]
+        came = self.known[grant.worker, chair.incarnation, grant.number]
+        assert chair.waits
+        assert grant.number == chair.number
+        assert not came.answered, "answered twice"
+        came.answered = True
+        assert (grant.verdict, grant.staleness) == (came.fate, came.staleness)
+        assert grant.freed_by_other == (getattr(self.event, "worker", None) != grant.worker)
+        assert chair.clock <= min(one.clock for one in self.chairs.values()) + self.lead
+        assert not self.after_fold or all(came is not one for one in self.pending), "released before its fold"
+        self.seen["freed by another"] += grant.freed_by_other
+        chair.waits, chair.number = False, chair.number + 1
+        chair.computed_from, chair.heard_s = self.version, self.now_s
+
+    def see_evict(self, effect: Evict) -> None:
+        chair = self.chairs[effect.worker]
+        assert isinstance(self.event, Ticked)
+        assert chair.incarnation == effect.incarnation
+        assert effect.silent_s == self.now_s - chair.heard_s > SILENCE_S
+        assert self.holds_up(chair), "nobody waits for it"
+        self.gone(effect.worker)
+        self.close_empty_round()
+
+    def holds_up(self, chair: Chair) -> bool:
+        waiting = [one for one in self.chairs.values() if one.waits]
+        return not chair.waits and any(self.after_fold or one.clock - chair.clock > self.lead for one in waiting)
+
+    def see_leased(self, effect: Leased) -> None:
+        event = self.event
+        assert isinstance(event, LeaseWanted)
+        assert len(effect.batches) <= event.most
+        assert all(epoch <= event.epoch for epoch, _ in effect.batches)
+        self.books.move(list(effect.batches), "available", "leased")
+        self.leased.setdefault(effect.worker, []).extend(effect.batches)
+
+    # When all is done
+
+    def check_calm(self) -> None:
+        """Nothing that could be done was left undone."""
+        chairs = self.chairs.values()
+        assert self.sequencer.version == self.version
+        assert self.sequencer.pending == len(self.pending)
+        assert len(self.pending) < self.quota, "a fold is overdue"
+        assert len(self.pending) <= (len(self.seated_this_round) if self.after_fold else self.quota)
+        assert not chairs or not all(chair.waits for chair in chairs), "everybody waits"
+        assert chairs or not self.after_fold or not self.pending, "folds nobody can complete"
+        for worker, chair in self.chairs.items():
+            if chair.waits and self.after_fold:
+                came = self.known[worker, chair.incarnation, chair.number]
+                assert any(came is one for one in self.pending), "held after its fold"
+            elif chair.waits:
+                assert chair.clock - min(one.clock for one in chairs) > self.lead, "held without a reason"
+        if self.strategy.release == AfterFold(cancel_late=True):
+            assert all(chair.waits or chair.computed_from == self.version for chair in chairs), (
+                "late work not cancelled"
+            )
+        if isinstance(self.event, Ticked):
+            silent = [one for one in chairs if self.now_s - one.heard_s > SILENCE_S]
+            assert not any(self.holds_up(chair) for chair in silent), "a wait without end"
+        leases, tally = self.sequencer.leases, self.books.tally
+        assert (leases.done, leases.skipped, leases.opened) == (tally["done"], tally["skipped"], tally.total())

@@ -1,0 +1,67 @@
+"""A sequencer with its workers joined, for examples of what it decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeVar
+
+from plesio.core.events import Abandoned, Effect, Grant, Joined, Leased, LeaseWanted, Left, Pushed, Ticked
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.strategy import Strategy
+
+Kind = TypeVar("Kind")
+
+
+def only(kind: type[Kind], effects: list[Effect]) -> list[Kind]:
+    return [one for one in effects if isinstance(one, kind)]
+
+
+def granted(effects: list[Effect]) -> list[int]:
+    return sorted(one.worker for one in only(Grant, effects))
+
+
+class Run:
+    """A sequencer with its workers joined; counts the numbers of their pushes."""
+
+    def __init__(self, strategy: Strategy, workers: int = 3, silence_s: float = 300.0) -> None:
+        self.leases = DataLeases(workers, stealing=not strategy.in_lock_step)
+        self.sequencer = Sequencer(strategy, workers, self.leases, silence_s)
+        self.now_s = 0.0
+        self.numbers: Counter[int] = Counter()
+        self.incarnations: Counter[int] = Counter()
+        for worker in range(workers):
+            self.join(worker)
+
+    @property
+    def version(self) -> int:
+        return self.sequencer.version
+
+    def join(self, worker: int) -> list[Effect]:
+        self.incarnations[worker] += 1
+        self.numbers[worker] = 0
+        return self.sequencer.receive(Joined(worker, self.incarnations[worker]), self.now_s)
+
+    def push(self, worker: int, *, finite: bool = True, samples: int = 32, batches: int = 0) -> list[Effect]:
+        self.numbers[worker] += 1
+        return self.push_number(worker, self.numbers[worker], finite=finite, samples=samples, batches=batches)
+
+    def push_number(
+        self, worker: int, number: int, *, finite: bool = True, samples: int = 32, batches: int = 0
+    ) -> list[Effect]:
+        event = Pushed(worker, self.incarnations[worker], number, 1, samples, batches, finite)
+        return self.sequencer.receive(event, self.now_s)
+
+    def die(self, worker: int) -> list[Effect]:
+        return self.sequencer.receive(Left(worker, self.incarnations[worker], died=True), self.now_s)
+
+    def lease(self, worker: int, most: int = 1, epoch: int = 0, total: int = 6) -> tuple[tuple[int, int], ...]:
+        event = LeaseWanted(worker, self.incarnations[worker], epoch, total, most)
+        return only(Leased, self.sequencer.receive(event, self.now_s))[0].batches
+
+    def abandon(self, worker: int, batches: int) -> None:
+        assert self.sequencer.receive(Abandoned(worker, self.incarnations[worker], batches), self.now_s) == []
+
+    def tick(self, now_s: float) -> list[Effect]:
+        self.now_s = now_s
+        return self.sequencer.receive(Ticked(), now_s)

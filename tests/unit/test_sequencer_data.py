@@ -1,0 +1,72 @@
+"""Whose data is visited by whom when contributions do not count or workers die."""
+
+from __future__ import annotations
+
+from plesio import recipes
+from plesio.core.events import Grant, Joined, Leased, LeaseWanted, Left, Reported, Verdict
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from support.sequencing import Run, only
+
+
+def test_a_dead_workers_batches_are_visited_by_others() -> None:
+    run = Run(recipes.async_sgd(), workers=2)
+    lost = run.lease(0, most=2)
+    run.die(0)
+    rest = run.lease(1, most=10)
+    assert set(lost) < set(rest)
+    assert len(rest) == 6
+    run.push(1, batches=6)
+    assert (run.leases.done, run.leases.unvisited) == (6, 0)
+
+
+def test_batches_of_a_worker_that_never_came_are_visited_by_others() -> None:
+    run = Run(recipes.sync_sgd(), workers=1)
+    leases = DataLeases(2, stealing=False)
+    sequencer = Sequencer(recipes.sync_sgd(), 2, leases)
+    sequencer.receive(Joined(0, 1), 0.0)
+    sequencer.receive(Left(1, 1, died=True), 0.0)
+    (leased,) = only(Leased, sequencer.receive(LeaseWanted(0, 1, 0, 4, 10), 0.0))
+    assert sorted(leased.batches) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert run.leases.opened == 0
+
+
+def test_a_batch_is_done_when_folded_and_skipped_when_it_was_not_finite() -> None:
+    run = Run(recipes.buffered(2))
+    run.lease(0, most=3)
+    run.push(0, batches=1)
+    assert (run.leases.done, run.leases.skipped) == (0, 0), "held, not folded"
+    run.push(0, batches=1, finite=False)
+    assert (run.leases.done, run.leases.skipped) == (0, 1)
+    run.push(0, batches=1)
+    assert (run.leases.done, run.leases.skipped) == (2, 1)
+
+
+def test_a_stale_contributions_batches_are_given_out_again() -> None:
+    run = Run(recipes.ringmaster(1), workers=2)
+    (batch,) = run.lease(1)
+    run.push(0)
+    run.push(1, batches=1)
+    assert run.leases.done == 0
+    assert run.lease(0) == (batch,)
+
+
+def test_batches_a_worker_will_not_use_go_to_somebody_else() -> None:
+    run = Run(recipes.async_sgd(), workers=2)
+    first, *rest = run.lease(0, most=3)
+    event = LeaseWanted(0, 1, epoch=0, total=6, most=0, unused=2)
+    assert run.sequencer.receive(event, 0.0) == [Leased(0, ())]
+    assert set(rest) < set(run.lease(1, most=10))
+    run.push(0, batches=1)
+    assert run.leases.done == 1, first
+
+
+def test_what_the_fabric_folded_itself_is_counted() -> None:
+    run = Run(recipes.hogwild(), workers=2)
+    run.lease(0, most=2)
+    assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []
+    assert (run.version, run.leases.done) == (3, 2)
+    run.join(0)
+    assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []
+    assert (run.version, run.leases.done) == (3, 2), "fenced"
+    assert run.join(1) == [Grant(1, 0, version=3, verdict=Verdict.TAKEN, staleness=0)]

@@ -1,0 +1,160 @@
+"""Who waits for whom, one example each: barriers, and the first m of n."""
+
+from __future__ import annotations
+
+import pytest
+
+from plesio import recipes
+from plesio.core.events import Cancel, Discard, Fold, Grant, Verdict
+from plesio.rules import Fresh, Round
+from plesio.strategy import Strategy
+from support.sequencing import Run, granted, only
+
+# Barriers
+
+
+def test_a_barrier_holds_everybody_until_the_last_came() -> None:
+    run = Run(recipes.sync_sgd())
+    assert run.push(2) == run.push(0) == []
+    effects = run.push(1)
+    (fold,) = only(Fold, effects)
+    assert [member.worker for member in fold.members] == [0, 1, 2]
+    assert [member.share for member in fold.members] == pytest.approx([1 / 3] * 3)
+    assert (fold.version, fold.scale, fold.held) == (1, 1.0, False)
+    assert effects.index(fold) == 0
+    assert granted(effects) == [0, 1, 2]
+    assert {one.worker: one.freed_by_other for one in only(Grant, effects)} == {0: True, 1: False, 2: True}
+
+
+def test_a_barrier_recounts_when_a_worker_dies_before_its_push() -> None:
+    run = Run(recipes.sync_sgd())
+    run.push(0)
+    run.push(1)
+    effects = run.die(2)
+    (fold,) = only(Fold, effects)
+    assert [member.worker for member in fold.members] == [0, 1]
+    assert granted(effects) == [0, 1]
+    assert all(one.freed_by_other for one in only(Grant, effects))
+    run.push(0)
+    assert only(Fold, run.push(1)), "the next round is of two"
+
+
+def test_what_a_worker_pushed_before_it_died_still_counts_and_nobody_waits_for_more() -> None:
+    run = Run(recipes.sync_sgd())
+    run.push(0)
+    assert run.die(0) == []
+    run.push(1)
+    effects = run.push(2)
+    (fold,) = only(Fold, effects)
+    assert [member.worker for member in fold.members] == [0, 1, 2]
+    assert granted(effects) == [1, 2]
+
+
+def test_a_worker_that_comes_back_within_a_round_pushes_for_its_new_life_too() -> None:
+    run = Run(recipes.sync_sgd(), workers=2)
+    run.push(0)
+    run.die(0)
+    run.join(0)
+    assert run.push(0) == []
+    (fold,) = only(Fold, run.push(1))
+    assert [(member.worker, member.incarnation) for member in fold.members] == [(0, 1), (0, 2), (1, 1)]
+
+
+def test_the_last_worker_to_leave_completes_the_round() -> None:
+    run = Run(recipes.sync_sgd(), workers=2)
+    run.push(0)
+    run.die(0)
+    assert [len(fold.members) for fold in only(Fold, run.die(1))] == [1]
+    assert run.sequencer.pending == 0
+
+
+def test_a_late_joiner_is_waited_for() -> None:
+    run = Run(recipes.sync_sgd(), workers=2)
+    run.die(1)
+    assert only(Fold, run.push(0))
+    assert run.join(1) == [Grant(1, 0, version=1, verdict=Verdict.TAKEN, staleness=0)]
+    assert run.push(0) == []
+    assert only(Fold, run.push(1))[0].version == 2
+
+
+def test_a_contribution_that_is_not_finite_does_not_hold_the_round() -> None:
+    run = Run(recipes.sync_sgd())
+    run.push(0)
+    assert run.push(1, finite=False, samples=7) == [Discard(1, 1, 1, Verdict.NOT_FINITE, 0, 7)]
+    effects = run.push(2)
+    (fold,) = only(Fold, effects)
+    assert [(member.worker, member.share) for member in fold.members] == [(0, 0.5), (2, 0.5)]
+    verdicts = {one.worker: one.verdict for one in only(Grant, effects)}
+    assert verdicts == {0: Verdict.TAKEN, 1: Verdict.NOT_FINITE, 2: Verdict.TAKEN}
+
+
+def test_a_round_without_anything_finite_makes_no_version_and_lets_everybody_go_on() -> None:
+    run = Run(recipes.sync_sgd(), workers=2)
+    run.push(0, finite=False)
+    effects = run.push(1, finite=False)
+    assert (run.version, only(Fold, effects), granted(effects)) == (0, [], [0, 1])
+    run.push(0)
+    assert only(Fold, run.push(1))
+
+
+# The first m
+
+
+def test_the_first_m_make_the_version_and_exactly_the_late_ones_are_called_off() -> None:
+    run = Run(recipes.first_of(2), workers=4)
+    run.push(3)
+    effects = run.push(1)
+    assert [member.worker for member in only(Fold, effects)[0].members] == [1, 3]
+    assert granted(effects) == [1, 3]
+    assert only(Cancel, effects) == [Cancel(0, number=1, version=1), Cancel(2, number=1, version=1)]
+    assert [one.verdict for one in only(Discard, effects)] == [Verdict.CANCELLED] * 2
+
+
+def test_a_push_that_crosses_its_cancellation_is_ignored_and_the_next_number_counts() -> None:
+    run = Run(recipes.first_of(1), workers=2)
+    run.push(0)
+    assert run.push(1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
+    (fold,) = only(Fold, run.push(1))
+    assert [(member.worker, member.number, member.staleness) for member in fold.members] == [(1, 2, 0)]
+
+
+def test_the_data_of_crossed_pushes_goes_to_somebody_else_even_after_a_second_cancellation() -> None:
+    run = Run(recipes.first_of(1), workers=2)
+    run.lease(1, most=1, total=2)
+    run.push(0)  # cancels number 1 of worker 1, which is on its way
+    run.push(0)  # cancels number 2 as well
+    assert run.push(1, batches=1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
+    assert run.push_number(1, 1, batches=1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
+    assert set(run.lease(0, most=2, total=2)) == {(0, 0), (0, 1)}
+
+
+def test_data_of_an_abandoned_step_goes_to_somebody_else() -> None:
+    run = Run(recipes.first_of(1), workers=2)
+    (batch,) = run.lease(1)
+    run.push(0)
+    run.abandon(1, batches=1)
+    assert run.lease(0)[0] == batch
+
+
+def test_without_cancellation_late_work_is_discarded_when_it_comes_and_its_worker_starts_again() -> None:
+    run = Run(recipes.first_of(1, cancel_late=False), workers=2)
+    assert only(Cancel, run.push(0)) == []
+    effects = run.push(1, samples=5)
+    assert effects == [Discard(1, 1, 1, Verdict.STALE, 1, 5), Grant(1, 1, 1, Verdict.STALE, 1)]
+    assert only(Fold, run.push(1))[0].members[0].staleness == 0
+
+
+def test_when_fewer_than_m_are_left_they_are_enough() -> None:
+    run = Run(recipes.first_of(3), workers=3)
+    run.push(0)
+    run.push(1)
+    assert len(only(Fold, run.die(2))[0].members) == 2
+
+
+def test_a_round_may_take_late_work_of_a_version_ago() -> None:
+    late = Strategy(name="late", admit=Fresh(1), gather=Round(first=2), release=recipes.sync_sgd().release)
+    run = Run(late)
+    run.push(0)
+    run.push(1)
+    assert run.push(2) == []
+    assert [member.staleness for member in only(Fold, run.push(0))[0].members] == [0, 1]

@@ -1,0 +1,127 @@
+"""How much a contribution moves: staleness weights, shares of a fold, and the learning rate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from plesio import recipes
+from plesio.core.events import Fold
+from plesio.rules import BySamples, DelayAdaptive, Equal, Hinge, Inverse, Polynomial, UserOptimizer, Weigh
+from plesio.rules.weigh import SMALLEST
+from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.tensors.mean import Accumulator
+from support.sequencing import Run, only
+
+
+@pytest.mark.parametrize(
+    ("weigh", "staleness", "workers", "samples", "expected"),
+    [
+        (Equal(), 0, 4, 8, 1.0),
+        (Equal(), 9, 4, 8, 1.0),
+        (Inverse(), 0, 4, 8, 1.0),  # 1 / max(tau, 1)
+        (Inverse(), 1, 4, 8, 1.0),
+        (Inverse(), 4, 4, 8, 1 / 4),
+        (Polynomial(), 0, 4, 8, 1.0),  # (1 + tau)^-a
+        (Polynomial(), 3, 4, 8, 1 / 2),
+        (Polynomial(a=2.0), 2, 4, 8, 1 / 9),
+        (Polynomial(a=0), 7, 4, 8, 1.0),
+        (Hinge(), 0, 4, 8, 1.0),  # 1 up to b, then 1 / (a (tau - b) + 1)
+        (Hinge(), 4, 4, 8, 1.0),
+        (Hinge(), 5, 4, 8, 1 / 11),
+        (Hinge(a=2.0, b=1), 3, 4, 8, 1 / 5),
+        (DelayAdaptive(), 0, 4, 8, 1.0),  # min(1, N / tau)
+        (DelayAdaptive(), 4, 4, 8, 1.0),
+        (DelayAdaptive(), 5, 4, 8, 4 / 5),
+        (DelayAdaptive(), 16, 4, 8, 1 / 4),
+        (BySamples(), 0, 4, 8, 8.0),
+        (BySamples(), 5, 4, 96, 96.0),
+        (BySamples(), 0, 4, 0, 1.0),
+    ],
+)
+def test_weights(weigh: Weigh, staleness: int, workers: int, samples: int, expected: float) -> None:
+    assert weigh.weight(staleness, workers, samples) == pytest.approx(expected)
+
+
+def test_samples_share_out_a_fold_and_do_not_scale_it() -> None:
+    run = Run(recipes.local_sgd(recipes.local.Seconds(0.3)), workers=2)
+    run.push(0, samples=300)
+    (fold,) = only(Fold, run.push(1, samples=100))
+    assert [member.share for member in fold.members] == [0.75, 0.25]
+    assert fold.scale == 1.0
+
+
+def test_staleness_weights_scale_the_step_and_share_out_the_fold() -> None:
+    run = Run(recipes.buffered(2, weigh="polynomial"), workers=4)
+    run.push(0)
+    run.push(0)
+    run.push(0)
+    (fold,) = only(Fold, run.push(1))
+    fresh, stale = 1.0, 2**-0.5
+    assert fold.total_weight == pytest.approx(fresh + stale)
+    assert [member.share for member in fold.members] == pytest.approx(
+        [fresh / (fresh + stale), stale / (fresh + stale)]
+    )
+    assert fold.scale == pytest.approx(2 / 4 * (fresh + stale) / 2)
+
+
+def test_a_weighted_async_step_is_smaller_by_its_weight() -> None:
+    run = Run(recipes.async_sgd(weigh="inverse"), workers=2)
+    for _ in range(4):
+        run.push(0)
+    (fold,) = only(Fold, run.push(1))
+    assert fold.members[0].share == 1.0
+    assert fold.scale == pytest.approx(1 / 2 * 1 / 4)
+
+
+@pytest.mark.parametrize(("folded", "workers", "expected"), [(1, 4, 0.25), (3, 4, 0.75), (4, 4, 1.0), (9, 4, 1.0)])
+def test_a_fold_of_k_of_n_moves_by_k_nths_of_the_rate(folded: int, workers: int, expected: float) -> None:
+    assert UserOptimizer().scale(folded, workers) == expected
+    assert UserOptimizer(lr_scale="full").scale(folded, workers) == 1.0
+
+
+def test_rates_are_shared_among_the_workers_the_run_was_asked_to_have() -> None:
+    run = Run(recipes.async_sgd(), workers=4)
+    run.die(3)
+    assert only(Fold, run.push(0))[0].scale == 1 / 4
+
+
+anything = st.floats(0.0, 1e308)
+weights = st.one_of(
+    st.sampled_from([Equal(), Inverse(), DelayAdaptive(), BySamples()]),
+    st.builds(Polynomial, anything),
+    st.builds(Hinge, st.floats(1e-308, 1e308), st.integers(0, 5)),
+)
+
+
+@given(weights, st.integers(0, 2**63), st.integers(1, 64), st.integers(0, 2**31))
+def test_no_weight_vanishes(weigh: Weigh, staleness: int, workers: int, samples: int) -> None:
+    weight = weigh.weight(staleness, workers, samples)
+    assert SMALLEST <= weight <= max(samples, 1)
+    assert weight >= weigh.weight(staleness + 1, workers, samples), "who is later counts no more"
+
+
+@settings(deadline=None)
+@given(weights, st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=40))
+@example(Polynomial(1e6), 2, [0, 0, 1, 2])
+@example(Hinge(a=1e308, b=0), 2, [0, 0, 0, 0, 1, 2])
+def test_the_shares_of_every_fold_add_up_to_one(weigh: Weigh, k: int, pushes: list[int]) -> None:
+    run = Run(recipes.buffered(k, weigh=weigh), workers=4)
+    for fold in [one for worker in pushes for one in only(Fold, run.push(worker, samples=worker))]:
+        assert sum(member.share for member in fold.members) == pytest.approx(1.0)
+        assert all(member.share > 0 for member in fold.members)
+        assert SMALLEST * k / 4 <= fold.scale <= 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_mean_of_the_smallest_weights_is_finite(dtype: str) -> None:
+    """Held contributions are multiplied by their weights as they come, and divided by the sum at the fold."""
+    layout = Layout((TensorSpec("gradient", (3,), dtype, Kind.TRAINED, 0),))
+    part, total = (Arena(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)) for _ in range(2))
+    gradient = part.views[0]
+    gradient.copy_(torch.tensor([1.0, 1e-6, torch.finfo(gradient.dtype).max / 2], dtype=gradient.dtype))
+    held = Accumulator(total)
+    held.add(part, SMALLEST)
+    assert held.take_mean(SMALLEST).views[0].isfinite().all()
