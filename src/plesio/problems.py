@@ -5,12 +5,15 @@
 
 The gradient of a contribution is computed only when it is folded, from the parameters its worker had read. What is
 discarded costs nothing then, and the mean of k gradients at the same point is one gradient with the noise of the mean.
+
+Who comes when does not depend on the step size. So `tune` carries a row of parameters for each step size through one
+simulation, all under the same noise: a whole grid for little more than one run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,18 +37,18 @@ DIVERGED = 1e3
 
 
 class Problem(Protocol):
-    """A function to minimise by noisy gradients."""
+    """A function to minimise by noisy gradients. `at` is a matrix: a row for each step size that is tried."""
 
     def start(self) -> Vector:
-        """Where everybody begins."""
+        """Where everybody begins: one row."""
         ...
 
     def gradient(self, at: Vector, rng: np.random.Generator, draws: float = 1.0) -> Vector:
-        """The mean of `draws` independent stochastic gradients at `at`."""
+        """The mean of `draws` independent stochastic gradients at each row, the same noise for all rows."""
         ...
 
-    def loss(self, at: Vector) -> float:
-        """How far the function's value at `at` is above its minimum."""
+    def loss(self, at: Vector) -> Vector:
+        """How far the function's value at each row is above its minimum."""
         ...
 
     def solution(self) -> Vector:
@@ -62,11 +65,9 @@ class Quadratic:
     >>> problem = Quadratic(d=3, noise=0.0)
     >>> problem.solution()
     array([-0.75, -0.5 , -0.25])
-    >>> problem.loss(problem.start()), problem.loss(problem.solution())
+    >>> float(problem.loss(problem.start())), float(problem.loss(problem.solution()))
     (0.09375, 0.0)
     """
-
-    _BAND = np.array([-0.25, 0.5, -0.25])
 
     def __init__(self, d: int = 1729, noise: float = 0.01) -> None:
         if not isinstance(d, int) or d < 3:
@@ -84,21 +85,26 @@ class Quadratic:
     def gradient(self, at: Vector, rng: np.random.Generator, draws: float = 1.0) -> Vector:
         """Ax - b, with the noise of the mean of `draws` gradients."""
         gradient = self._times(at)
-        gradient[0] += 0.25
+        gradient[..., 0] += 0.25
         if self.noise:
             gradient += rng.standard_normal(self.d) * (self.noise / math.sqrt(draws))
         return gradient
 
-    def loss(self, at: Vector) -> float:
+    def loss(self, at: Vector) -> Vector:
         """f(at) - min f."""
-        return float(at @ self._times(at)) / 2 + float(at[0]) / 4 - self._minimum
+        loss: Vector = (at * self._times(at)).sum(axis=-1) / 2 + at[..., 0] / 4 - self._minimum
+        return loss
 
     def solution(self) -> Vector:
         """x_i = i / (d + 1) - 1, i from 1."""
         return np.arange(1, self.d + 1) / (self.d + 1) - 1.0
 
     def _times(self, x: Vector) -> Vector:
-        return np.convolve(x, self._BAND, "same")
+        product = x + x
+        product[..., 1:] -= x[..., :-1]
+        product[..., :-1] -= x[..., 1:]
+        product *= 0.25
+        return product
 
 
 class Logistic:
@@ -107,8 +113,8 @@ class Logistic:
     f(w) = mean_i log(1 + exp(-y_i w'x_i)) + l2 |w|^2 / 2.
 
     >>> problem = Logistic(samples=100, d=5, seed=1)
-    >>> bool(problem.loss(problem.start()) > 0.1), abs(problem.loss(problem.solution())) < 1e-12
-    (True, True)
+    >>> bool(problem.loss(problem.start()) > 0.1), float(problem.loss(problem.solution()))
+    (True, 0.0)
     """
 
     def __init__(self, samples: int = 1000, d: int = 20, *, batch: int = 1, l2: float = 0.01, seed: int = 0) -> None:
@@ -135,7 +141,7 @@ class Logistic:
         rows = self._signed[rng.integers(len(self._signed), size=self._batch * max(1, round(draws)))]
         return self._slope(rows, at)
 
-    def loss(self, at: Vector) -> float:
+    def loss(self, at: Vector) -> Vector:
         """f(at) - min f."""
         return self._value(at) - self._minimum
 
@@ -143,12 +149,14 @@ class Logistic:
         """The minimum, by Newton's method."""
         return self._solution.copy()
 
-    def _value(self, at: Vector) -> float:
-        return float(np.logaddexp(0.0, -self._signed @ at).mean() + self._l2 * (at @ at) / 2)
+    def _value(self, at: Vector) -> Vector:
+        value: Vector = np.logaddexp(0.0, -at @ self._signed.T).mean(axis=-1) + self._l2 * (at * at).sum(axis=-1) / 2
+        return value
 
     def _slope(self, rows: Vector, at: Vector) -> Vector:
-        wrong = 1.0 / (1.0 + np.exp(rows @ at))
-        return self._l2 * at - rows.T @ wrong / len(rows)
+        wrong = 1.0 / (1.0 + np.exp(at @ rows.T))
+        slope: Vector = self._l2 * at - wrong @ rows / len(rows)
+        return slope
 
     def _newton(self) -> Vector:
         at, identity = self.start(), np.eye(self._signed.shape[1])
@@ -168,7 +176,7 @@ class Analytic:
     Args:
         problem: what is minimised.
         strategy: says whether gradients or parameters are sent.
-        lr: the step size that the strategy scales.
+        lrs: the step sizes that the strategy scales; `at` has a row for each.
         workers: how many read.
         rng: of the gradients' noise.
         folded: called after each fold.
@@ -178,7 +186,7 @@ class Analytic:
         self,
         problem: Problem,
         strategy: Strategy,
-        lr: float,
+        lrs: Sequence[float],
         workers: int,
         rng: np.random.Generator,
         folded: Callable[[Fold], None],
@@ -187,10 +195,10 @@ class Analytic:
             raise ConfigurationError(
                 f"{strategy.name}: correct={strategy.correct} is not modelled; analytic problems use plain SGD"
             )
-        self.at = problem.start()
+        self._lr = np.array(lrs, dtype=float)[:, None]
+        self.at = np.tile(problem.start(), (len(lrs), 1))
         self._problem = problem
         self._averages = isinstance(strategy.send, Parameters)
-        self._lr = lr
         self._rng = rng
         self._read = [self.at] * workers
         self._held: list[tuple[Vector, float]] = []
@@ -240,6 +248,9 @@ class Analytic:
 
     def forget(self, worker: int) -> None:
         """What it sent may still be folded."""
+
+    def set_groups(self, groups: bytes) -> None:
+        """The step sizes are given."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -293,21 +304,62 @@ def run(
     >>> result.losses[-1] < result.losses[0] / 4
     True
     """
-    if not 0 < lr < math.inf or contributions < 1:
-        raise ConfigurationError(f"lr={lr!r}, contributions={contributions!r}: both must be above 0, lr finite")
+    return tune(
+        problem,
+        strategy,
+        cluster,
+        workers,
+        lrs=(lr,),
+        contributions=contributions,
+        seconds=seconds,
+        until_loss=until_loss,
+        seed=seed,
+    )
+
+
+def tune(
+    problem: Problem,
+    strategy: Strategy,
+    cluster: Cluster,
+    workers: int | None = None,
+    *,
+    lrs: Sequence[float],
+    contributions: int,
+    seconds: float = math.inf,
+    until_loss: float = 0.0,
+    seed: int = 0,
+) -> Result:
+    """`run` with the best of several step sizes: the first to reach `until_loss`, else the lowest loss at the end.
+
+    Raises:
+        ConfigurationError: as `run`.
+
+    >>> from plesio.recipes import sync_sgd
+    >>> tune(Quadratic(d=10), sync_sgd(), Cluster.preset("uniform", 4), lrs=(0.1, 1.0, 100.0), contributions=400).lr
+    1.0
+    """
+    for name, value in (*(("lr", lr) for lr in lrs), ("contributions", contributions)):
+        if not 0 < value < math.inf:
+            raise ConfigurationError(f"{name}={value!r}: {name} must be a finite number above 0")
     if workers is not None and workers != cluster.workers:
         cluster = cluster.first(workers)
     record = _Record(problem, max(1, contributions // RECORDS), until_loss)
-    rng = np.random.default_rng([seed, 1])
-    folder = Analytic(problem, strategy, lr, cluster.workers, rng, record.folded)
-    participants = timed_workers(cluster, strategy.every, seed)
-    limits = Limits(contributions=contributions, seconds=seconds)
-    simulated = VirtualRun(strategy, cluster, participants, folder, limits=limits, timeline=False)
+    folder = Analytic(problem, strategy, lrs, cluster.workers, np.random.default_rng([seed, 1]), record.folded)
+    simulated = VirtualRun(
+        strategy,
+        cluster,
+        timed_workers(cluster, strategy.every, seed),
+        folder,
+        limits=Limits(contributions=contributions, seconds=seconds),
+        timeline=False,
+    )
     record.begin(simulated, folder)
     with np.errstate(over="ignore", invalid="ignore"):  # a step size that is too large is found by its loss
         final = simulated.run()
         record.measure()
-    return Result(strategy.name, lr, tuple(record.times_s), tuple(record.losses), simulated.ended, final)
+    best = record.best()
+    losses = tuple(float(losses[best]) for losses in record.losses)
+    return Result(strategy.name, lrs[best], tuple(record.times_s), losses, simulated.ended, final)
 
 
 class _Record:
@@ -315,7 +367,7 @@ class _Record:
 
     def __init__(self, problem: Problem, every: int, until_loss: float) -> None:
         self.times_s: list[float] = []
-        self.losses: list[float] = []
+        self.losses: list[Vector] = []
         self._problem = problem
         self._every = every
         self._until_loss = until_loss
@@ -334,11 +386,16 @@ class _Record:
             self.measure()
 
     def measure(self) -> None:
-        """The loss now."""
-        loss = self._problem.loss(self._folder.at)
+        """The loss of every step size, now."""
+        losses = self._problem.loss(self._folder.at)
         self.times_s.append(self._run.clock.now_s)
-        self.losses.append(loss)
-        if loss <= self._until_loss:
+        self.losses.append(losses)
+        if (losses <= self._until_loss).any():
             self._run.end(f"a loss of {self._until_loss:g} was reached")
-        elif not loss < DIVERGED * self.losses[0]:
+        elif not (losses < DIVERGED * self.losses[0]).any():
             self._run.end("diverged")
+
+    def best(self) -> int:
+        """The step size with the lowest loss at the end."""
+        last = self.losses[-1]
+        return int(np.where(np.isfinite(last), last, math.inf).argmin())

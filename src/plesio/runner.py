@@ -11,15 +11,20 @@ import torch
 
 from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import WORKERS_MAX, LocalEngine
+from plesio.engine.virtual import Limits
 from plesio.errors import ConfigurationError, StrategyError, unknown_name
 from plesio.faults import Fault, Pace, check_faults
+from plesio.journal import FILE_NAME
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
 from plesio.recipes import RECIPES, recipe
+from plesio.rules import Server
+from plesio.simulated import Simulated, SimulatedEngine
 from plesio.strategy import Strategy
 
 ENGINES = ("local",)
+WORKERS_SIMULATED = 60_000
 SHARING = ("leases", "shards")
 ON_WORKER_ERROR = ("raise", "continue")
 ON_NONFINITE = ("discard", "raise")
@@ -115,7 +120,7 @@ def run(
     strategy: Strategy | str | Callable[..., Strategy],
     *,
     workers: int,
-    engine: str = "local",
+    engine: str | Simulated = "local",
     seed: int = 0,
     data: str = "leases",
     faults: Sequence[Fault] = (),
@@ -135,7 +140,7 @@ def run(
         train: called with a `Worker` in each worker process; an ordinary PyTorch loop.
         strategy: `ps.async_sgd()` and the like, or the name of a recipe.
         workers: how many.
-        engine: where: "local", processes of this host.
+        engine: where: "local", processes of this host; or `ps.Simulated(cluster)`, greenlets in virtual time.
         seed: of everything random: initial weights, order of data, jitter.
         data: "leases": fast workers take more of the data; "shards": each gets an equal part. Strategies in lock step
             always share out evenly.
@@ -164,11 +169,13 @@ def run(
         print(run)
     """
     strategy = _strategy(strategy)
-    _choice("engine", engine, ENGINES)
+    simulated = isinstance(engine, Simulated)
+    if not isinstance(engine, Simulated):
+        _choice("engine", engine, ENGINES)
     _choice("data", data, SHARING)
     _choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
     _choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-    _check_numbers(workers, seed, evaluate_every_s, timeout_s)
+    _check_numbers(workers, seed, evaluate_every_s, timeout_s, WORKERS_SIMULATED if simulated else WORKERS_MAX)
     _check_kinds(train, evaluate, pace, until)
     strategy.check_workers(workers)
     check_faults(tuple(faults), workers)
@@ -187,7 +194,13 @@ def run(
         raise_on_nonfinite=on_nonfinite == "raise",
     )
     folder = RunFolder.create(runs, strategy, _configuration(job, until)) if runs is not None else None
-    outcome = LocalEngine(job, functools.partial(_watch, until, watch)).run()
+    seen = functools.partial(_watch, until, watch)
+    asked = simulated or isinstance(strategy.via, Server)  # otherwise workers fold without asking anybody
+    journal = folder.path / FILE_NAME if folder is not None and asked else None
+    if isinstance(engine, Simulated):
+        outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until), journal).run()
+    else:
+        outcome = LocalEngine(job, seen, journal).run()
     summary = _summary(strategy, outcome)
     if folder is not None:
         folder.write(summary, outcome.state_dict)
@@ -198,6 +211,14 @@ def _watch(until: Until | None, watch: Callable[[Live], object] | None, live: Li
     if watch is not None:
         watch(live)
     return until.reached(live) if until is not None else None
+
+
+def _limits(until: Until | None) -> Limits:
+    """What virtual time is cut off at exactly."""
+    if until is None:
+        return Limits()
+    given = {"seconds": until.seconds, "steps": until.steps, "samples": until.samples}
+    return Limits(**{name: float(value) for name, value in given.items() if value is not None})
 
 
 def _strategy(strategy: Strategy | str | Callable[..., Strategy]) -> Strategy:
@@ -217,9 +238,9 @@ def _choice(field: str, value: str, known: Sequence[str]) -> None:
         raise ConfigurationError(unknown_name(field, str(value), known))
 
 
-def _check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float) -> None:
-    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= WORKERS_MAX:
-        raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {WORKERS_MAX} on one host")
+def _check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float, most: int) -> None:
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= most:
+        raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {most} on one host")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0")
     for name, value in (("evaluate_every_s", evaluate_every_s), ("timeout_s", timeout_s)):

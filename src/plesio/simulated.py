@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from plesio.core.events import Cancel, Grant, Leased, Verdict
 from plesio.engine.evaluator import as_metrics
 from plesio.engine.job import Job, Live, Outcome, Watch
 from plesio.engine.messages import LeaseRequest
-from plesio.engine.recording import Recorder
+from plesio.engine.recording import Recorder, head_of
 from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_messages import Answer as Decision
 from plesio.engine.virtual_messages import Finish, Lease, Push, Request
@@ -93,12 +94,10 @@ class SimulatedEngine:
         cluster: where.
         watch: told how the run stands at each evaluation; a reason ends it.
         limits: when it ends before the training functions return.
-        writer: of the journal; None keeps none.
+        journal: the file to keep the journal in; None keeps none.
     """
 
-    def __init__(
-        self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, writer: JournalWriter | None = None
-    ) -> None:
+    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, journal: Path | None = None) -> None:
         if job.pace is not None or job.faults:
             raise ConfigurationError(
                 "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps "
@@ -110,6 +109,8 @@ class SimulatedEngine:
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
         self.server = InlineServer(self._strategy, job.workers)
+        writer = JournalWriter(journal, head_of(job, torch.get_num_threads())) if journal is not None else None
+        recorder = Recorder(writer, lambda: self.server.built) if writer is not None else None
         participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
         self.run_of = VirtualRun(
             job.strategy,
@@ -121,7 +122,7 @@ class SimulatedEngine:
             limits=limits,
             evaluate=self._evaluate if job.evaluate is not None else None,
             evaluate_every_s=job.evaluate_every_s,
-            recorder=Recorder(writer, lambda: self.server.built) if writer is not None else None,
+            recorder=recorder,
         )
 
     def run(self) -> Outcome:

@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from itertools import count
+from pathlib import Path
 
 from plesio.engine.assembly import arenas
 from plesio.engine.forkserver import PRELOAD, ForkServer
@@ -54,12 +55,18 @@ _runs = count(1)
 class LocalEngine:
     """Runs one job on this host.
 
+    Args:
+        job: what to run.
+        watch: told how the run stands; a reason ends it.
+        journal: the file to keep the journal in; None keeps none.
+
     Raises:
         PlesioError: see `run`.
     """
 
-    def __init__(self, job: Job, watch: Watch) -> None:
+    def __init__(self, job: Job, watch: Watch, journal: Path | None = None) -> None:
         self._job = job
+        self._journal = journal
         self._watch = watch
         self._outcome = Outcome()
         self._live = Live()
@@ -88,7 +95,7 @@ class LocalEngine:
         if in_main:
             signal.signal(signal.SIGINT, self._interrupted)
         try:
-            self._processes.start(self._job)
+            self._processes.start(self._job, self._journal)
             self._loop(fork_server)
         finally:
             self._processes.end(0.0 if self._error or self._interrupts > 1 else GRACE_S)

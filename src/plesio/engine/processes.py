@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import cloudpickle
 import msgspec
@@ -16,10 +17,12 @@ from plesio.engine.evaluator import EvaluatorConfig
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Job
 from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker
+from plesio.engine.recording import head_of
 from plesio.engine.server import ServerConfig
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, channel_pair, close_quietly
 from plesio.faults import slowness
+from plesio.journal import JournalWriter
 
 ENTRY_SERVER = "plesio.engine.server:main"
 ENTRY_EVALUATOR = "plesio.engine.evaluator:main"
@@ -85,7 +88,7 @@ class Processes:
         """The workers', by number."""
         return [process for process in self.all if process.worker is not None]
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, journal: Path | None = None) -> None:
         """Start them all.
 
         Raises:
@@ -95,12 +98,15 @@ class Processes:
         threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
         lines = [WorkerLine.open() for _ in range(job.workers)]
         to_evaluator = channel_pair() if job.evaluate else ()
+        written = () if journal is None else (JournalWriter(journal, head_of(job, threads)).detach(),)
         try:
-            ends = [end.fileno() for end in to_evaluator[:1]] + [end for line in lines for end in line.server_ends]
-            server = self._spawn(ENTRY_SERVER, "the server", _server_settings(job, threads), ends, ToEngineFromServer)
+            ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
+            ends += [end for line in lines for end in line.server_ends]
+            settings = _server_settings(job, threads, journal is not None)
+            server = self._spawn(ENTRY_SERVER, "the server", settings, ends, ToEngineFromServer)
             for worker, line in enumerate(lines):
-                settings = _worker_settings(job, worker, server.pid, threads)
-                process = self._spawn(ENTRY_WORKER, f"worker {worker}", settings, line.worker_ends, ToEngineFromWorker)
+                told = _worker_settings(job, worker, server.pid, threads)
+                process = self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, ToEngineFromWorker)
                 process.worker = worker
             for end in to_evaluator[1:]:
                 judging = EvaluatorConfig(job.evaluate_every_s, 1)
@@ -108,6 +114,7 @@ class Processes:
         finally:
             for line in lines:
                 close_quietly(*line.server_ends, *line.worker_ends)
+            close_quietly(*written)
             for end in to_evaluator:
                 end.close()
 
@@ -152,9 +159,15 @@ def _payload(job: Job) -> bytes:
         ) from error
 
 
-def _server_settings(job: Job, threads: int) -> ServerConfig:
+def _server_settings(job: Job, threads: int, journals: bool) -> ServerConfig:
     return ServerConfig(
-        job.workers, job.evaluate is not None, job.stealing, job.timeout_s, job.raise_on_nonfinite, threads
+        workers=job.workers,
+        evaluates=job.evaluate is not None,
+        journals=journals,
+        stealing=job.stealing,
+        timeout_s=job.timeout_s,
+        raise_on_nonfinite=job.raise_on_nonfinite,
+        threads=threads,
     )
 
 

@@ -52,10 +52,12 @@ from plesio.engine.messages import (
     Trouble,
 )
 from plesio.engine.muster import Muster
+from plesio.engine.recording import Recorder
 from plesio.engine.snapshots import Snapshots
 from plesio.errors import PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
 from plesio.fabric.doorbell import Header, Note, Report, ready, write_answer
+from plesio.journal import JournalWriter
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
 from plesio.rules import Server as ViaServer
@@ -72,6 +74,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
     workers: int
     evaluates: bool
+    journals: bool
     stealing: bool
     timeout_s: float
     raise_on_nonfinite: bool
@@ -87,6 +90,7 @@ class Server:
         engine: the channel to the engine.
         evaluator: the channel to the evaluator, if there is one.
         lines: one for each worker.
+        writer: of the journal, if one is kept.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Server:
         engine: Channel[Stop],
         evaluator: Channel[SnapshotRequest] | None,
         lines: list[Line],
+        writer: JournalWriter | None = None,
     ) -> None:
         self._config = config
         self._strategy = strategy
@@ -117,6 +122,7 @@ class Server:
         self._next_tick_s = 0.0
         self._started_s = time.monotonic()
         self._via_server = isinstance(strategy.via, ViaServer)
+        self._recorder = Recorder(writer, lambda: self._built) if writer is not None and self._via_server else None
 
     # The loop
 
@@ -159,6 +165,8 @@ class Server:
             self._tell_engine(
                 Progress(now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples)
             )
+        if self._recorder is not None:
+            self._recorder.flush()
         if self._muster is not None:
             for worker, silent_s in self._muster.tick(now_s):
                 self._evict(Evict(worker, self._lines[worker].incarnation, silent_s))
@@ -229,6 +237,8 @@ class Server:
         self._meter.exchanges += 1
         if header.extra:
             self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
+        if self._recorder is not None:
+            self._recorder.loss = header.loss
         self._receive(
             Pushed(
                 line.worker,
@@ -362,8 +372,15 @@ class Server:
     # Doing what the sequencer says
 
     def _receive(self, event: Event, now_s: float) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            for effect in self._sequencer.receive(event, now_s):
+                self._do(effect)
+            return
+        recorder.told(event, now_s)
         for effect in self._sequencer.receive(event, now_s):
             self._do(effect)
+            recorder.done(effect, now_s)
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Grant):
@@ -425,6 +442,8 @@ class Server:
         if built is not None:
             self._snapshots.send(built, final=True)
         buffer = built.final_buffer(FINAL) if built else 0
+        if self._recorder is not None and built is not None:
+            self._recorder.end(self._sequencer.version, time.monotonic())
         message = final_figures(wall_s, self._sequencer, self._meter, built, buffer, self._lost_weights(built))
         self._tell_engine(message, (built.ring_descriptor,) if built else ())
 
@@ -446,6 +465,8 @@ class Server:
 
     def _trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "") -> None:
         time_s = time.monotonic() - self._meter.zero_s if self._begun else 0.0
+        if self._recorder is not None:
+            self._recorder.note(what, time.monotonic(), worker)
         self._tell_engine(Trouble(Incident(time_s, worker, what), fatal, kind))
 
     def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
@@ -456,7 +477,7 @@ class Server:
 
 
 def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
-    """Entry of the server process. `descriptors`: engine, evaluator, then channel, push and answer of each worker."""
+    """Entry of the server process. `descriptors`: engine, evaluator, journal, then channel, push, answer of each worker."""
     import torch
 
     config = msgspec.msgpack.decode(arguments, type=ServerConfig)
@@ -468,5 +489,6 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     evaluator: Channel[SnapshotRequest] | None = None
     if config.evaluates:
         evaluator = Channel(from_descriptor(next(rest)), ToServerFromEvaluator, "the evaluator")
+    writer = JournalWriter.begun(next(rest)) if config.journals else None
     lines = [Line.open(worker, rest) for worker in range(config.workers)]
-    Server(config, strategy, engine, evaluator, lines).run()
+    Server(config, strategy, engine, evaluator, lines, writer).run()

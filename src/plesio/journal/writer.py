@@ -62,6 +62,8 @@ class JournalWriter:
     ['Received', 'Ended']
     """
 
+    _descriptor: int
+
     def __init__(self, file: int | str | Path, head: JournalHead) -> None:
         self._open(file, os.O_CREAT | os.O_EXCL, len(MAGIC))
         self._unwritten += MAGIC
@@ -87,6 +89,20 @@ class JournalWriter:
         writer._open(journal.path, 0, position)
         os.ftruncate(writer._descriptor, position)
         return writer
+
+    @classmethod
+    def begun(cls, descriptor: int) -> JournalWriter:
+        """Go on with the journal that another process of this host began and detached."""
+        writer = cls.__new__(cls)
+        writer._open(descriptor, 0, os.fstat(descriptor).st_size)
+        return writer
+
+    def detach(self) -> int:
+        """Flush and give the descriptor away; this writer is done."""
+        self.flush()
+        descriptor = self._descriptor
+        self._descriptor = -1
+        return descriptor
 
     def _open(self, file: int | str | Path, flags: int, position: int) -> None:
         self.position = position

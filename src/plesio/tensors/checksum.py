@@ -20,9 +20,9 @@ def window_checksum(memory: torch.Tensor, version: int) -> int:
     True
     """
     start = version % -(-memory.numel() // WINDOW) * WINDOW
-    return xxh3_64_intdigest(memory[start : start + WINDOW].numpy())
+    return xxh3_64_intdigest(memory[start : start + WINDOW].numpy().data)
 
 
 def weights_hash(memory: torch.Tensor) -> str:
     """xxh3-64 of all of `memory` (bytes), in hexadecimal digits."""
-    return xxh3_64_hexdigest(memory.numpy())
+    return xxh3_64_hexdigest(memory.numpy().data)

@@ -1,1 +1,57 @@
-"""Fault simulation: the real core under a lossy network, crashing processes and a forgetful disk."""
+"""Fault simulation: the real core under a lossy network, crashing processes and a forgetful disk.
+
+Theory. The core asks for nothing, it is told: so a whole cluster of it runs in one thread, on simulated time, and a seed
+decides everything that happens. The parts under test are those of production, unchanged: sequencer, ledger,
+membership, leases, both sides of the sessions, and their checkpoints.
+
+| file       | what it is                                                                                 |
+| ---------- | ------------------------------------------------------------------------------------------ |
+| plan.py    | what a seed stands for: size, strategy, faults and their rates                             |
+| world.py   | one run: faults strike (safety), then the network heals and all must get on (liveness)     |
+| chaos.py   | the faults that strike at a moment                                                         |
+| network.py | links that lose, repeat, delay, reorder, and are cut                                       |
+| disk.py    | forgets what was not synced                                                                |
+| server.py  | the server around the core; crashes between any two effects                                |
+| process.py | a worker around its session; clocks that drift and jump                                    |
+| model.py   | parameters that are the multiset of what was folded                                        |
+| oracle.py  | raises at the first promise that is broken                                                 |
+| bugs.py    | bugs to plant: each must be found                                                          |
+| shrink.py  | the smallest run that still fails, as a story                                              |
+
+>>> run_seed(7).failure is None
+True
+"""
+
+from __future__ import annotations
+
+from plesio.torture.bugs import BUGS, planted
+from plesio.torture.plan import FAULTS, Plan, draw
+from plesio.torture.shrink import excerpt, shrink
+from plesio.torture.world import Outcome, simulate
+
+
+def run_seed(
+    seed: int,
+    bug: str | None = None,
+    *,
+    workers: int | None = None,
+    contributions: int | None = None,
+    story: bool = False,
+) -> Outcome:
+    """Run what `seed` stands for; the same seed and sizes give the same run, event for event.
+
+    Args:
+        bug: the name of a bug to plant (`BUGS`), to see it found.
+        workers, contributions: the size; drawn where not given. `contributions` is a worker's.
+        story: whether the outcome is to tell what happened, a line an event.
+
+    Raises:
+        ConfigurationError: no such bug.
+
+    >>> run_seed(1, "nothing is sent again", workers=2).failure
+    'everybody gets on: ...'
+    """
+    return simulate(draw(seed, workers, contributions), planted(bug), story=story)
+
+
+__all__ = ["BUGS", "FAULTS", "Outcome", "Plan", "draw", "excerpt", "run_seed", "shrink"]

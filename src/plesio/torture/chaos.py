@@ -76,7 +76,7 @@ def _notice(world: World, process: Process) -> None:
 
 
 def _launch(world: World, process: Process) -> None:
-    if world.seats[process.worker].processes[-1] is process:
+    if world.seats[process.worker].processes[-1] is process and not process.buried:
         world.launch(process.worker)
 
 
@@ -91,7 +91,7 @@ def _hang(world: World, _: object) -> None:
     """Let a training loop stand still; somebody is left who does not."""
     process = _victim(world)
     others = [one.processes[-1] for one in world.seats if one.processes[-1] is not process]
-    if any(one.alive and not one.hangs for one in others):
+    if any(one.gets_on for one in others):
         process.hangs = True
         world.tally["hangs"] += 1
         world.tell(f"worker {process.worker} hangs")

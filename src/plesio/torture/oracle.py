@@ -235,6 +235,10 @@ class Oracle:
                 self._broken(f"the parameters stay finite: {key} is not")
         self._round = len(self._seats)
 
+    def sits(self, worker: int) -> bool:
+        """Whether this worker is a member, or its data waits for it."""
+        return worker in self._seats
+
     def settled(self, sequencer: Sequencer) -> None:
         """An event was dealt with."""
         pending = sequencer.pending

@@ -54,6 +54,7 @@ class Process:
         self.session = world.parts.worker_session(worker, launch * LAUNCH + 1, RETRY_S, HEARTBEAT_S)
         self.alive = True
         self.hangs = False  # its loop stands still; its heart beats
+        self.buried = False  # dead for good
         self.started_s = world.agenda.now_s
         self.answers = 0  # to its contributions
         self._send = world.up[worker].send
@@ -68,6 +69,11 @@ class Process:
     def now_s(self) -> float:
         """The time as this process measures it."""
         return self.clock.monotonic_s(self.world.agenda.now_s)
+
+    @property
+    def gets_on(self) -> bool:
+        """Whether it ought to."""
+        return self.alive and not self.hangs
 
     # What it does by itself
 

@@ -169,6 +169,8 @@ class Server:
         image = Image(self.model.state(), self.sequencer.state(), state)
         content = msgspec.msgpack.encode(image)
         self.oracle.checkpoint_begun(content, image)
+        if self.world.story is not None:
+            self.world.tell(f"server begins a checkpoint of version {image.model.version}")
         self._write(0, (content, number, state))
 
     def _write(self, step: int, checkpoint: tuple[bytes, int, ServiceState]) -> None:
@@ -191,12 +193,10 @@ class Server:
             self._crash()
             return
         if self.world.story is not None:
-            self.world.tell(f"server has written a checkpoint of version {self.sequencer.version}")
+            self.world.tell("server has written the checkpoint")
         agenda.at(agenda.now_s + self.world.plan.checkpoint_s, self._begin_checkpoint)
 
     def _crash(self) -> None:
         self.down = True
         self.world.disk.crash()
         self.world.server_crashed()
-
-

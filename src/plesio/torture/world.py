@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop
 from typing import Any
 
-from plesio.core.letters import FromServer, FromWorker
+from plesio.core.letters import Beat, FromServer, FromWorker, Received
 from plesio.core.sequencer import Sequencer
 from plesio.core.service import Service
 from plesio.core.session import Phase, WorkerSession
@@ -31,6 +31,7 @@ LOOK_S = 0.1
 CALM_S = 1.0
 """How long a run goes on after the faults, at most, if everybody gets on."""
 NOT_FINITE = 0.03
+STAYS_DEAD = 0.5
 OUGHT = 2
 """Answers each worker must get once the faults are over."""
 
@@ -71,6 +72,11 @@ class _Seat:
     processes: list[Process] = field(default_factory=list)
     launches: int = 0
     answers_before: int = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether no process is left in it."""
+        return not any(one.alive for one in self.processes)
 
 
 class World:
@@ -181,12 +187,13 @@ class World:
         self.tell("the network heals")
         for link in (*self.up, *self.down):
             link.heal()
-        spared = self.random() < STAYS_DEAD and any(seat.processes[-1].gets_on for seat in self.seats)
+        left = any(seat.processes[-1].gets_on for seat in self.seats)
         for worker, seat in enumerate(self.seats):
-            if not seat.processes[-1].alive and not spared:
-                self.launch(worker)
-            spared = spared and seat.processes[-1].alive
-        self.calm = True
+            process = seat.processes[-1]
+            if not process.alive:  # a newer one may have died while an older one lives
+                process.buried = left and self.random() < STAYS_DEAD
+                if not process.buried:
+                    self.launch(worker)
         self._healed_s = self.agenda.now_s
         self.oracle.calm = True
         self._watch()
@@ -203,14 +210,15 @@ class World:
         held_up = [
             worker
             for worker, seat in enumerate(self.seats)
-            if seat.processes[-1].answers < seat.answers_before + OUGHT and not seat.processes[-1].hangs
+            if seat.processes[-1].gets_on and seat.processes[-1].answers < seat.answers_before + OUGHT
         ]
         version = self.server.sequencer.version
-        if held_up or version <= self._version_healed:
+        haunted = [worker for worker, seat in enumerate(self.seats) if seat.is_dead and self.oracle.sits(worker)]
+        if held_up or haunted or version <= self._version_healed:
             if calm_s > LIVENESS_LEASES * PATIENCE_S:
                 raise PromiseBroken(
                     f"everybody gets on: {calm_s:.0f} s after the faults were over workers {held_up} still wait, "
-                    f"version {self._version_healed} became {version}"
+                    f"the dead {haunted} still sit, version {self._version_healed} became {version}"
                 )
         elif sum(self.server.model.folded) >= self.plan.workers * self.plan.contributions or calm_s > CALM_S:
             self.over = True
@@ -224,7 +232,8 @@ class World:
             self.story.append(f"{self.agenda.now_s:8.3f} s  {line}")
 
     def _narrate(self, letter: Any, payload: int, fate: str) -> None:
-        self.tell(f"{words(letter, payload, self.oracle.made)} ... {fate}")
+        if not isinstance(letter, (Beat, Received)):
+            self.tell(f"{words(letter, payload, self.oracle.made)} ... {fate}")
 
 
 def simulate(plan: Plan, parts: Parts | None = None, *, story: bool = False, crash_at: int | None = None) -> Outcome:
