@@ -30,6 +30,11 @@ class InlineServer:
         self._judged: tuple[Arena, nn.Module] | None = None
 
     @property
+    def begun(self) -> bool:
+        """Whether anybody was seated."""
+        return self._assembly is not None
+
+    @property
     def built(self) -> Assembly:
         """The memory."""
         assert self._assembly is not None, "a worker was seated"

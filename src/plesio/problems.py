@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from plesio.errors import ConfigurationError
 from plesio.rules import Parameters, Plain, WorkerMomentum
 from plesio.strategy import Strategy
 
-Vector = NDArray[np.float64]
+Vector = NDArray[np.floating[Any]]
 RECORDS = 400
 """How often a run measures the loss."""
 DIVERGED = 1e3
@@ -60,6 +60,7 @@ class Quadratic:
     """f(x) = x'Ax / 2 - b'x with A = tridiag(-1, 2, -1) / 4 and b = (-1, 0, ..., 0) / 4: Nesterov's hard case.
 
     A stochastic gradient is the gradient plus N(0, noise^2) in each coordinate. The largest eigenvalue of A is below 1.
+    `single` computes in float32: twice as fast, and exact enough for losses above 1e-6.
     Used by Tyurin and Richtarik 2023 (Rennala), arXiv 2305.12387, and Maranjyan et al. 2025 (Ringmaster), arXiv 2501.16168.
 
     >>> problem = Quadratic(d=3, noise=0.0)
@@ -69,25 +70,26 @@ class Quadratic:
     (0.09375, 0.0)
     """
 
-    def __init__(self, d: int = 1729, noise: float = 0.01) -> None:
+    def __init__(self, d: int = 1729, noise: float = 0.01, *, single: bool = False) -> None:
         if not isinstance(d, int) or d < 3:
             raise ConfigurationError(f"Quadratic(d={d!r}): d must be a whole number of at least 3")
         if not noise >= 0:
             raise ConfigurationError(f"Quadratic(noise={noise!r}): noise must be a number of at least 0")
         self.d = d
         self.noise = noise
+        self._dtype: type[np.float32] | type[np.float64] = np.float32 if single else np.float64
         self._minimum = -d / (8 * (d + 1))
 
     def start(self) -> Vector:
         """The origin."""
-        return np.zeros(self.d)
+        return np.zeros(self.d, self._dtype)
 
     def gradient(self, at: Vector, rng: np.random.Generator, draws: float = 1.0) -> Vector:
         """Ax - b, with the noise of the mean of `draws` gradients."""
         gradient = self._times(at)
         gradient[..., 0] += 0.25
         if self.noise:
-            gradient += rng.standard_normal(self.d) * (self.noise / math.sqrt(draws))
+            gradient += rng.standard_normal(self.d, self._dtype) * (self.noise / math.sqrt(draws))
         return gradient
 
     def loss(self, at: Vector) -> Vector:
@@ -219,16 +221,20 @@ class Analytic:
             self.at = np.sum(
                 [one.share * self._local(self._read[one.worker], one.steps) for one in fold.members], axis=0
             )
-        elif len(fold.members) == 1 and not fold.held:
-            gradient = self._problem.gradient(self._read[fold.members[0].worker], self._rng)
-            self.at = self.at - (self._lr * fold.scale) * gradient
         else:
-            held, self._held = self._held, []
-            read = [(at, weight / fold.total_weight) for at, weight in held] or [
-                (self._read[one.worker], one.share) for one in fold.members
-            ]
-            self.at = self.at - (self._lr * fold.scale) * self._mean(read)
+            move = self._gathered(fold)
+            move *= self._lr * fold.scale
+            self.at = self.at - move
         self._folded(fold)
+
+    def _gathered(self, fold: Fold) -> Vector:
+        """The mean gradient: of one worker, of those that were held, or of those that wait."""
+        if len(fold.members) == 1 and not fold.held:
+            return self._problem.gradient(self._read[fold.members[0].worker], self._rng)
+        if not fold.held:
+            return self._mean([(self._read[one.worker], one.share) for one in fold.members])
+        held, self._held = self._held, []
+        return self._mean([(at, weight / fold.total_weight) for at, weight in held])
 
     def _mean(self, read: list[tuple[Vector, float]]) -> Vector:
         """The weighted mean of gradients, one for each point however many were computed there."""
@@ -238,7 +244,7 @@ class Analytic:
             points[id(at)] = (at, total + share, squares + share * share)
         mean = np.zeros_like(self.at)
         for at, total, squares in points.values():
-            mean += total * self._problem.gradient(at, self._rng, total * total / squares)
+            mean += total * self._problem.gradient(at, self._rng, draws=total * total / squares)
         return mean
 
     def _local(self, at: Vector, steps: int) -> Vector:

@@ -21,6 +21,7 @@ member, and all join again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
@@ -41,6 +42,7 @@ from plesio.core.events import (
 )
 from plesio.core.letters import (
     UNASKED,
+    Answer,
     Beat,
     Bye,
     CalledOff,
@@ -284,4 +286,4 @@ class Service:
         )
 
 
-LETTERS: dict[type, type[Go | Given | CalledOff]] = {Grant: Go, Leased: Given, Cancel: CalledOff}
+LETTERS: dict[type, Callable[..., Answer]] = {Grant: Go, Leased: Given, Cancel: CalledOff}

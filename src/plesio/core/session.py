@@ -29,6 +29,7 @@ import msgspec
 from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
 from plesio.core.letters import (
     UNASKED,
+    Answer,
     Ask,
     Beat,
     Bye,
@@ -212,7 +213,7 @@ class WorkerSession:
             if self.phase is Phase.FINISHING:
                 self.phase, self.outstanding = Phase.FINISHED, None
 
-    def _answered(self, letter: Go | Given | CalledOff) -> News:
+    def _answered(self, letter: Answer) -> News:
         joining = self.phase is Phase.JOINING
         effect = letter.effect
         self.outstanding, self.phase = None, Phase.FREE
@@ -224,7 +225,7 @@ class WorkerSession:
             self.number, self.version = effect.number + 1, effect.version
         return effect
 
-    def _welcome(self, letter: Go | Given | CalledOff) -> Welcome:
+    def _welcome(self, letter: Answer) -> Welcome:
         assert isinstance(letter, Go), "joining is answered by leave to go on"
         went_back = None
         if 0 < self._joined_epoch < letter.epoch:

@@ -117,7 +117,7 @@ class Oracle:
 
     def letter_came(self, letter: FromWorker) -> None:
         """Something of a worker arrived at the server."""
-        sender = letter if type(letter) is Beat else letter.event
+        sender = letter if isinstance(letter, Beat) else letter.event
         seat = self._seats.get(sender.worker)
         if seat is not None and seat.incarnation == sender.incarnation and letter.epoch == self.epoch:
             self._letter_s[sender.worker] = self.now_s

@@ -214,7 +214,7 @@ class World:
         ]
         version = self.server.sequencer.version
         haunted = [worker for worker, seat in enumerate(self.seats) if seat.is_dead and self.oracle.sits(worker)]
-        if held_up or haunted or version <= self._version_healed:
+        if held_up or haunted or self.server.down or version <= self._version_healed:
             if calm_s > LIVENESS_LEASES * PATIENCE_S:
                 raise PromiseBroken(
                     f"everybody gets on: {calm_s:.0f} s after the faults were over workers {held_up} still wait, "

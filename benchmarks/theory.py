@@ -1,0 +1,209 @@
+"""Do methods come in the order that theory says? Time to a loss on a quadratic, in virtual time, 1,000 workers.
+
+Each method under each time model is given the same grid of step sizes, and those with a second setting (how many a round
+takes, how stale a gradient may be) the same five; what counts is the best. Results and their reading: docs/theory.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from _report import Row, figure, meets, parser, progress, report, whole
+from plesio import async_sgd, first_of, rennala, ringmaster, sync_sgd
+from plesio.cluster import Cluster, Constant, Exponential, Group, Pareto, Ranked, StepTime
+from plesio.observe.svg import Axis, log_axis
+from plesio.problems import Quadratic, tune
+from plesio.strategy import Strategy
+
+MODELS: dict[str, StepTime] = {
+    "equal": Constant(1.0),
+    "exponential": Exponential(1.0),
+    "heavy tail": Pareto(1.0, 1.1),
+    "sqrt(i)": Ranked(1.0, 0.5),
+    "i": Ranked(1.0, 1.0),
+}
+SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the workers, for the second setting
+METHODS: dict[str, Callable[[int], Sequence[Strategy]]] = {
+    "Ringmaster": lambda n: [ringmaster(part(n, share), correct="plain", lr_scale="full") for share in SHARES],
+    "Rennala": lambda n: [rennala(part(n, share), lr_scale="full") for share in SHARES],
+    "first m of n": lambda n: [first_of(part(n, share)) for share in (*SHARES[:-1], 0.94)],
+    "delay-adaptive": lambda n: [async_sgd("plain", "delay_adaptive", lr_scale="full")],
+    "plain async": lambda n: [async_sgd("plain", lr_scale="full")],
+    "sync": lambda n: [sync_sgd()],
+}
+CLAIMS = (  # the order of the papers, and how much slower the first may be
+    ("Ringmaster", "Rennala", "<= 1.1"),
+    ("Rennala", "delay-adaptive", "<= 1.1"),
+    ("delay-adaptive", "plain async", "<= 1.1"),
+    ("plain async", "sync", "<= 1.1"),
+    ("first m of n", "Ringmaster", "<= 2"),
+)
+STEP_SIZES = tuple(2.0**power for power in range(-11, 2))
+HOPELESS = 100.0
+"""So many times the best method's time is long enough to wait for another."""
+
+
+def part(workers: int, share: float) -> int:
+    """A share of the workers, at least one."""
+    return max(1, round(share * workers))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How soon a method got there at its best, with the settings it took; `time_s` is infinite if it never did."""
+
+    time_s: float
+    strategy: str
+    lr: float
+
+
+def fastest(problem: Quadratic, strategies: Sequence[Strategy], cluster: Cluster, args: argparse.Namespace) -> Outcome:
+    """The best of one method. Nothing is run for longer than the best so far took."""
+    best = Outcome(math.inf, strategies[0].name, math.nan)
+    for strategy in strategies:
+        result = tune(
+            problem,
+            strategy,
+            cluster,
+            lrs=STEP_SIZES,
+            contributions=args.contributions,
+            seconds=min(best.time_s, args.seconds),
+            until_loss=args.loss * float(problem.loss(problem.start())),
+            seed=args.seed,
+        )
+        time_s = result.time_to(args.loss * result.losses[0])
+        if time_s is not None and time_s < best.time_s:
+            best = Outcome(time_s, strategy.name, result.lr)
+        progress.print(f"  {strategy.name}: {figure(time_s)} s at {result.lr:g} ({result.ended})")
+    return best
+
+
+def compare(problem: Quadratic, step: StepTime, args: argparse.Namespace) -> dict[str, Outcome]:
+    """Every method under one time model."""
+    cluster = Cluster((Group(args.workers, step),))
+    outcomes: dict[str, Outcome] = {}
+    args.seconds = math.inf
+    for name, strategies in METHODS.items():
+        outcomes[name] = fastest(problem, strategies(args.workers), cluster, args)
+        args.seconds = HOPELESS * min(one.time_s for one in outcomes.values())
+    return outcomes
+
+
+def claims(model: str, outcomes: Mapping[str, Outcome]) -> list[Row]:
+    """What the papers say of each pair."""
+    rows = []
+    for method, other, target in CLAIMS:
+        time_s, other_s = outcomes[method].time_s, outcomes[other].time_s
+        ratio = time_s / other_s if other_s < math.inf else 0.0 if time_s < math.inf else math.nan
+        met = None if math.isnan(ratio) else meets(ratio, target)
+        rows.append(Row(f"{model}: {method}", time_s, "virtual s", other, other_s, ratio, target, met, 1))
+    return rows
+
+
+def markdown(results: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """The table of docs/theory.md: the time of each method, in brackets its setting and step size."""
+    lines = [f"| steps take | {' | '.join(METHODS)} |", "|" + " --- |" * (len(METHODS) + 1)]
+    for model, outcomes in results.items():
+        best_s = min(one.time_s for one in outcomes.values())
+        cells = []
+        for one in outcomes.values():
+            time = "never" if one.time_s == math.inf else figure(one.time_s)
+            setting = one.strategy.partition("(")[2].partition(")")[0].split(",")[0]
+            note = [setting] if setting[:1].isdigit() or setting.startswith("k=") else []
+            time = f"**{time}**" if one.time_s == best_s else time
+            cells.append(f"{time} ({', '.join([*note, f'{one.lr:.2g}'])})")
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# The picture: a row for each time model, a dot for each method
+
+COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#555555")
+LEFT, WIDTH, LINE, TOP = 110, 640, 56, 66
+
+
+def picture(results: Mapping[str, Mapping[str, Outcome]], title: str) -> str:
+    """Standalone SVG: time to the loss, on a logarithmic axis."""
+    times = [one.time_s for outcomes in results.values() for one in outcomes.values() if one.time_s < math.inf]
+    axis = log_axis(min(times), max(times))
+    height = TOP + LINE * len(results) + 44
+    shapes = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 30} {height}" '
+        'font-family="system-ui, sans-serif" font-size="13" fill="#222">',
+        f'<rect width="100%" height="100%" fill="#fff"/><text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>',
+        *_legend(),
+        *_grid(axis, TOP + LINE * len(results)),
+    ]
+    for row, (model, outcomes) in enumerate(results.items()):
+        shapes += _dots(axis, TOP + LINE * row + LINE / 2, model, outcomes)
+    return "\n".join([*shapes, "</svg>", ""])
+
+
+def _legend() -> list[str]:
+    step = WIDTH / len(METHODS)
+    return [
+        f'<circle cx="{LEFT + k * step + 5:.0f}" cy="42" r="5" fill="{COLOURS[k]}"/>'
+        f'<text x="{LEFT + k * step + 15:.0f}" y="46">{escape(name)}</text>'
+        for k, name in enumerate(METHODS)
+    ]
+
+
+def _grid(axis: Axis, bottom: float) -> list[str]:
+    shapes = []
+    for value, label in axis.ticks:
+        x = LEFT + WIDTH * axis.at(value)
+        shapes.append(f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="#ddd"/>')
+        shapes.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{label}</text>')
+    label_y = bottom + 36
+    shapes.append(f'<text x="{LEFT + WIDTH / 2}" y="{label_y}" text-anchor="middle">virtual seconds (log scale)</text>')
+    return shapes
+
+
+def _dots(axis: Axis, y: float, model: str, outcomes: Mapping[str, Outcome]) -> list[str]:
+    """Dots of one row, a little apart, so that equal times can be told from one another."""
+    shapes = [
+        f'<path d="M{LEFT} {y + LINE / 2}H{LEFT + WIDTH}" stroke="#ddd"/>',
+        f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end">{escape(model)}</text>',
+    ]
+    for k, (name, one) in enumerate(outcomes.items()):
+        if one.time_s < math.inf:
+            x, own_y = LEFT + WIDTH * axis.at(one.time_s), y + 7 * (k - (len(METHODS) - 1) / 2)
+            tip = escape(f"{name}: {figure(one.time_s)} s")
+            shapes.append(
+                f'<circle cx="{x:.1f}" cy="{own_y:.1f}" r="5" fill="{COLOURS[k]}"><title>{tip}</title></circle>'
+            )
+    return shapes
+
+
+def main() -> None:
+    arguments = parser(__doc__.splitlines()[0], runs=1)
+    arguments.add_argument("--workers", type=whole, default=1000)
+    arguments.add_argument("--dimension", type=whole, default=1729)
+    arguments.add_argument("--noise", type=float, default=0.01, help="deviation of each coordinate of a gradient")
+    arguments.add_argument("--loss", type=float, default=0.1, help="the loss to reach, as a share of the first")
+    arguments.add_argument("--contributions", type=whole, default=300_000, help="at most, for each run")
+    arguments.add_argument("--seed", type=int, default=0, help="of step times and noise")
+    arguments.add_argument("--svg", type=Path, metavar="FILE", help="also draw the figure")
+    args = arguments.parse_args()
+    if args.quick:
+        args.workers, args.dimension, args.contributions = 50, 100, 5_000
+    problem = Quadratic(args.dimension, args.noise, single=True)
+    results: dict[str, dict[str, Outcome]] = {}
+    for model, step in MODELS.items():
+        progress.print(f"steps take: {model}")
+        results[model] = compare(problem, step, args)
+    title = f"Time to {args.loss:g} of the first loss, quadratic of {args.dimension} dimensions, {args.workers} workers"
+    rows = [row for model, outcomes in results.items() for row in claims(model, outcomes)]
+    report(title, rows, args.json, threads="1")
+    print(markdown(results))
+    if args.svg is not None:
+        args.svg.write_text(picture(results, title))
+
+
+if __name__ == "__main__":
+    main()

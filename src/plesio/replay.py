@@ -1,0 +1,334 @@
+"""`ps.replay(run, train)`: do an earlier run again from its journal, bit for bit, in one process.
+
+The recorded clock. What made the run what it was is the order in which events came to the sequencer, and that is in the
+journal; everything else follows. Each worker runs in a greenlet up to its next request and lies there until the journal
+says that it came. Whatever depends on time in the worker (how many local steps fitted into `Seconds(t)`, whether it heard
+in time that its step was called off) is read from the journal as well.
+
+| record                      | what is done                                                              |
+| --------------------------- | ------------------------------------------------------------------------- |
+| Joined                      | a new greenlet runs up to where training begins                           |
+| LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
+| Abandoned, Left             | the sequencer hears of it                                                 |
+| fold                        | ours must have the same checksum                                          |
+| eviction                    | the sequencer is told the time it was then                                |
+| end                         | the weights must have the same hash                                       |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Effect,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Ticked,
+    Verdict,
+)
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.engine.messages import LeaseRequest
+from plesio.engine.recording import train_hash, versions
+from plesio.errors import ConfigurationError
+from plesio.fabric.doorbell import Answer, Header, Note
+from plesio.greenlets import GreenletWorker, Request
+from plesio.inline import InlineServer
+from plesio.journal import Ended, Evicted, Folded, Journal, JournalEvent, JournalHead, Received, Record, read_journal
+from plesio.rules import Every, Gradient, Server
+from plesio.strategy import Strategy
+from plesio.tensors.checksum import weights_hash, window_checksum
+from plesio.wall_clock import no_wall_clock
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay found.
+
+    Attributes:
+        versions: how many versions came out bit for bit as they were.
+        differs: what was different first, in words; empty if nothing was.
+        missing: what the journal itself lacks, in words; empty if it is whole.
+        state_dict: the weights it ended with, under their PyTorch names.
+    """
+
+    versions: int
+    differs: str = ""
+    missing: str = ""
+    state_dict: dict[str, torch.Tensor] = {}
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything that was compared is the same."""
+        return not self.differs
+
+    def __str__(self) -> str:
+        found = f"differs: {self.differs}" if self.differs else f"bit-identical: {self.versions} versions"
+        return f"{found}\n{self.missing}" if self.missing else found
+
+
+class ReplayError(ConfigurationError):
+    """A journal that cannot be replayed, or not with this script and these libraries."""
+
+
+class _DifferentError(Exception):
+    """Something came out otherwise than in the journal."""
+
+
+def replay(run: str | Path, train: Callable[..., object], *, until: int | None = None, force: bool = False) -> Replayed:
+    """Do a run again from its journal.
+
+    Args:
+        run: a run folder, or a journal.
+        train: the training function of that run.
+        until: stop at this version.
+        force: go on even if script, libraries or machine are not the same.
+
+    Raises:
+        ReplayError: script, libraries or machine differ (and not `force`), or workers folded without a server.
+        JournalError: no journal.
+
+    Example:
+        run = ps.run(train, ps.async_sgd(), workers=4, runs="runs")
+        assert ps.replay(run.folder, train).identical
+    """
+    journal = read_journal(run)
+    strategy = _strategy(journal)
+    if until is not None and until < 0:
+        raise ReplayError(f"until={until}: a version, from 0")
+    differences = changed(journal.head, train)
+    if differences and not force:
+        raise ReplayError(
+            f"{journal.path}: not the same as when it was written: {'; '.join(differences)}; "
+            "restore that, or go on all the same with --force (force=True)"
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(journal.head.threads)
+    try:
+        with warnings.catch_warnings(), no_wall_clock(train):
+            warnings.simplefilter("ignore", RuntimeWarning)  # told when the run was made
+            return _Replay(journal, strategy, train, until).run()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
+    """What is not as it was, in words."""
+    now = versions()
+    found = [f"{name} was {was}, is {now.get(name)}" for name, was in head.versions.items() if was != now.get(name)]
+    if head.train_hash != train_hash(train):
+        found.append(f"the training function ({head.script or 'in no file'}) has changed")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if head.cpu_capability != capability:
+        found.append(f"torch used {head.cpu_capability} kernels, uses {capability}")
+    return found
+
+
+def _strategy(journal: Journal) -> Strategy:
+    strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
+    if not isinstance(strategy.via, Server):
+        raise ReplayError(
+            f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
+            "order; strategies with a server can be replayed"
+        )
+    return strategy
+
+
+class _Seat:
+    """One worker of the recorded run: the greenlet, what it wants, and what the journal has of it from here on."""
+
+    def __init__(self, upcoming: deque[JournalEvent]) -> None:
+        self.upcoming = upcoming
+        self.worker: GreenletWorker | None = None
+        self.request: Request | None = None
+        self.called_off: Answer | None = None
+        self.timer = self
+
+    # As a `plesio.greenlets.Watcher`, with a time that stands still
+
+    def cancelled(self, used_batches: int) -> bool:
+        """The step under way was dropped when this much data had gone into it."""
+        following = self._exchange()
+        return isinstance(following, Abandoned) and following.batches == used_batches
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """It was logged then."""
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """No time passes."""
+
+    def begin(self) -> None:
+        """Nor here."""
+
+    def now_s(self) -> float:
+        """The same as ever."""
+        return 0.0
+
+    # As what says how long a worker goes it alone
+
+    def due(self, steps: int, seconds: float) -> bool:
+        """As many local steps as it took then."""
+        following = self._exchange()
+        return isinstance(following, Pushed) and following.steps == steps
+
+    def _exchange(self) -> JournalEvent | None:
+        return next((one for one in self.upcoming if isinstance(one, (Pushed, Abandoned))), None)
+
+
+class _Replay:
+    """One replay."""
+
+    def __init__(self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None) -> None:
+        head = journal.head
+        self._journal = journal
+        self._strategy = strategy
+        self._train = train
+        self._until = until
+        self._server = InlineServer(strategy, head.workers)
+        self._sequencer = Sequencer(strategy, head.workers, DataLeases(head.workers, head.stealing), head.silence_s)
+        self._seats = [_Seat(deque()) for _ in range(head.workers)]
+        for record in journal:
+            if isinstance(record, Received):
+                self._seats[record.event.worker].upcoming.append(record.event)
+        self._checksums: dict[int, int] = {}
+        self._same = 0
+
+    def run(self) -> Replayed:
+        """Go through the journal."""
+        differs = ""
+        try:
+            for record in self._journal:
+                if self._until is not None and self._same >= self._until:
+                    break
+                self._take(record)
+        except _DifferentError as found:
+            differs = f"version {self._same + 1}: {found}"
+        finally:
+            for seat in self._seats:
+                if seat.worker is not None:
+                    seat.worker.kill()
+        missing = self._journal.missing
+        lost = "" if missing is None else f"the journal lacks {missing}"
+        weights = self._server.state_dict if self._server.begun else {}
+        return Replayed(versions=self._same, differs=differs, missing=lost, state_dict=weights)
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Received):
+            self._heard(record)
+        elif isinstance(record, Evicted):
+            self._do(self._sequencer.receive(Ticked(), record.time_s))
+        elif isinstance(record, Folded):
+            ours = self._checksums.pop(record.version, None)
+            if ours != record.checksum:
+                who = ", ".join(f"{one.number} of worker {one.worker}" for one in record.members)
+                raise _DifferentError(
+                    f"made of contribution {who}, the weights are not the same"
+                    if ours is not None
+                    else "it was not made here"
+                )
+            self._same = record.version
+        elif isinstance(record, Ended):
+            ours_all = weights_hash(self._server.built.current.memory)
+            if ours_all != record.weights_hash:
+                raise _DifferentError("all versions looked the same, but the final weights differ")
+
+    def _heard(self, record: Received) -> None:
+        event = record.event
+        seat = self._seats[event.worker]
+        seat.upcoming.popleft()
+        self._prepare(seat, event)
+        effects = self._sequencer.receive(event, record.time_s)
+        resumed = self._do(effects)
+        if seat.called_off is not None and isinstance(event, (Abandoned, Pushed)):
+            resumed.append((seat, seat.called_off))
+            seat.called_off = None
+        for one, answer in resumed:
+            if one.worker is not None:
+                one.request = one.worker.resume(answer)
+
+    def _prepare(self, seat: _Seat, event: JournalEvent) -> None:
+        """Before the sequencer hears of it: it must be what this worker wants."""
+        if isinstance(event, Joined):
+            self._join(seat, event)
+        elif isinstance(event, Left):
+            if seat.worker is not None:
+                seat.worker.kill()
+                seat.worker = None
+            self._server.forget(event.worker)
+        elif isinstance(event, LeaseWanted):
+            request = seat.request
+            wanted = (event.epoch, event.total, event.most, event.unused)
+            if not isinstance(request, LeaseRequest) or _fields(request) != wanted:
+                raise self._otherwise(seat, event)
+        elif isinstance(event, Pushed):
+            header = seat.request
+            if not isinstance(header, Header) or header.note != Note.PUSH or not _same(header, event):
+                raise self._otherwise(seat, event)
+            if header.extra:
+                self._server.set_groups(header.extra)
+
+    def _join(self, seat: _Seat, event: Joined) -> None:
+        head = self._journal.head
+        if seat.worker is not None:
+            seat.worker.kill()
+        every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
+        seat.worker = GreenletWorker(
+            self._train, self._strategy, event.worker, head.workers, head.seed, event.incarnation, seat, every
+        )
+        if not self._server.seat(seat.worker):
+            raise self._otherwise(seat, event)
+
+    def _otherwise(self, seat: _Seat, event: JournalEvent) -> _DifferentError:
+        worker = seat.worker
+        if worker is not None and worker.error is not None:
+            return _DifferentError(f"the journal has {event}; here {worker.error}")
+        return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
+
+    def _do(self, effects: list[Effect]) -> list[tuple[_Seat, Any]]:
+        """Do what the sequencer says; whom to answer with what."""
+        answers: list[tuple[_Seat, Any]] = []
+        for effect in effects:
+            if isinstance(effect, Fold):
+                self._server.fold(effect)
+                memory = self._server.built.current.memory
+                self._checksums[effect.version] = window_checksum(memory, effect.version)
+            elif isinstance(effect, Hold):
+                self._server.hold(effect.worker, effect.weight)
+            elif isinstance(effect, Grant):
+                answers.append((self._seats[effect.worker], self._answer(effect, effect.verdict, effect.staleness)))
+            elif isinstance(effect, Cancel):
+                self._seats[effect.worker].called_off = self._answer(effect, Verdict.CANCELLED, 0)
+            elif isinstance(effect, Leased):
+                answers.append((self._seats[effect.worker], effect.batches))
+            elif isinstance(effect, Evict):
+                self._prepare(self._seats[effect.worker], Left(effect.worker, effect.incarnation, died=True))
+        return answers
+
+    def _answer(self, effect: Grant | Cancel, verdict: Verdict, staleness: int) -> Answer:
+        buffer = self._server.publish(effect.worker)
+        cancel = isinstance(effect, Cancel)
+        return Answer(cancel, verdict, False, buffer, staleness, effect.number, effect.version)
+
+
+def _fields(request: LeaseRequest) -> tuple[int, int, int, int]:
+    return request.epoch, request.total, request.most, request.unused
+
+
+def _same(header: Header, event: Pushed) -> bool:
+    said = (header.number, header.steps, header.samples, header.batches, bool(header.finite))
+    return said == (event.number, event.steps, event.samples, event.batches, event.finite)

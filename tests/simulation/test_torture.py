@@ -1,0 +1,139 @@
+"""The real core under simulated faults: no promise breaks, whatever the seed; and the simulation itself is sound."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from plesio import recipes
+from plesio.core.letters import Level
+from plesio.errors import ConfigurationError
+from plesio.strategy import Strategy
+from plesio.torture import FAULTS, Plan, draw, excerpt, run_seed, shrink
+from plesio.torture.bugs import planted
+from plesio.torture.disk import Disk
+from plesio.torture.world import simulate
+
+SEEDS = 500
+BLOCK = 100
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_no_promise_breaks(first: int) -> None:
+    broken = {seed: run_seed(seed).failure for seed in range(first, first + BLOCK)}
+    assert {seed: failure for seed, failure in broken.items() if failure} == {}
+
+
+def test_no_promise_breaks_at_full_size() -> None:
+    for seed in range(SEEDS, SEEDS + 20):
+        assert run_seed(seed, workers=8, contributions=200).failure is None
+
+
+@pytest.mark.slow
+def test_no_promise_breaks_in_ten_thousand_seeds() -> None:
+    for seed in range(10_000, 20_000):
+        assert run_seed(seed).failure is None, seed
+
+
+def test_the_seeds_meet_every_strategy_and_every_fault() -> None:
+    plans = [draw(seed) for seed in range(SEEDS)]
+    names = {plan.strategy.name.split("(")[0] for plan in plans}
+    not_served = {"allreduce", "hogwild"}
+    assert names == {name for name, make in recipes.RECIPES.items()} - not_served
+    assert {fault for plan in plans for fault in plan.faults} == set(FAULTS)
+    assert {plan.level for plan in plans} == set(Level)
+    tally: Counter[str] = Counter()
+    for plan in plans[:100]:
+        tally += simulate(plan).tally
+    expected = ("letters lost", "letters repeated", "partitions", "worker crashes", "server crashes", "hangs")
+    assert {what: tally[what] for what in expected if tally[what] < 20} == {}
+
+
+# A crash at every boundary
+
+STRATEGIES = (
+    recipes.sync_sgd(),
+    recipes.first_of(1),
+    recipes.async_sgd(),
+    recipes.bounded_staleness(1),
+    recipes.buffered(2),
+)
+
+
+def calm(strategy: Strategy, level: Level = Level.APPLIED) -> Plan:
+    """Two workers, a few contributions, no fault but what the test does."""
+    plan = draw(1, workers=2, contributions=4)
+    return replace(plan, strategy=strategy, level=level, faults=frozenset(), checkpoint_s=0.02, chaos_s=0.05)
+
+
+@pytest.mark.parametrize("level", [Level.APPLIED, Level.DURABLE], ids=lambda one: one.name.lower())
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
+def test_the_server_may_crash_between_any_two_effects_and_disk_steps(strategy: Strategy, level: Level) -> None:
+    plan = calm(strategy, level)
+    whole = simulate(plan)
+    assert whole.failure is None
+    assert whole.boundaries > 40
+    for boundary in range(1, min(whole.boundaries, 150)):
+        outcome = simulate(plan, crash_at=boundary)
+        assert outcome.tally["server crashes"] == 1
+        assert outcome.failure is None, "\n".join(excerpt(simulate(plan, crash_at=boundary, story=True)))
+
+
+def test_the_disk_never_loses_a_checkpoint_that_was_written() -> None:
+    for seed in range(200):
+        disk = Disk(random.Random(seed))
+        for step in disk.STEPS:
+            getattr(disk, step)(b"first")
+        for step in disk.STEPS[: seed % 5]:
+            getattr(disk, step)(b"second")
+        disk.crash()
+        assert disk.load() in ((b"first", b"second") if seed % 5 >= 3 else (b"first",))
+        assert disk.surviving() == disk.load()
+
+
+# The simulation itself
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_the_same_seed_tells_the_same_story(seed: int) -> None:
+    first, second = run_seed(seed, story=True), run_seed(seed, story=True)
+    assert len(first.story) > 20
+    assert first == second
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_run_is_the_same_whether_it_is_told_or_not(seed: int) -> None:
+    assert replace(run_seed(seed, story=True), story=()) == run_seed(seed)
+
+
+def test_other_seeds_are_other_runs() -> None:
+    assert len({run_seed(seed, workers=2, contributions=5).time_s for seed in range(20)}) == 20
+
+
+def test_a_failure_is_shrunk_to_a_story_that_says_what_broke() -> None:
+    bug = "a restart is not told"
+    outcome = run_seed(0, bug, workers=6, contributions=40)
+    assert outcome.failure is not None
+    smallest = shrink(outcome.plan, planted(bug))
+    assert smallest.failure is not None
+    assert smallest.failure.startswith("a restart is told")
+    assert smallest.plan.workers == 1
+    assert smallest.plan.faults == {"server crashes"}
+    lines = excerpt(smallest)
+    assert any("server CRASHES" in line for line in lines)
+    assert any("pushes 1 (from version 0)" in line for line in lines)
+    assert lines[-1].endswith(f"BROKEN: {smallest.failure}")
+    assert simulate(smallest.plan, planted(bug)).failure == smallest.failure
+
+
+def test_nothing_is_shrunk_where_nothing_fails() -> None:
+    plan = draw(0)
+    assert shrink(plan, tries=3).plan == plan
+
+
+def test_an_unknown_bug_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown bug 'no dedup'; known: .*did you mean 'no dedupe'"):
+        run_seed(0, "no dedup")
