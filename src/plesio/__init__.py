@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ringmaster,
         sync_sgd,
     )
+    from plesio.replay import Replayed, ReplayError, replay
     from plesio.rules import Seconds, Steps
     from plesio.runner import Run, Until, run
     from plesio.strategy import Strategy
@@ -66,6 +67,7 @@ _HOMES = {
         "ringmaster",
         "sync_sgd",
     ),
+    "plesio.replay": ("Replayed", "ReplayError", "replay"),
     "plesio.rules": ("Seconds", "Steps"),
     "plesio.runner": ("Run", "Until", "run"),
     "plesio.strategy": ("Strategy",),
@@ -82,6 +84,8 @@ __all__ = [  # spelled out for type checkers
     "NonFiniteError",
     "Pace",
     "PlesioError",
+    "ReplayError",
+    "Replayed",
     "Run",
     "Seconds",
     "ServerLostError",
@@ -104,6 +108,7 @@ __all__ = [  # spelled out for type checkers
     "local_sgd",
     "recipe",
     "rennala",
+    "replay",
     "ringmaster",
     "run",
     "sync_sgd",

@@ -33,7 +33,7 @@ Vector = NDArray[np.floating[Any]]
 RECORDS = 400
 """How often a run measures the loss."""
 DIVERGED = 1e3
-"""A loss so many times the first one ends the run."""
+"""A loss so many times the first one, and 1 more, ends the run."""
 
 
 class Problem(Protocol):
@@ -286,7 +286,7 @@ def run(
     lr: float,
     contributions: int,
     seconds: float = math.inf,
-    until_loss: float = 0.0,
+    until_loss: float = -math.inf,
     seed: int = 0,
 ) -> Result:
     """Minimise `problem` on a simulated cluster, by plain SGD.
@@ -332,7 +332,7 @@ def tune(
     lrs: Sequence[float],
     contributions: int,
     seconds: float = math.inf,
-    until_loss: float = 0.0,
+    until_loss: float = -math.inf,
     seed: int = 0,
 ) -> Result:
     """`run` with the best of several step sizes: the first to reach `until_loss`, else the lowest loss at the end.
@@ -356,13 +356,14 @@ def tune(
         cluster,
         timed_workers(cluster, strategy.every, seed),
         folder,
+        silence_s=math.inf,  # a step may take as long as it likes
         limits=Limits(contributions=contributions, seconds=seconds),
         timeline=False,
     )
     record.begin(simulated, folder)
     with np.errstate(over="ignore", invalid="ignore"):  # a step size that is too large is found by its loss
         final = simulated.run()
-        record.measure()
+        record.finish()
     best = record.best()
     losses = tuple(float(losses[best]) for losses in record.losses)
     return Result(strategy.name, lrs[best], tuple(record.times_s), losses, simulated.ended, final)
@@ -391,6 +392,11 @@ class _Record:
             self._since = 0
             self.measure()
 
+    def finish(self) -> None:
+        """The last measurement, unless it was just made."""
+        if self._since:
+            self.measure()
+
     def measure(self) -> None:
         """The loss of every step size, now."""
         losses = self._problem.loss(self._folder.at)
@@ -398,7 +404,7 @@ class _Record:
         self.losses.append(losses)
         if (losses <= self._until_loss).any():
             self._run.end(f"a loss of {self._until_loss:g} was reached")
-        elif not (losses < DIVERGED * self.losses[0]).any():
+        elif not (losses <= DIVERGED * self.losses[0] + 1.0).any():
             self._run.end("diverged")
 
     def best(self) -> int:

@@ -121,7 +121,7 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     torch.set_num_threads(journal.head.threads)
     try:
         with warnings.catch_warnings(), no_wall_clock(train):
-            warnings.simplefilter("ignore", RuntimeWarning)  # told when the run was made
+            warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
             return _Replay(journal, strategy, train, until).run()
     finally:
         torch.set_num_threads(threads)
@@ -156,14 +156,14 @@ class _Seat:
         self.upcoming = upcoming
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None
-        self.called_off: Answer | None = None
+        self.called_off: deque[Answer] = deque()  # steps that were, while nobody had noticed yet
         self.timer = self
 
     # As a `plesio.greenlets.Watcher`, with a time that stands still
 
     def cancelled(self, used_batches: int) -> bool:
         """The step under way was dropped when this much data had gone into it."""
-        following = self._exchange()
+        following = self.upcoming[0] if self.upcoming else None
         return isinstance(following, Abandoned) and following.batches == used_batches
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
@@ -183,11 +183,8 @@ class _Seat:
 
     def due(self, steps: int, seconds: float) -> bool:
         """As many local steps as it took then."""
-        following = self._exchange()
+        following = self.upcoming[0] if self.upcoming else None
         return isinstance(following, Pushed) and following.steps == steps
-
-    def _exchange(self) -> JournalEvent | None:
-        return next((one for one in self.upcoming if isinstance(one, (Pushed, Abandoned))), None)
 
 
 class _Replay:
@@ -254,9 +251,8 @@ class _Replay:
         self._prepare(seat, event)
         effects = self._sequencer.receive(event, record.time_s)
         resumed = self._do(effects)
-        if seat.called_off is not None and isinstance(event, (Abandoned, Pushed)):
-            resumed.append((seat, seat.called_off))
-            seat.called_off = None
+        if seat.called_off and isinstance(event, (Abandoned, Pushed)):
+            resumed.append((seat, seat.called_off.popleft()))
         for one, answer in resumed:
             if one.worker is not None:
                 one.request = one.worker.resume(answer)
@@ -312,7 +308,7 @@ class _Replay:
             elif isinstance(effect, Grant):
                 answers.append((self._seats[effect.worker], self._answer(effect, effect.verdict, effect.staleness)))
             elif isinstance(effect, Cancel):
-                self._seats[effect.worker].called_off = self._answer(effect, Verdict.CANCELLED, 0)
+                self._seats[effect.worker].called_off.append(self._answer(effect, Verdict.CANCELLED, 0))
             elif isinstance(effect, Leased):
                 answers.append((self._seats[effect.worker], effect.batches))
             elif isinstance(effect, Evict):

@@ -17,9 +17,13 @@ BREAKS = {
     "the clock bound is off by one": ("nobody is more than",),
     "nobody is ever evicted": ("everybody gets on",),
     "the silent keep their seats": ("everybody gets on",),
-    "hearts do not beat": ("a live worker keeps its lease",),
+    "hearts do not beat": ("a live worker keeps its lease", "everybody gets on"),
     "leased data is missing from the checkpoint": ("no batch is lost",),
     "staleness is counted from the current version": ("staleness is the true one",),
+    "a checkpoint is taken in the middle of an event": ("a checkpoint is whole", "done is what is in the parameters"),
+    "incarnations share a slot": ("what is folded is what the order names",),
+    "waiting counts as silence": ("only the silent are evicted",),
+    "answers do not wait until they are durable": ("the answer waits until it is durable",),
     "what is not finite is folded": ("the parameters stay finite",),
 }
 

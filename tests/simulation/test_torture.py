@@ -15,7 +15,7 @@ from plesio.strategy import Strategy
 from plesio.torture import FAULTS, Plan, draw, excerpt, run_seed, shrink
 from plesio.torture.bugs import planted
 from plesio.torture.disk import Disk
-from plesio.torture.world import simulate
+from plesio.torture.world import Parts, World, simulate
 
 SEEDS = 500
 BLOCK = 100
@@ -50,6 +50,16 @@ def test_the_seeds_meet_every_strategy_and_every_fault() -> None:
         tally += simulate(plan).tally
     expected = ("letters lost", "letters repeated", "partitions", "worker crashes", "server crashes", "hangs")
     assert {what: tally[what] for what in expected if tally[what] < 20} == {}
+
+
+def test_tables_are_bounded_by_the_number_of_seats() -> None:
+    for seed in range(40):
+        world = World(draw(seed), Parts())
+        assert world.run().failure is None
+        server, seats = world.server, world.plan.workers
+        tables = (server.service._peers, server.sequencer.ledger._accounts, server.sequencer.members._last_incarnation)
+        assert [len(table) for table in tables if len(table) > seats] == []
+        assert server.service.outbox == []
 
 
 # A crash at every boundary

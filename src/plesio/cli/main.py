@@ -12,6 +12,7 @@ import typer
 from plesio import __version__
 from plesio.cli.compare import compare
 from plesio.cli.journal import journal
+from plesio.cli.replay import replay
 from plesio.cli.run import run
 from plesio.cli.strategies import strategies
 from plesio.engine.forkserver import ForkServer
@@ -50,6 +51,7 @@ commands.command(
     epilog="For example: plesio compare train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95"
 )(compare)
 commands.command(epilog="For example: plesio strategies --json")(strategies)
+commands.command(epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
 commands.command(epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(journal)
 
 

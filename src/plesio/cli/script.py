@@ -28,8 +28,8 @@ class Script:
     evaluate: Callable[..., Mapping[str, float]] | None
 
 
-def load(path: Path, metrics: Mapping[str, float]) -> Script:
-    """Load the script, while another process gets ready to start workers: both import torch at the same time.
+def load(path: Path, metrics: Mapping[str, float], processes: bool = True) -> Script:
+    """Load the script; where workers will be `processes`, another one gets ready meanwhile: both import torch.
 
     Raises:
         ConfigurationError: no such file, it raises, or it lacks `train`, or `evaluate` where `metrics` are wanted.
@@ -37,7 +37,8 @@ def load(path: Path, metrics: Mapping[str, float]) -> Script:
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}; give a Python script that defines train(worker)")
     sys.path.insert(0, str(path.resolve().parent))
-    ForkServer.shared(PRELOAD)
+    if processes:
+        ForkServer.shared(PRELOAD)
     names = _execute(path)
     train, evaluate = names.get("train"), names.get("evaluate")
     if not callable(train):

@@ -155,10 +155,9 @@ class Service:
 
     def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
         """The events that are to be told to the sequencer: none, unless the letter brings something new."""
-        if type(letter) is Beat:
+        if isinstance(letter, Beat):
             self._beat(letter, now_s)
             return ()
-        assert not isinstance(letter, Beat)
         event = letter.event
         peer = self._peers[event.worker]
         if letter.epoch != self.epoch and (letter.epoch or type(letter) is not Join):
@@ -236,28 +235,22 @@ class Service:
 
     def done(self, effect: Effect) -> None:
         """This effect was carried out: whom it concerns is told."""
-        kind = type(effect)
-        if kind is Grant or kind is Leased:
-            assert isinstance(effect, (Grant, Leased))
+        if isinstance(effect, (Grant, Leased)):
             peer = self._peers[effect.worker]
             peer.answer = effect
-            if self.level is Level.DURABLE and kind is Grant and peer.serial > 0:
+            if self.level is Level.DURABLE and isinstance(effect, Grant) and peer.serial > 0:
                 peer.withheld = self._checkpoint
             else:
-                self._answer(effect.worker, peer)
-        elif kind is Fold:
-            assert isinstance(effect, Fold)
+                self._send(effect.worker, peer.serial, effect, peer)
+        elif isinstance(effect, Fold):
             for member in effect.members:
                 self.applied[member.worker] += 1
-        elif kind is Cancel:
-            assert isinstance(effect, Cancel)
-            self._called_off(effect)
-        elif kind is Evict:
-            assert isinstance(effect, Evict)
-            self._leave(effect.worker, effect.incarnation)
-        elif kind is Discard:
-            assert isinstance(effect, Discard)
+        elif isinstance(effect, Discard):
             self._discarded(effect)
+        elif isinstance(effect, Cancel):
+            self._called_off(effect)
+        elif isinstance(effect, Evict):
+            self._leave(effect.worker, effect.incarnation)
 
     def _called_off(self, effect: Cancel) -> None:
         peer = self._peers[effect.worker]

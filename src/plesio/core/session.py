@@ -193,17 +193,15 @@ class WorkerSession:
         if letter.incarnation != self.incarnation or letter.epoch < self.epoch or self.phase >= Phase.LOST:
             return None
         self.heard_s = now_s
-        if type(letter) is Fenced:
+        if isinstance(letter, Fenced):
             return self._fenced(letter)
         if letter.epoch > self.epoch and self.phase is not Phase.JOINING:
             return self._lose(letter.epoch)
-        if type(letter) is Received:
+        if isinstance(letter, Received):
             self._is_received(letter)
-            return None
-        assert not isinstance(letter, (Fenced, Received))
-        if letter.serial == self._serial and self.outstanding is not None:
+        elif letter.serial == self._serial and self.outstanding is not None:
             return self._answered(letter)
-        if type(letter) is CalledOff and letter.serial == UNASKED:
+        elif isinstance(letter, CalledOff) and letter.serial == UNASKED:
             return self._called_off(letter)
         return None
 

@@ -55,7 +55,7 @@ from plesio.engine.muster import Muster
 from plesio.engine.recording import Recorder
 from plesio.engine.snapshots import Snapshots
 from plesio.errors import PlesioError
-from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
+from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
 from plesio.fabric.doorbell import Header, Note, Report, ready, write_answer
 from plesio.journal import JournalWriter
 from plesio.observe.meter import Meter
@@ -197,7 +197,10 @@ class Server:
             self._unwatch(line.channel.fileno())  # its doorbell tells the rest
             return
         if isinstance(message, LeaseRequest):
-            self._lease(line, message)
+            if readable(line.headers.descriptor, 0.0):  # what it said before it asked
+                self._from_doorbell(line)
+            if not line.gone:
+                self._lease(line, message)
         elif isinstance(message, Hello):
             line.hello = message
             self._assemble()

@@ -20,7 +20,6 @@ virtual seconds for seconds. One difference: whoever was evicted while it was cu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -49,8 +48,9 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.engine.messages import Final
 from plesio.engine.recording import Recorder
-from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push, Request
+from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push
 from plesio.engine.virtual_network import InPlace, Network, Ring, Star
+from plesio.engine.virtual_workers import Folder, Participant
 from plesio.errors import ConfigurationError
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
@@ -59,60 +59,6 @@ from plesio.strategy import Strategy
 
 TICKS = 10
 """How many times in the time that a worker may be silent it is asked whether one is."""
-
-
-class Participant(Protocol):
-    """A simulated worker."""
-
-    def begin(self, incarnation: int) -> None:
-        """A new process of this worker starts."""
-        ...
-
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
-        """Go on from `answer`, had at `now_s`; what it sends next, and when.
-
-        `buffer` is what the folder published for it (-1 with data: the parameters are the same as before). After a
-        Cancel the request before this one was never sent, or came to nothing.
-        """
-        ...
-
-    def end(self) -> None:
-        """This process is over: it crashed or left, or the run is."""
-        ...
-
-
-class Folder(Protocol):
-    """The tensor side at the server, as far as it is needed here (see `plesio.tensors.folding.Folder`)."""
-
-    def hold(self, worker: int, weight: float) -> None: ...
-
-    def fold(self, fold: Fold) -> None: ...
-
-    def publish(self, reader: int) -> int: ...
-
-    def forget(self, worker: int) -> None: ...
-
-    def set_groups(self, groups: bytes) -> None: ...
-
-
-class NoFolder:
-    """Folds nothing: for runs that ask for the time only."""
-
-    def hold(self, worker: int, weight: float) -> None:
-        """Nothing to add."""
-
-    def fold(self, fold: Fold) -> None:
-        """Nothing to move."""
-
-    def publish(self, reader: int) -> int:
-        """The one buffer there is not."""
-        return 0
-
-    def forget(self, worker: int) -> None:
-        """Nothing was kept."""
-
-    def set_groups(self, groups: bytes) -> None:
-        """Nothing is stepped."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ the same throughput at one event a message instead of one for every change of ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from plesio.clock.virtual import VirtualClock
@@ -47,7 +47,7 @@ class Star:
 
     def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
         """The first byte comes to the server's link, the last one through it."""
-        first_s = self._healed(worker, self._healed(worker, sent_s) + self._latency_s[worker])
+        first_s = self._across(worker, sent_s)
         last_s = first_s + nbytes * self._byte_s[worker]
         if nbytes and self._server_byte_s:
             self._clock.at(first_s, self._at_server, (last_s, nbytes, arrive, what))
@@ -69,14 +69,22 @@ class Star:
         if nbytes and self._server_byte_s:
             self._out_free_s = max(self._out_free_s, now_s) + nbytes * self._server_byte_s
             last_s = max(last_s, self._out_free_s)
-        return self._healed(worker, self._healed(worker, last_s) + self._latency_s[worker])
+        return self._across(worker, last_s)
 
-    def _healed(self, worker: int, time_s: float) -> float:
-        """`time_s`, or the end of the partition it falls into."""
-        for partition in self._partitions.get(worker, ()) if self._partitions else ():
-            if partition.at_s <= time_s < partition.until_s:
-                time_s = partition.until_s
-        return time_s
+    def _across(self, worker: int, sent_s: float) -> float:
+        """When what is sent then is across: the latency later, or at the end of a partition that it leaves or arrives in."""
+        cuts = self._partitions.get(worker, ())
+        if not cuts:
+            return sent_s + self._latency_s[worker]
+        return _healed(cuts, _healed(cuts, sent_s) + self._latency_s[worker])
+
+
+def _healed(cuts: Sequence[Partition], time_s: float) -> float:
+    """`time_s`, or the end of the partition it falls into."""
+    for cut in cuts:
+        if cut.at_s <= time_s < cut.until_s:
+            time_s = cut.until_s
+    return time_s
 
 
 class Ring:

@@ -1,10 +1,47 @@
-"""Simulated workers that compute nothing: they only take the time."""
+"""What a simulated worker and its server's arithmetic are to the driver, and the ones that compute nothing."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from plesio.cluster import Cluster, Timetable
+from plesio.core.events import Fold
 from plesio.engine.virtual_messages import Answer, Push, Request
 from plesio.rules import Every
+
+
+class Participant(Protocol):
+    """A simulated worker."""
+
+    def begin(self, incarnation: int) -> None:
+        """A new process of this worker starts."""
+        ...
+
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+        """Go on from `answer`, had at `now_s`; what it sends next, and when.
+
+        `buffer` is what the folder published for it (-1 with data: the parameters are the same as before). After a
+        Cancel the request before this one was never sent, or came to nothing.
+        """
+        ...
+
+    def end(self) -> None:
+        """This process is over: it crashed or left, or the run is."""
+        ...
+
+
+class Folder(Protocol):
+    """The tensor side at the server, as far as it is needed here (see `plesio.tensors.folding.Folder`)."""
+
+    def hold(self, worker: int, weight: float) -> None: ...
+
+    def fold(self, fold: Fold) -> None: ...
+
+    def publish(self, reader: int) -> int: ...
+
+    def forget(self, worker: int) -> None: ...
+
+    def set_groups(self, groups: bytes) -> None: ...
 
 
 class TimedWorker:
@@ -42,3 +79,23 @@ class TimedWorker:
 def timed_workers(cluster: Cluster, every: Every, seed: int, samples: int = 1, nbytes: int = 0) -> list[TimedWorker]:
     """One for each worker of the cluster."""
     return [TimedWorker(timetable, every, samples, nbytes) for timetable in cluster.timetables(seed)]
+
+
+class NoFolder:
+    """Folds nothing: for runs that ask for the time only."""
+
+    def hold(self, worker: int, weight: float) -> None:
+        """Nothing to add."""
+
+    def fold(self, fold: Fold) -> None:
+        """Nothing to move."""
+
+    def publish(self, reader: int) -> int:
+        """The one buffer there is not."""
+        return 0
+
+    def forget(self, worker: int) -> None:
+        """Nothing was kept."""
+
+    def set_groups(self, groups: bytes) -> None:
+        """Nothing is stepped."""

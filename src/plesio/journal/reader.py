@@ -45,6 +45,9 @@ class Missing(msgspec.Struct, frozen=True):
     bytes: int
     contributions: int
 
+    def __str__(self) -> str:
+        return f"{self.bytes} bytes from byte {self.position} on, with at least {self.contributions} contributions"
+
 
 class Journal:
     """A journal as it was when it was opened; iterating reads its records in order, again each time.

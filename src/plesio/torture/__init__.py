@@ -9,6 +9,7 @@ membership, leases, both sides of the sessions, and their checkpoints.
 | plan.py    | what a seed stands for: size, strategy, faults and their rates                             |
 | world.py   | one run: faults strike (safety), then the network heals and all must get on (liveness)     |
 | chaos.py   | the faults that strike at a moment                                                         |
+| agenda.py  | simulated time: what happens when                                                          |
 | network.py | links that lose, repeat, delay, reorder, and are cut                                       |
 | disk.py    | forgets what was not synced                                                                |
 | server.py  | the server around the core; crashes between any two effects                                |
@@ -48,8 +49,8 @@ def run_seed(
     Raises:
         ConfigurationError: no such bug.
 
-    >>> run_seed(1, "nothing is sent again", workers=2).failure
-    'everybody gets on: ...'
+    >>> run_seed(0, "a restart is not told").failure
+    'a restart is told: worker ... was not'
     """
     return simulate(draw(seed, workers, contributions), planted(bug), story=story)
 

@@ -25,6 +25,7 @@ def schedule(world: World) -> None:
         "server crashes": _crash_server,
         "two processes in one seat": _double,
         "hangs": _hang,
+        "departures": _depart,
         "clock jumps": _jump,
     }
     for fault, strike in strikes.items():
@@ -88,13 +89,28 @@ def _double(world: World, _: object) -> None:
 
 
 def _hang(world: World, _: object) -> None:
-    """Let a training loop stand still; somebody is left who does not."""
-    process = _victim(world)
-    others = [one.processes[-1] for one in world.seats if one.processes[-1] is not process]
-    if any(one.gets_on for one in others):
+    """Let a training loop stand still."""
+    process = _dispensable(world)
+    if process is not None:
         process.hangs = True
         world.tally["hangs"] += 1
         world.tell(f"worker {process.worker} hangs")
+
+
+def _depart(world: World, _: object) -> None:
+    """Let a training function come to its end."""
+    process = _dispensable(world)
+    if process is not None:
+        process.departs = process.buried = True
+        world.tally["departures"] += 1
+        world.tell(f"worker {process.worker} is going to leave")
+
+
+def _dispensable(world: World) -> Process | None:
+    """Somebody without whom somebody is left who ought to get on."""
+    process = _victim(world)
+    others = [seat.processes[-1] for seat in world.seats if seat.processes[-1] is not process]
+    return process if any(one.gets_on for one in others) else None
 
 
 def _jump(world: World, _: object) -> None:

@@ -8,27 +8,10 @@ from collections.abc import Callable
 from heapq import heappush
 from typing import Any
 
+from plesio.torture.agenda import Agenda, Handler
 from plesio.torture.plan import Plan
 
 LEAST_DELAY_S = 0.0005
-
-Handler = Callable[[Any, Any], None]
-
-
-class Agenda:
-    """What is to happen when: a heap of (time, number, handler, two arguments)."""
-
-    __slots__ = ("heap", "now_s", "number")
-
-    def __init__(self) -> None:
-        self.heap: list[tuple[float, int, Handler, Any, Any]] = []
-        self.now_s = 0.0
-        self.number = 0
-
-    def at(self, when_s: float, handler: Handler, first: Any = None, second: Any = None) -> None:
-        """Let `handler(first, second)` be called at that time."""
-        self.number += 1
-        heappush(self.heap, (when_s, self.number, handler, first, second))
 
 
 class Link:
@@ -55,20 +38,21 @@ class Link:
 
     def send(self, letter: Any, payload: int) -> None:
         """Let a letter, and what travels beside it, arrive: never, once or twice, sooner or later than others."""
-        chance = self._random
-        if self.cut or chance() < self.loss:
+        if self.cut or (self.loss and self._random() < self.loss):
             self.tally["letters lost"] += 1
             if self.story:
                 self.story(letter, payload, "cut off" if self.cut else "LOST")
             return
-        late = chance() ** 6  # most are quick, a few very late
-        if self.story:
-            self.story(letter, payload, f"takes {1000 * (LEAST_DELAY_S + self.spread_s * late):.0f} ms")
-        agenda = self._agenda
-        agenda.at(agenda.now_s + LEAST_DELAY_S + self.spread_s * late, self.deliver, letter, payload)
-        if self.repeats and chance() < self.repeats:
+        self._deliver(letter, payload, "takes")
+        if self.repeats and self._random() < self.repeats:
             self.tally["letters repeated"] += 1
-            late = chance() ** 2
-            if self.story:
-                self.story(letter, payload, f"TWICE, takes {1000 * (LEAST_DELAY_S + self.spread_s * late):.0f} ms")
-            agenda.at(agenda.now_s + LEAST_DELAY_S + self.spread_s * late, self.deliver, letter, payload)
+            self._deliver(letter, payload, "TWICE, takes")
+
+    def _deliver(self, letter: Any, payload: int, how: str) -> None:
+        """Most are quick, a few very late."""
+        agenda = self._agenda
+        delay_s = LEAST_DELAY_S + self.spread_s * self._random() ** 6
+        agenda.number += 1
+        heappush(agenda.heap, (agenda.now_s + delay_s, agenda.number, self.deliver, letter, payload))
+        if self.story:
+            self.story(letter, payload, f"{how} {1000 * delay_s:.0f} ms")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from plesio.core.events import (
     Abandoned,
@@ -124,23 +124,18 @@ class Oracle:
 
     def event(self, event: Event, payload: int, effects: Sequence[Effect]) -> None:
         """The sequencer was told an event and wants these effects carried out."""
-        if isinstance(event, Left):
-            self._left(event)
-            return
-        if isinstance(event, Joined):
+        if isinstance(event, (Pushed, LeaseWanted, Abandoned)):
+            seat = self._seats.get(event.worker)
+            if seat is None or seat.incarnation != event.incarnation:
+                self._broken(f"only members are listened to: {event}")
+            seat.heard_s = self.now_s
+            if isinstance(event, Pushed):
+                self._handed_in[event.worker] = payload
+                seat.clock += not (effects and _is_repeated(effects[0]))
+        elif isinstance(event, Joined):
             self._gone(event.worker)
-            return
-        if not isinstance(event, (Pushed, LeaseWanted, Abandoned)):
-            return
-        seat = self._seats.get(event.worker)
-        if seat is None or seat.incarnation != event.incarnation:
-            self._broken(f"only members are listened to: {event}")
-            return
-        seat.heard_s = self.now_s
-        if isinstance(event, Pushed):
-            self._handed_in[event.worker] = payload
-            if not (effects and type(effects[0]) is Discard and effects[0].verdict is Verdict.DUPLICATE):
-                seat.clock += 1
+        elif isinstance(event, Left):
+            self._left(event)
 
     def _left(self, event: Left) -> None:
         seat = self._seats.get(event.worker)
@@ -162,19 +157,14 @@ class Oracle:
 
     def effect(self, event: Event, effect: Effect) -> None:
         """An effect was carried out."""
-        kind = type(effect)
-        if kind is Grant:
-            assert isinstance(effect, Grant)
+        if isinstance(effect, Grant):
             self._granted(event, effect)
-        elif kind is Cancel:
-            assert isinstance(effect, Cancel)
-            self._is_current(effect)
-            self._seats[effect.worker].answered = effect.number
-        elif kind is Evict:
-            assert isinstance(effect, Evict)
+        elif isinstance(effect, Cancel):
+            self._is_current(effect).answered = effect.number
+        elif isinstance(effect, Evict):
             self._evicted(effect)
 
-    def _is_current(self, effect: Grant | Cancel) -> None:
+    def _is_current(self, effect: Grant | Cancel) -> _Seat:
         if effect.version != self.model.version:
             self._broken(
                 f"who goes on does so from the newest version: it is {self.model.version}, told was {effect.version}"
@@ -182,6 +172,7 @@ class Oracle:
         seat = self._seats.get(effect.worker)
         if seat is None or effect.number <= seat.answered:
             self._broken(f"a contribution of a member is answered once: {effect}")
+        return seat
 
     def _granted(self, event: Event, grant: Grant) -> None:
         if grant.number == 0:
@@ -192,9 +183,12 @@ class Oracle:
             self._letter_s[grant.worker] = self.now_s
             self._round += 1
             return
-        self._is_current(grant)
-        seat = self._seats[grant.worker]
+        seat = self._is_current(grant)
         seat.answered, seat.heard_s = grant.number, self.now_s
+        if grant.verdict is Verdict.TAKEN and not self.most_pending:
+            payload = self._handed_in[grant.worker]
+            if payload >= len(self.model.params) or not self.model.params[payload]:
+                self._broken(f"what is answered as taken is in the parameters: {grant} is not")
         if self.lead < math.inf:
             slowest = min(one.clock for one in self._seats.values())
             if seat.clock > slowest + self.lead:
@@ -215,8 +209,10 @@ class Oracle:
     def folded(self, fold: Fold, payloads: Sequence[int]) -> None:
         """Before these contributions go into the parameters as a fold says."""
         model, made = self.model, self.made
-        if fold.version != model.version + 1 or len(payloads) != len(fold.members):
+        if fold.version != model.version + 1:
             self._broken(f"versions are dense: {model.version} is followed by {fold.version}")
+        if len(payloads) != len(fold.members):
+            self._broken(f"what is folded is what the order names: {len(payloads)} are held, it names {fold.members}")
         for member, payload in zip(fold.members, payloads, strict=True):
             one = made[payload]
             key = (one.worker, one.incarnation, one.number)
@@ -264,7 +260,7 @@ class Oracle:
         effect = letter.effect
         if self.durable_answers and type(effect) is Grant and letter.serial > 0 and effect.verdict is Verdict.TAKEN:
             payload = self._handed_in[worker]
-            if self._safe is None or not self._safe.model.params[payload : payload + 1].strip(b"\0"):
+            if self._safe is None or self._safe.model.params[payload : payload + 1] != b"\x01":
                 self._broken(f"the answer waits until it is durable: worker {worker} had it before")
 
     def heard(self, session: WorkerSession, life: int) -> None:
@@ -315,5 +311,9 @@ class Oracle:
                 f"told was {sequencer.leases.done}"
             )
 
-    def _broken(self, words: str) -> None:
+    def _broken(self, words: str) -> NoReturn:
         raise PromiseBroken(words)
+
+
+def _is_repeated(effect: Effect) -> bool:
+    return isinstance(effect, Discard) and effect.verdict is Verdict.DUPLICATE

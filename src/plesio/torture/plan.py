@@ -23,6 +23,7 @@ FAULTS = (
     "server crashes",
     "two processes in one seat",
     "hangs",
+    "departures",
     "stragglers",
     "clock drift",
     "clock jumps",
@@ -94,7 +95,7 @@ def draw(seed: int, workers: int | None = None, contributions: int | None = None
         repeats=0.5 * rng.random() ** 2,
         spread_s=10 ** rng.uniform(-3, -0.3),
         checkpoint_s=rng.uniform(0.03, 0.4),
-        epoch_batches=rng.randint(workers, 16 * workers),
+        epoch_batches=workers * rng.randint(1, max(8, contributions // 2)) + rng.randrange(workers),
         strikes=rng.randint(1, 3),
     )
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 LAUNCH = 1000
 """Incarnations a process may use up; the next one in its seat starts above them."""
-LEASE_BATCHES = 4
+LEASE_BATCHES = 6
 REJOIN_S = 0.01
 LEAST_S = 0.001
 NO_PAYLOAD = -1
 
 
 class Clock:
-    """A node's clocks: the monotonic one drifts; the wall clock also jumps."""
+    """A node's clocks. The one to measure by is true time x rate + offset; the wall clock also jumps."""
 
     __slots__ = ("jump_s", "offset_s", "rate")
 
@@ -32,14 +32,6 @@ class Clock:
         self.rate = rate
         self.offset_s = offset_s
         self.jump_s = 0.0
-
-    def monotonic_s(self, true_s: float) -> float:
-        """What a node may measure time by."""
-        return true_s * self.rate + self.offset_s
-
-    def wall_s(self, true_s: float) -> float:
-        """What a node must not measure time by."""
-        return true_s * self.rate + self.offset_s + self.jump_s
 
 
 class Process:
@@ -54,9 +46,12 @@ class Process:
         self.session = world.parts.worker_session(worker, launch * LAUNCH + 1, RETRY_S, HEARTBEAT_S)
         self.alive = True
         self.hangs = False  # its loop stands still; its heart beats
-        self.buried = False  # dead for good
+        self.departs = False  # its function ends with this step
+        self.buried = False  # nobody is started in its place
         self.started_s = world.agenda.now_s
         self.answers = 0  # to its contributions
+        self._agenda = world.agenda
+        self._random = world.random
         self._send = world.up[worker].send
         self._held: deque[Batch] = deque()
         self._computing = 0  # counts up with every step begun, and when one is dropped
@@ -68,12 +63,13 @@ class Process:
 
     def now_s(self) -> float:
         """The time as this process measures it."""
-        return self.clock.monotonic_s(self.world.agenda.now_s)
+        clock = self.clock
+        return self._agenda.now_s * clock.rate + clock.offset_s
 
     @property
     def gets_on(self) -> bool:
         """Whether it ought to."""
-        return self.alive and not self.hangs
+        return self.alive and not self.hangs and not self.departs
 
     # What it does by itself
 
@@ -82,16 +78,19 @@ class Process:
             self._say(self.session.join(self.now_s()))
 
     def _next(self) -> None:
-        """Begin with the next batch, or ask for more."""
+        """Begin with the next batch, or ask for more, or leave."""
+        if self.departs:
+            self._say(self.session.finish(self.now_s()))
+            return
         if not self._held:
             world = self.world
             wanted = self.session.ask(self._epoch, world.plan.epoch_batches, LEASE_BATCHES, 0, self.now_s())
             self._say(wanted)
             return
-        agenda = self.world.agenda
         self._computing += 1
         self._busy = True
-        agenda.at(agenda.now_s + self.step_s * (0.5 + self.world.random()), self._computed, self._computing)
+        agenda = self._agenda
+        agenda.at(agenda.now_s + self.step_s * (0.5 + self._random()), self._computed, self._computing)
 
     def _computed(self, computing: int, _: object) -> None:
         if computing != self._computing or not self.alive or self.hangs:
@@ -115,7 +114,7 @@ class Process:
 
     def _say(self, letter: FromWorker) -> None:
         self._send(letter, self._payload)
-        agenda = self.world.agenda
+        agenda = self._agenda
         if self._timer_s <= agenda.now_s:
             self._timer_s = agenda.now_s + HEARTBEAT_S
             agenda.at(self._timer_s, self._wake)
@@ -127,7 +126,7 @@ class Process:
         letter = self.session.tick(self.now_s())
         if letter is not None:
             self._send(letter, self._payload)
-        agenda, clock = self.world.agenda, self.clock
+        agenda, clock = self._agenda, self.clock
         due_s = (self.session.due_s - clock.offset_s) / clock.rate
         self._timer_s = max(due_s, agenda.now_s + LEAST_S)
         agenda.at(self._timer_s, self._wake)
@@ -147,6 +146,8 @@ class Process:
         news = self.session.receive(letter, self.now_s())
         if news is not None:
             self._act(news, life)
+        elif self.session.phase is Phase.FINISHED:
+            self.alive = False
 
     def _act(self, news: News, life: int) -> None:
         kind = type(news)
@@ -180,8 +181,8 @@ class Process:
     def _lost(self) -> None:
         self._drop()
         if self.session.phase is Phase.LOST and not self.hangs:
-            agenda = self.world.agenda
-            agenda.at(agenda.now_s + REJOIN_S * (1 + self.world.random()), self._join)
+            agenda = self._agenda
+            agenda.at(agenda.now_s + REJOIN_S * (1 + self._random()), self._join)
 
     def _drop(self) -> None:
         """What it computes and holds is the server's to give to others."""

@@ -67,7 +67,7 @@ class Server:
 
     def now_s(self) -> float:
         """The time as the server measures it."""
-        return self.clock.monotonic_s(self.agenda.now_s)
+        return self.agenda.now_s * self.clock.rate + self.clock.offset_s
 
     # What comes
 
@@ -111,21 +111,20 @@ class Server:
     # What is to be done
 
     def _tell(self, events: Iterable[Event], payload: int) -> None:
+        now_s, oracle = self.now_s(), self.oracle
         for event in events:
-            if type(event) is Pushed:
+            if isinstance(event, Pushed):
                 self._slots[event.worker, event.incarnation] = payload
-            effects = self.sequencer.receive(event, self.now_s())
-            self.oracle.event(event, payload, effects)
+            effects = self.sequencer.receive(event, now_s)
+            oracle.event(event, payload, effects)
             for effect in effects:
                 self._carry_out(event, effect)
-            self.oracle.settled(self.sequencer)
+            oracle.settled(self.sequencer)
 
     def _carry_out(self, event: Event, effect: Effect) -> None:
-        kind = type(effect)
-        if kind is Fold:
-            assert isinstance(effect, Fold)
+        if isinstance(effect, Fold):
             self._fold(effect)
-        elif kind is Hold:
+        elif isinstance(effect, Hold):
             assert isinstance(event, Pushed)
             self._buffer.append(self._slots[event.worker, event.incarnation])
         self.oracle.effect(event, effect)

@@ -1,0 +1,114 @@
+"""How fast virtual time goes: the sequencer alone, and 10,000 simulated workers.
+
+    python benchmarks/simulator.py --json FILE [--quick]
+
+All on one core. `MEASURES` lists what is measured: a name, a function that measures it once, its unit and its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from _report import Row, interleave, parser, report, row
+from plesio import async_sgd, ringmaster
+from plesio.cluster import Cluster, Exponential, Group
+from plesio.core.events import Joined, Pushed
+from plesio.core.sequencer import Sequencer
+from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual_workers import NoFolder, timed_workers
+from plesio.problems import Quadratic, run
+from plesio.strategy import Strategy
+
+WORKERS = 10_000
+
+
+class Measure(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    once: Callable[[argparse.Namespace], float]
+    unit: str
+    target: str | None = None
+
+
+def sequencer_alone(args: argparse.Namespace) -> float:
+    """Events a second: 16 workers push in turn, each contribution is folded and answered."""
+    workers, count = 16, 20_000 if args.quick else 200_000
+    sequencer = Sequencer(async_sgd(), workers)
+    for worker in range(workers):
+        sequencer.receive(Joined(worker, 1), 0.0)
+    events = [Pushed(number % workers, 1, number // workers + 1, 1, 8, 1) for number in range(count)]
+    with quiet() as started_s:
+        for event in events:
+            sequencer.receive(event, 0.0)
+        return count / (time.perf_counter() - started_s)
+
+
+def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
+    """Contributions a second where nothing is computed: what a what-if study costs."""
+    cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
+    participants = timed_workers(cluster, strategy.every, seed=0)
+    simulated = VirtualRun(
+        strategy, cluster, participants, NoFolder(), limits=Limits(contributions=count), timeline=False
+    )
+    with quiet() as started_s:
+        simulated.run()
+        return count / (time.perf_counter() - started_s)
+
+
+def quadratic(dimension: int, args: argparse.Namespace) -> float:
+    """Contributions a second on the quadratic: every gradient with its noise is computed and folded."""
+    cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
+    problem = Quadratic(dimension, single=True)
+    with quiet() as started_s:
+        run(problem, async_sgd("plain"), cluster, lr=1.0, contributions=count)
+        return count / (time.perf_counter() - started_s)
+
+
+class quiet:
+    """Without the collector's walks over what the set-up made; gives the time it begins."""
+
+    def __enter__(self) -> float:
+        gc.collect()
+        gc.freeze()
+        return time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
+
+
+MEASURES = [
+    Measure("sequencer alone", sequencer_alone, "events/s", ">= 200000"),
+    Measure("10,000 workers, async, timing only", functools.partial(timing_only, async_sgd()), "contributions/s"),
+    Measure(
+        "10,000 workers, ringmaster(1000), timing only",
+        functools.partial(timing_only, ringmaster(1000)),
+        "contributions/s",
+    ),
+    Measure(
+        "10,000 workers, quadratic of 100 dimensions",
+        functools.partial(quadratic, 100),
+        "contributions/s",
+        ">= 20000",
+    ),
+    Measure("10,000 workers, quadratic of 1,729 dimensions", functools.partial(quadratic, 1729), "contributions/s"),
+    # A further measure is a further line here.
+]
+
+
+def rows(args: argparse.Namespace) -> Iterator[Row]:
+    """Every measure, run in turn with the others."""
+    runs = 1 if args.quick else args.runs
+    values = interleave({one.name: functools.partial(one.once, args) for one in MEASURES}, runs)
+    for one in MEASURES:
+        yield row(one.name, values[one.name], one.unit, target=one.target)
+
+
+if __name__ == "__main__":
+    given = parser((__doc__ or "").splitlines()[0], runs=3).parse_args()
+    report("virtual time, one core", list(rows(given)), given.json, threads="1")

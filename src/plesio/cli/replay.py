@@ -1,0 +1,59 @@
+"""`plesio replay`: an earlier run again, from its journal, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from plesio.cli.live import terminal
+from plesio.errors import ConfigurationError
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a journal.", show_default=False)]
+ScriptPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--script", metavar="FILE", help="The run's script, if it is no longer where it was.", show_default=False
+    ),
+]
+UntilVersion = Annotated[
+    int | None, typer.Option("--until", metavar="VERSION", help="Stop there and write the weights.", show_default=False)
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights", metavar="FILE", help="Where to write them; beside the journal if left out.", show_default=False
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Go on though script, libraries or machine are not the same.")]
+
+
+def replay(
+    run: RunPath,
+    script: ScriptPath = None,
+    until: UntilVersion = None,
+    weights: Weights = None,
+    force: Force = False,
+) -> int:
+    """Do a run again from its journal, in one process, and say whether every version is the same bit for bit.
+
+    Exits with 0 if it is, with 1 if a version differs.
+    """
+    from plesio.cli.script import load
+    from plesio.journal import read_journal
+    from plesio.observe.files import save_weights
+    from plesio.replay import replay as do
+
+    journal = read_journal(run)
+    path = script or Path(journal.head.script)
+    if not path.is_file():
+        raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
+    found = do(run, load(path, {}, processes=False).train, until=until, force=force)
+    console = terminal()
+    console.print(str(found), markup=False, soft_wrap=True)
+    if until is not None or weights is not None:
+        where = weights or journal.path.with_name(f"weights-{found.versions}.safetensors")
+        save_weights(found.state_dict, where)
+        console.print(f"the weights of version {found.versions} are in {where}", markup=False, soft_wrap=True)
+    return 0 if found.identical else 1

@@ -1,0 +1,147 @@
+"""A run of real processes, done again from its journal: the same bits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio.cli.main import main
+from plesio.journal import FILE_NAME, Received, read_journal
+from plesio.strategy import Strategy
+from support.replayed import chancy
+
+RECIPES = [
+    ps.sync_sgd(),
+    ps.first_of(3),
+    ps.async_sgd(),
+    ps.async_sgd(correct="plain", weigh="inverse"),
+    ps.async_sgd(correct="delay_compensated"),
+    ps.async_sgd(correct="gap_aware"),
+    ps.bounded_staleness(2),
+    ps.buffered(2),
+    ps.rennala(2),
+    ps.ringmaster(2),
+    ps.local_sgd(every=3),
+    ps.local_sgd(every=ps.Seconds(0.03)),
+]
+
+
+def trained(strategy: Strategy, folder: Path, train: Any = chancy, **options: Any) -> ps.Run:
+    return ps.run(train, strategy, workers=4, runs=folder, timeout_s=60, **options)
+
+
+def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
+    assert run.folder is not None
+    again = ps.replay(run.folder, train)
+    assert str(again) == f"bit-identical: {run.version} versions"
+    assert all(torch.equal(value, again.state_dict[name]) for name, value in run.state_dict.items())
+    return again
+
+
+@pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
+def test_every_recipe_comes_out_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
+    run = trained(strategy, tmp_path, faults=[ps.Slow(worker=0, factor=4)])
+    assert run.version > 5
+    assert_same(run)
+
+
+def test_adam_with_look_ahead(tmp_path: Path) -> None:
+    train = functools.partial(chancy, kind="adam")
+    assert_same(trained(ps.async_sgd(), tmp_path, train), train)
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)
+def test_a_worker_that_died_and_a_contribution_that_was_not_finite(strategy: Strategy, tmp_path: Path) -> None:
+    train = functools.partial(chancy, poison=(2, 5), dies=tmp_path / "died")
+    run = trained(strategy, tmp_path, train)
+    assert run.workers[1].left == "died"
+    assert_same(run, train)
+
+
+def test_a_run_that_was_stopped(tmp_path: Path) -> None:
+    run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=1000), until=ps.Until(steps=60))
+    assert_same(run, functools.partial(chancy, epochs=1000))
+
+
+def test_it_stops_at_the_version_asked_for(tmp_path: Path) -> None:
+    run = trained(ps.async_sgd(), tmp_path)
+    part = ps.replay(run.folder, chancy, until=7)
+    assert (part.versions, part.identical) == (7, True)
+    assert any(not torch.equal(value, part.state_dict[name]) for name, value in run.state_dict.items())
+
+
+def test_another_training_function_is_refused_and_forced_is_told_apart(tmp_path: Path) -> None:
+    run = trained(ps.sync_sgd(), tmp_path)
+    from support.loops import follow
+
+    other = functools.partial(chancy, kind="adam")
+    assert not ps.replay(run.folder, other).identical  # the same file, other arguments: the first version says so
+    with pytest.raises(ps.ReplayError, match=r"the training function .*replayed.py\) has changed.*--force"):
+        ps.replay(run.folder, follow)
+
+
+def test_a_damaged_journal_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = trained(ps.async_sgd(), tmp_path)
+    assert run.folder is not None
+    file = run.folder / FILE_NAME
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    part = ps.replay(file, chancy)
+    assert part.identical
+    assert 0 < part.versions < run.version
+    assert "bytes from byte" in part.missing
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    file.write_bytes(flipped)
+    part = ps.replay(file, chancy)
+    assert part.identical
+    assert 0 < part.versions < run.version
+    assert "contributions" in part.missing
+
+
+def test_a_changed_order_is_another_run(tmp_path: Path) -> None:
+    """What makes a replay the same is the order of events: with two pushes exchanged the weights differ."""
+    from plesio.journal import JournalWriter
+
+    run = trained(ps.async_sgd(correct="plain"), tmp_path)
+    journal = read_journal(run.folder)
+    events = [one for one in journal if isinstance(one, Received)]
+    writer = JournalWriter(tmp_path / "changed.bin", journal.head)
+    places = [i for i, one in enumerate(events) if type(one.event).__name__ == "Pushed"]
+    first, second = next(
+        (a, b) for a, b in itertools.pairwise(places) if b == a + 1 and events[a].event.worker != events[b].event.worker
+    )
+    events[first], events[second] = events[second], events[first]
+    for one in events:
+        writer.event(one.event, one.time_s, one.loss)
+    writer.close()
+    changed = ps.replay(tmp_path / "changed.bin", chancy)
+    assert changed.versions == 0
+    assert changed.identical
+    assert any(not torch.equal(value, changed.state_dict[name]) for name, value in run.state_dict.items())
+
+
+def test_hogwild_has_no_order_to_replay(tmp_path: Path) -> None:
+    run = ps.run(chancy, ps.hogwild(), workers=2, runs=tmp_path, timeout_s=60)
+    assert run.folder is not None
+    assert not (run.folder / FILE_NAME).exists()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from support.replayed import chancy as train\n")
+    run = trained(ps.async_sgd(), tmp_path / "runs")
+    assert main(["replay", str(run.folder), "--script", str(script), "--until", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "bit-identical: 5 versions" in out
+    assert "weights-5.safetensors" in out
+    assert main(["replay", str(run.folder), "--script", str(tmp_path / "gone.py")]) == 2
+    assert "is not there; name it with --script" in capsys.readouterr().err
+    assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version

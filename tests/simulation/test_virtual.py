@@ -1,0 +1,496 @@
+"""The driver in virtual time, against closed forms, and against a folder that knows what each slot holds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import pytest
+
+from plesio.clock.virtual import VirtualClock
+from plesio.cluster import (
+    Cluster,
+    Constant,
+    Crash,
+    Exponential,
+    Group,
+    Join,
+    Leave,
+    Link,
+    LogNormal,
+    Partition,
+    Restart,
+    Slow,
+    StepTime,
+    Timetable,
+)
+from plesio.cluster.faults import AnyFault
+from plesio.core.events import Cancel, Fold, Grant, Leased
+from plesio.engine.messages import Final
+from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual_messages import Answer, Finish, Lease, Push, Request
+from plesio.engine.virtual_workers import NoFolder, TimedWorker, timed_workers
+from plesio.errors import ConfigurationError, StrategyError
+from plesio.recipes import (
+    RECIPES,
+    allreduce,
+    async_sgd,
+    bounded_staleness,
+    buffered,
+    first_of,
+    hogwild,
+    local_sgd,
+    rennala,
+    ringmaster,
+    sync_sgd,
+)
+from plesio.rules import Seconds
+from plesio.strategy import Strategy
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "allreduce": allreduce,
+    "sync_sgd": sync_sgd,
+    "first_of": partial(first_of, 3),
+    "first_of without cancelling": partial(first_of, 3, cancel_late=False),
+    "async_sgd": async_sgd,
+    "bounded_staleness": partial(bounded_staleness, 1),
+    "buffered": partial(buffered, 3),
+    "rennala": partial(rennala, 2),
+    "ringmaster": partial(ringmaster, 3),
+    "local_sgd": partial(local_sgd, 3),
+    "local_sgd seconds": partial(local_sgd, Seconds(0.5)),
+    "hogwild": hogwild,
+}
+
+
+FREE, MINUTE = Link(), Limits(seconds=60.0)
+
+
+def test_every_recipe_is_here() -> None:
+    assert {name.split()[0] for name in STRATEGIES} == set(RECIPES)
+
+
+def cluster_of(*steps: StepTime, link: Link = FREE, server: Link = FREE, faults: Sequence[AnyFault] = ()) -> Cluster:
+    return Cluster(tuple(Group(1, step, link) for step in steps), server, tuple(faults))
+
+
+def simulate(
+    strategy: Strategy,
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    nbytes: int = 0,
+    silence_s: float = 300.0,
+    limits: Limits = MINUTE,
+    timeline: bool = True,
+) -> tuple[VirtualRun, Final]:
+    participants = timed_workers(cluster, strategy.every, seed, nbytes=nbytes)
+    run = VirtualRun(
+        strategy,
+        cluster,
+        participants,
+        NoFolder(),
+        answer_nbytes=nbytes,
+        silence_s=silence_s,
+        limits=limits,
+        timeline=timeline,
+    )
+    return run, run.run()
+
+
+# Closed forms
+
+
+def test_things_due_at_one_time_happen_in_the_order_they_were_planned() -> None:
+    clock, seen = VirtualClock(), []
+    for number, time_s in enumerate([1.0, 0.5, 1.0, 0.5, 1.0]):
+        clock.at(time_s, seen.append, number)
+    clock.at(0.7, lambda _: clock.at(0.7, seen.append, "later"), None)
+    while clock.step():
+        pass
+    assert seen == [1, 3, "later", 0, 2, 4]
+
+
+def test_a_synchronous_run_lasts_the_sum_of_its_rounds_slowest_steps() -> None:
+    cluster = Cluster((Group(16, LogNormal(0.1, 0.5)),))
+    timetables = cluster.timetables(seed=3)
+    expected = sum(max(one.step_s(0.0) for one in timetables) for _ in range(50))
+    _, final = simulate(sync_sgd(), cluster, seed=3, limits=Limits(contributions=16 * 50))
+    assert final.version == 50
+    assert final.wall_s == pytest.approx(expected, rel=1e-12)
+    assert final.staleness.max == 0
+    compute = sum(one.compute_s for one in final.workers)
+    assert sum(one.wait_s for one in final.workers) == pytest.approx(16 * expected - compute, rel=1e-9)
+
+
+def test_an_asynchronous_run_folds_at_the_sum_of_the_workers_rates() -> None:
+    speeds = (0.3, 0.5, 0.7, 1.1)
+    _, final = simulate(async_sgd(), cluster_of(*map(Constant, speeds)), limits=Limits(seconds=77.77))
+    assert final.version == sum(int(77.77 / step_s) for step_s in speeds)
+    assert all(one.wait_s == one.exchange_s == 0.0 for one in final.workers)
+
+
+def test_staleness_of_equal_workers_is_one_less_than_they_are() -> None:
+    _, final = simulate(async_sgd(), cluster_of(*[Exponential(1.0)] * 9), limits=Limits(contributions=20_000))
+    assert final.staleness.mean == pytest.approx(8.0, rel=0.02)
+
+
+@pytest.mark.parametrize(("way", "bytes_per_s"), [("push", 1e6), ("answer", 1e6)])
+def test_a_full_server_link_sets_the_throughput(way: str, bytes_per_s: float) -> None:
+    """20 workers could send 2,000 contributions a second, 1e4 bytes each; the link takes 100."""
+    cluster = Cluster((Group(20, LogNormal(0.01, 0.2)),), server=Link(bytes_per_s=bytes_per_s))
+    strategy, nbytes = async_sgd(), 10_000
+    participants = timed_workers(cluster, strategy.every, 0, nbytes=nbytes if way == "push" else 0)
+    run = VirtualRun(
+        strategy,
+        cluster,
+        participants,
+        NoFolder(),
+        answer_nbytes=nbytes if way == "answer" else 0,
+        limits=Limits(seconds=100.0),
+    )
+    assert run.run().version == pytest.approx(100 * 100, rel=0.005)
+
+
+def test_a_message_alone_takes_latency_and_the_slower_link() -> None:
+    for own, shared in ((1e3, 1e4), (1e4, 1e3)):
+        cluster = cluster_of(Constant(1.0), link=Link(0.25, own), server=Link(0.0, shared))
+        _, final = simulate(async_sgd(), cluster, nbytes=500, limits=Limits(contributions=10))
+        assert final.wall_s == pytest.approx(10 * (1.0 + 0.25 + 0.5) + 9 * (0.25 + 0.5))
+        assert final.workers[0].exchange_s == pytest.approx(10 * 2 * 0.75)  # the last answer is on its way
+
+
+def test_all_reduce_takes_the_time_of_a_ring() -> None:
+    """2 (n-1) hops of a part in n, over the slowest link."""
+    link = Link(latency_s=0.01, bytes_per_s=1e6)
+    cluster = Cluster((Group(3, Constant(1.0), link), Group(1, Constant(1.0), Link(0.0, 1e9))))
+    _, final = simulate(allreduce(), cluster, nbytes=4_000_000, limits=Limits(contributions=4 * 5))
+    ring_s = 2 * 3 * (0.01 + 1_000_000 / 1e6)
+    assert final.wall_s == pytest.approx(5 * 1.0 + 4 * ring_s)
+
+
+def test_local_steps_fill_the_seconds_they_are_given() -> None:
+    _, final = simulate(
+        local_sgd(Seconds(1.0)), cluster_of(Constant(0.125), Constant(0.375)), limits=Limits(contributions=20)
+    )
+    assert [one.steps for one in final.workers] == [80, 20]
+    assert final.wall_s == pytest.approx(10.0)
+
+
+def test_the_first_of_a_round_are_enough() -> None:
+    """The fourth is called off each time, at its cost in time, and never folded."""
+    cluster = cluster_of(Constant(1.0), Constant(2.0), Constant(3.0), Constant(10.0))
+    _, final = simulate(first_of(3), cluster, limits=Limits(contributions=30))
+    assert final.wall_s == pytest.approx(30.0)
+    assert [one.folded for one in final.workers] == [10, 10, 10, 0]
+    assert final.discarded == {"cancelled": 10}
+    assert final.workers[3].compute_s == pytest.approx(30.0)
+
+
+def test_a_clock_bound_holds_the_fast_and_lets_them_go() -> None:
+    _, final = simulate(bounded_staleness(2), cluster_of(Constant(0.1), Constant(1.0)), limits=Limits(seconds=10.5))
+    assert [one.folded for one in final.workers] == [13, 10]  # two clocks ahead, and one pushed while it is held
+    assert final.workers[0].wait_s > 8.0
+
+
+# The same arguments give the same run
+
+
+CHAOS = Cluster(
+    (Group(3, LogNormal(0.1, 0.3), Link(0.02, 1e6)), Group(3, Exponential(0.2), Link(0.05, 1e5))),
+    server=Link(0.0, 5e5),
+    faults=(
+        Slow(worker=0, factor=5.0, at_s=3.0, until_s=9.0),
+        Crash(worker=1, at_s=2.03),
+        Restart(worker=1, at_s=2.04),
+        Crash(worker=1, at_s=7.0),
+        Restart(worker=1, at_s=11.0),
+        Crash(worker=4, at_s=5.0),
+        Restart(worker=4, at_s=5.2),
+        Partition(worker=2, at_s=6.0, until_s=9.5),
+        Partition(worker=5, at_s=12.0, until_s=12.3),
+        Join(worker=3, at_s=4.0),
+        Leave(worker=0, at_s=15.0),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
+    def once(seed: int) -> bytes:
+        run, final = simulate(
+            STRATEGIES[name](), CHAOS, seed=seed, nbytes=2000, silence_s=1.5, limits=Limits(seconds=15.0)
+        )
+        return msgspec.json.encode((final, run.incidents))
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
+
+
+# What is folded is what was computed
+
+
+class Slots:
+    """A folder that holds each fold against what the members' slots hold."""
+
+    def __init__(self, workers: int) -> None:
+        self.slots: list[tuple[int, int]] = [(0, 0)] * workers  # (incarnation, version computed from)
+        self.held: list[tuple[int, int]] = []
+        self.version = 0
+        self.folded: list[tuple[int, int, int]] = []
+        self.published = [0] * workers
+
+    def publish(self, reader: int) -> int:
+        self.published[reader] = self.version
+        return self.version
+
+    def hold(self, worker: int, weight: float) -> None:
+        self.held.append(self.slots[worker])
+
+    def fold(self, fold: Fold) -> None:
+        slots = [self.slots[member.worker] for member in fold.members]
+        if fold.held:
+            slots, self.held = self.held, []
+        assert slots == [(member.incarnation, member.computed_from) for member in fold.members]
+        assert all(member.staleness == self.version - member.computed_from for member in fold.members)
+        self.version += 1
+        assert fold.version == self.version
+        self.folded += [(member.worker, member.incarnation, member.number) for member in fold.members]
+
+    def forget(self, worker: int) -> None:
+        pass
+
+    def set_groups(self, groups: bytes) -> None:
+        pass
+
+
+class Trainer:
+    """A participant with data: takes leases, one batch a step, for some epochs; its slot says from what it computed."""
+
+    TOTAL = 40
+
+    def __init__(self, worker: int, timetable: Timetable, strategy: Strategy, folder: Slots, epochs: int) -> None:
+        self.worker, self.timetable, self.every, self.folder = worker, timetable, strategy.every, folder
+        self.epochs = epochs
+        self.used: list[tuple[int, int]] = []
+        self.ended = 0
+
+    def begin(self, incarnation: int) -> None:
+        self.incarnation, self.epoch = incarnation, 0
+        self.batches: list[tuple[int, int]] = []
+        self.version, self.steps, self.finished = -1, 0, False
+
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+        assert not self.finished
+        if isinstance(answer, Leased):
+            assert buffer == -1
+            self.batches += answer.batches
+            if not answer.batches:
+                self.epoch += 1
+        else:
+            assert answer.version == buffer
+            self.version, self.steps, self.began_s = buffer, 0, now_s
+        return self._work(now_s)
+
+    def _work(self, now_s: float) -> Request:
+        while self.batches:
+            self.used.append(self.batches.pop(0))
+            now_s += self.timetable.step_s(now_s)
+            self.steps += 1
+            if self.every.due(self.steps, now_s - self.began_s):
+                return self._push(now_s)
+        if self.epoch < self.epochs:
+            return Lease(now_s, self.epoch, self.TOTAL, most=2)
+        if self.steps:
+            return self._push(now_s)
+        self.finished = True
+        return Finish(now_s)
+
+    def _push(self, now_s: float) -> Push:
+        self.folder.slots[self.worker] = (self.incarnation, self.version)
+        steps, self.steps = self.steps, 0
+        return Push(now_s, steps, 8 * steps, steps, nbytes=2000)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def train(
+    strategy: Strategy, cluster: Cluster, *, stealing: bool = True, silence_s: float = 1.5
+) -> tuple[VirtualRun, Slots]:
+    folder = Slots(cluster.workers)
+    trainers = [Trainer(k, one, strategy, folder, epochs=4) for k, one in enumerate(cluster.timetables(0))]
+    run = VirtualRun(
+        strategy,
+        cluster,
+        trainers,
+        folder,
+        answer_nbytes=2000,
+        stealing=stealing,
+        silence_s=silence_s,
+        limits=Limits(seconds=2000.0),
+    )
+    final = run.run()
+    assert run.ended == "finished"
+    assert final.folded == len(folder.folded) == len(set(folder.folded))
+    return run, folder
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_is_folded_is_what_was_computed(name: str) -> None:
+    """Through crashes, restarts, partitions, evictions and full links; and every batch is folded in the end."""
+    run, folder = train(STRATEGIES[name](), CHAOS)
+    assert run.leases.opened == 4 * Trainer.TOTAL
+    assert folder.version > 4 * Trainer.TOTAL / 20
+    if name not in ("rennala", "ringmaster"):  # who works for nothing at the end has nobody to redo it
+        assert run.leases.unvisited <= 2
+
+
+def test_without_faults_every_batch_is_visited() -> None:
+    calm = Cluster((Group(4, LogNormal(0.1, 0.5), Link(0.01, 1e6)),))
+    for strategy, stealing in itertools.product((sync_sgd(), async_sgd(), local_sgd(2)), (True, False)):
+        run, _ = train(strategy, calm, stealing=stealing)
+        assert (run.leases.unvisited, run.leases.done) == (0, 4 * Trainer.TOTAL)
+
+
+def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
+    """With a second of latency nearly all late pushes cross; their batches go to others."""
+    cluster = Cluster((Group(2, LogNormal(1.0, 0.3), Link(1.0)), Group(2, LogNormal(1.2, 0.3), Link(1.0))))
+    run, _ = train(first_of(2), cluster, silence_s=60.0)
+    late = run.meter.discarded["cancelled"]
+    assert late > 10
+    assert run.contributions > run.sequencer.version * 2, "some were sent before they were called off"
+    assert run.contributions < run.sequencer.version * 2 + late, "and some were not sent"
+    assert run.leases.unvisited <= 2
+
+
+# Faults
+
+
+def test_a_crash_takes_its_unsent_work_with_it() -> None:
+    cluster = cluster_of(
+        Constant(1.0), Constant(1.0), faults=[Crash(worker=1, at_s=10.5), Restart(worker=1, at_s=20.25)]
+    )
+    run, final = simulate(async_sgd(), cluster, limits=Limits(seconds=30.6))
+    assert [one.folded for one in final.workers] == [30, 10 + 10]
+    assert final.workers[1].compute_s == pytest.approx(10.5 + 10.0)
+    assert [incident.worker for incident in run.incidents] == [1]
+
+
+def test_others_do_not_wait_for_the_dead() -> None:
+    cluster = cluster_of(Constant(1.0), Constant(3.0), faults=[Crash(worker=1, at_s=4.0)])
+    _, final = simulate(sync_sgd(), cluster, limits=Limits(seconds=10.5))
+    assert [one.folded for one in final.workers] == [1 + 1 + 6, 1]
+    assert final.workers[1].left == "died"
+
+
+def test_who_comes_back_before_its_last_contribution_is_folded_waits_for_that() -> None:
+    """Worker 0's contribution of 1 s lies in its slot until worker 1 is done at 10 s."""
+    faults = [Crash(worker=0, at_s=2.0), Restart(worker=0, at_s=3.0)]
+    cluster = cluster_of(Constant(1.0), Constant(10.0), faults=faults)
+    _, final = simulate(sync_sgd(), cluster, limits=Limits(seconds=20.5))
+    assert final.version == 2
+    assert [one.folded for one in final.workers] == [2, 2]
+
+
+def test_messages_wait_for_the_end_of_a_partition() -> None:
+    cluster = cluster_of(Constant(1.0), faults=[Partition(worker=0, at_s=2.5, until_s=7.0)])
+    _, final = simulate(async_sgd(), cluster, limits=Limits(seconds=10.5))
+    assert final.version == 2 + 1 + 3
+
+
+def test_who_is_cut_off_for_too_long_is_evicted_and_joins_anew() -> None:
+    cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Partition(worker=1, at_s=2.5, until_s=50.5)])
+    run, final = simulate(sync_sgd(), cluster, silence_s=10.0, limits=Limits(seconds=60.6))
+    assert len(run.incidents) == 1
+    assert "evicted" in run.incidents[0].what
+    assert 12.0 < run.incidents[0].time_s <= 13.5
+    assert [one.folded for one in final.workers] == [2 + 48, 2 + 10]
+    assert final.workers[1].left is None
+
+
+def test_a_late_joiner_and_one_that_leaves() -> None:
+    cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Join(worker=1, at_s=5.25), Leave(worker=0, at_s=8.5)])
+    run, final = simulate(async_sgd(), cluster, limits=Limits(seconds=10.5))
+    assert [one.folded for one in final.workers] == [8, 5]
+    assert final.workers[0].left == "finished"
+    assert run.incidents == []
+
+
+def test_a_run_is_over_when_nobody_is_left() -> None:
+    cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Crash(worker=0, at_s=3.5), Crash(worker=1, at_s=4.5)])
+    run, final = simulate(sync_sgd(), cluster)
+    assert (run.ended, final.wall_s, final.version) == ("finished", 4.5, 4)
+
+
+# Limits
+
+
+def test_limits_and_evaluations_end_a_run() -> None:
+    cluster = cluster_of(Constant(1.0), Constant(1.0))
+    assert simulate(async_sgd(), cluster, limits=Limits(steps=7))[0].ended == "7 steps were up"
+    assert simulate(async_sgd(), cluster, limits=Limits(samples=7))[0].ended == "7 samples were up"
+    seen: list[tuple[float, int]] = []
+
+    def evaluate(now_s: float, version: int) -> str | None:
+        seen.append((now_s, version))
+        return "good enough" if version >= 4 else None
+
+    strategy = async_sgd()
+    participants = timed_workers(cluster, strategy.every, 0)
+    run = VirtualRun(strategy, cluster, participants, NoFolder(), evaluate=evaluate, evaluate_every_s=0.75)
+    run.run()
+    assert run.ended == "good enough"
+    assert seen == [(0.0, 0), (0.75, 0), (1.5, 2), (2.25, 4)]
+
+
+def test_whoever_is_still_there_is_told_the_end() -> None:
+    class Told(TimedWorker):
+        ended = 0
+
+        def end(self) -> None:
+            self.ended += 1
+
+    cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Crash(worker=0, at_s=2.5)])
+    told = [Told(one, async_sgd().every) for one in cluster.timetables(0)]
+    VirtualRun(async_sgd(), cluster, told, NoFolder(), limits=Limits(seconds=5.0)).run()
+    assert [one.ended for one in told] == [1, 1]
+
+
+def test_the_timeline_can_be_left_out() -> None:
+    cluster = cluster_of(Constant(1.0), Constant(2.0))
+    _, kept = simulate(sync_sgd(), cluster)
+    _, bare = simulate(sync_sgd(), cluster, timeline=False)
+    assert len(kept.timeline) > 60
+    assert bare.timeline == ()
+    assert bare.workers == kept.workers
+    busy = sum(span.end_s - span.start_s for span in kept.timeline if span.worker == 0 and span.kind == "compute")
+    assert busy == pytest.approx(kept.workers[0].compute_s)
+    assert math.isclose(busy, 30.0)
+
+
+def test_what_cannot_work_is_refused() -> None:
+    cluster = cluster_of(Constant(1.0))
+    with pytest.raises(StrategyError, match="first 3 of 1"):
+        simulate(first_of(3), cluster)
+    with pytest.raises(ConfigurationError, match="0 participants for a cluster of 1"):
+        VirtualRun(sync_sgd(), cluster, [], NoFolder())
+
+    class Asking:
+        def __init__(self, total: int) -> None:
+            self.total = total
+
+        def begin(self, incarnation: int) -> None:
+            pass
+
+        def go_on(self, answer: Grant | Cancel | Leased, buffer: int, now_s: float) -> Request:
+            return Lease(now_s, 0, self.total, 1)
+
+        def end(self) -> None:
+            pass
+
+    with pytest.raises(ConfigurationError, match="worker 1: its loader has 5 batches an epoch, another worker's 4"):
+        VirtualRun(sync_sgd(), cluster_of(Constant(1.0), Constant(1.0)), [Asking(4), Asking(5)], NoFolder()).run()

@@ -1,0 +1,75 @@
+"""Training functions with all that makes a run hard to do again: chance, pauses, stragglers, deaths."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+
+from support.loops import CLASSES, FEATURES, data
+
+
+class Augmented(Dataset[tuple[torch.Tensor, int]]):
+    """Each item is blurred by all three random sources as it is read."""
+
+    def __init__(self) -> None:
+        self.inputs, self.labels = data(96)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = 0.1 * torch.randn(FEATURES) + random.gauss(0, 0.1) + float(np.random.normal(0, 0.1))
+        return self.inputs[index] + noise, int(self.labels[index])
+
+
+def build() -> nn.Module:
+    """A model with dropout and batch-norm statistics."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, CLASSES)
+    )
+
+
+def chancy(
+    worker: Any, epochs: int = 4, kind: str = "sgd", poison: tuple[int, int] | None = None, dies: Path | None = None
+) -> None:
+    """Dropout, augmentation, a learning-rate schedule, gradients over two batches now and then, and random pauses.
+
+    `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its tenth step, unless that file is there.
+    """
+    model = build()
+    if kind == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(Augmented(), batch_size=6, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.8)
+    pauses = random.Random(os.getpid())  # of this process alone, as in life
+    step = 0
+    for _ in range(epochs):
+        for inputs, labels in loader:
+            step += 1
+            with worker.step():
+                optimizer.zero_grad()
+                loss = cross_entropy(model(inputs), labels)
+                loss.backward()
+                if poison == (worker.rank, step):
+                    next(iter(model.parameters())).grad.mul_(float("nan"))
+                time.sleep(pauses.expovariate(1 / 0.004))
+                optimizer.step()
+                worker.log(loss=loss)
+            schedule.step()
+            if dies is not None and worker.rank == 1 and step == 10 and not dies.exists():
+                dies.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
