@@ -1,9 +1,11 @@
 """Does a learning rate tuned for `sync_sgd` survive going asynchronous?
 
     python benchmarks/convergence.py --json convergence.json
+    python benchmarks/convergence.py --engine local        # real processes: not the same twice, several times as long
 
-Real processes of this host train an MLP on scikit-learn's digits, each run for the same number of epochs, so on equal
-samples. For each optimizer and number of workers the learning rate is tuned for `sync_sgd`, on seeds of its own; nothing is
+An MLP is trained on scikit-learn's digits, each run for the same number of epochs, so on equal samples. Gradients are real;
+the workers are simulated by default (`--cluster`, uniform), so that who is how stale does not depend on how busy this
+machine is, and anybody gets the same numbers. For each optimizer and number of workers the learning rate is tuned for `sync_sgd`, on seeds of its own; nothing is
 retuned after that. Held against `sync_sgd` at that rate are `async_sgd()` and plain asynchronous SGD, at that rate and at
 twice it, and for information the other strategies at 4 workers. A seed draws the split into training and test set, the
 initial weights and the order of the data. The results are kept in docs/convergence.md.
@@ -27,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from _report import Row, parser, progress, report
+from plesio.simulated import Simulated
 
 TRAINING = 1024
 """Images trained on; the other 773 are the test set. 128 batches share out evenly: else, at the end, a barrier would step
@@ -37,6 +40,9 @@ NEAR_POINTS = 0.5
 """How far below the synchronous accuracy is still as good."""
 DIVERGED_POINTS = 10.0
 """How far below the synchronous accuracy no longer counts as trained."""
+
+ENGINE: list[str | Simulated] = ["local"]
+"""Where runs take place."""
 
 Data = tuple[torch.Tensor, torch.Tensor]
 Split = tuple[Data, Data]
@@ -158,7 +164,7 @@ def outcome(setting: Setting, strategy: ps.Strategy, lr: float, seeds: Sequence[
     for seed in seeds:
         training, test = split(seed)
         loop = partial(train, training, setting.build, lr, epochs)
-        run = ps.run(loop, strategy, workers=setting.workers, seed=seed)
+        run = ps.run(loop, strategy, workers=setting.workers, seed=seed, engine=ENGINE[0])
         results.append(accuracy(run.state_dict, test))
         staleness.append(run.summary.staleness.mean)
     result = Outcome(tuple(results), tuple(staleness))
@@ -282,7 +288,12 @@ def inform(tuned: dict[Setting, Tuned], sync: dict[Setting, Outcome], size: Size
 
 def main() -> None:
     """Tune, compare, report."""
-    arguments = parser("Accuracy of asynchronous training at learning rates tuned for sync_sgd.", runs=5).parse_args()
+    options = parser("Accuracy of asynchronous training at learning rates tuned for sync_sgd.", runs=5)
+    options.add_argument("--engine", choices=("simulated", "local"), default="simulated", help="where runs take place")
+    options.add_argument("--cluster", default="uniform", metavar="NAME", help="the simulated machines (a preset)")
+    arguments = options.parse_args()
+    ENGINE[0] = Simulated(arguments.cluster) if arguments.engine == "simulated" else "local"
+    torch.set_num_threads(1)
     size = quick() if arguments.quick else full(arguments.runs)
     tables = Tables()
     rates: dict[Setting, Tuned] = {}
@@ -297,7 +308,8 @@ def main() -> None:
     rows += inform({one: tuned for one, tuned in rates.items() if one.workers == 4}, sync, size, tables)
     tables.print()
     title = f"Digits, MLP 64-64-10, {size.epochs} epochs of {TRAINING} images, batch {BATCH} a worker"
-    report(f"{title}, {len(size.seeds)} seeds", rows, arguments.json)
+    where = f"simulated workers ({arguments.cluster})" if arguments.engine == "simulated" else "real processes"
+    report(f"{title}, {len(size.seeds)} seeds, {where}", rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from _report import Row, interleave, parser, report, row
@@ -36,6 +37,23 @@ class Measure(NamedTuple):
     target: str | None = None
 
 
+@contextmanager
+def timed(count: int) -> Iterator[list[float]]:
+    """Gives a list, and puts into it how many of `count` a second of this core went through.
+
+    Processor time, so that others' work on the machine counts less; no walks of the collector.
+    """
+    rate: list[float] = []
+    gc.collect()
+    gc.disable()
+    started_s = time.process_time()
+    try:
+        yield rate
+        rate.append(count / (time.process_time() - started_s))
+    finally:
+        gc.enable()
+
+
 def sequencer_alone(args: argparse.Namespace) -> float:
     """Events a second: 16 workers push in turn, each contribution is folded and answered."""
     workers, count = 16, 20_000 if args.quick else 200_000
@@ -43,10 +61,10 @@ def sequencer_alone(args: argparse.Namespace) -> float:
     for worker in range(workers):
         sequencer.receive(Joined(worker, 1), 0.0)
     events = [Pushed(number % workers, 1, number // workers + 1, 1, 8, 1) for number in range(count)]
-    with quiet() as started_s:
+    with timed(count) as rate:
         for event in events:
             sequencer.receive(event, 0.0)
-        return count / (time.perf_counter() - started_s)
+    return rate[0]
 
 
 def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
@@ -56,30 +74,18 @@ def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
     simulated = VirtualRun(
         strategy, cluster, participants, NoFolder(), limits=Limits(contributions=count), timeline=False
     )
-    with quiet() as started_s:
+    with timed(count) as rate:
         simulated.run()
-        return count / (time.perf_counter() - started_s)
+    return rate[0]
 
 
 def quadratic(dimension: int, args: argparse.Namespace) -> float:
     """Contributions a second on the quadratic: every gradient with its noise is computed and folded."""
     cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
     problem = Quadratic(dimension, single=True)
-    with quiet() as started_s:
+    with timed(count) as rate:
         run(problem, async_sgd("plain"), cluster, lr=1.0, contributions=count)
-        return count / (time.perf_counter() - started_s)
-
-
-class quiet:
-    """Without the collector's walks over what the set-up made; gives the time it begins."""
-
-    def __enter__(self) -> float:
-        gc.collect()
-        gc.freeze()
-        return time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        gc.unfreeze()
+    return rate[0]
 
 
 MEASURES = [

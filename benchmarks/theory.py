@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -106,8 +107,8 @@ def markdown(results: Mapping[str, Mapping[str, Outcome]]) -> str:
         cells = []
         for one in outcomes.values():
             time = "never" if one.time_s == math.inf else figure(one.time_s)
-            setting = one.strategy.partition("(")[2].partition(")")[0].split(",")[0]
-            note = [setting] if setting[:1].isdigit() or setting.startswith("k=") else []
+            setting = re.search(r"\((?:k=)?(\d+)", one.strategy)
+            note = [setting[1]] if setting else []
             time = f"**{time}**" if one.time_s == best_s else time
             cells.append(f"{time} ({', '.join([*note, f'{one.lr:.2g}'])})")
         lines.append(f"| {model} | {' | '.join(cells)} |")
@@ -138,12 +139,13 @@ def picture(results: Mapping[str, Mapping[str, Outcome]], title: str) -> str:
 
 
 def _legend() -> list[str]:
-    step = WIDTH / len(METHODS)
-    return [
-        f'<circle cx="{LEFT + k * step + 5:.0f}" cy="42" r="5" fill="{COLOURS[k]}"/>'
-        f'<text x="{LEFT + k * step + 15:.0f}" y="46">{escape(name)}</text>'
-        for k, name in enumerate(METHODS)
-    ]
+    shapes, x = [], LEFT
+    for name, colour in zip(METHODS, COLOURS, strict=True):
+        shapes.append(
+            f'<circle cx="{x + 5}" cy="42" r="5" fill="{colour}"/><text x="{x + 15}" y="46">{escape(name)}</text>'
+        )
+        x += 40 + 7 * len(name)  # about the width of the words
+    return shapes
 
 
 def _grid(axis: Axis, bottom: float) -> list[str]:
@@ -190,7 +192,9 @@ def main() -> None:
     for model, step in MODELS.items():
         progress.print(f"steps take: {model}")
         results[model] = compare(problem, step, args)
-    title = f"Time to {args.loss:g} of the first loss, quadratic of {args.dimension} dimensions, {args.workers} workers"
+    title = (
+        f"Time to {args.loss:g} of the first loss, quadratic of {args.dimension:,} dimensions, {args.workers:,} workers"
+    )
     rows = [row for model, outcomes in results.items() for row in claims(model, outcomes)]
     report(title, rows, args.json, threads="1")
     print(markdown(results))

@@ -6,7 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plesio import cluster, problems
+    from plesio.checkpoint import Checkpoint
+    from plesio.cluster import Cluster
     from plesio.errors import (
+        CheckpointError,
         ConfigurationError,
         DeadlineError,
         ModelMismatchError,
@@ -36,11 +40,15 @@ if TYPE_CHECKING:
     from plesio.replay import Replayed, ReplayError, replay
     from plesio.rules import Seconds, Steps
     from plesio.runner import Run, Until, run
+    from plesio.simulated import Simulated
     from plesio.strategy import Strategy
     from plesio.worker import Worker
 
 _HOMES = {
+    "plesio.cluster": ("Cluster",),
+    "plesio.checkpoint": ("Checkpoint",),
     "plesio.errors": (
+        "CheckpointError",
         "ConfigurationError",
         "DeadlineError",
         "ModelMismatchError",
@@ -70,13 +78,18 @@ _HOMES = {
     "plesio.replay": ("Replayed", "ReplayError", "replay"),
     "plesio.rules": ("Seconds", "Steps"),
     "plesio.runner": ("Run", "Until", "run"),
+    "plesio.simulated": ("Simulated",),
     "plesio.strategy": ("Strategy",),
     "plesio.worker": ("Worker",),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
+_SUBMODULES = ("cluster", "problems")
 
 __version__ = "0.1.0"
 __all__ = [  # spelled out for type checkers
+    "Checkpoint",
+    "CheckpointError",
+    "Cluster",
     "ConfigurationError",
     "DeadlineError",
     "Kill",
@@ -90,6 +103,7 @@ __all__ = [  # spelled out for type checkers
     "Seconds",
     "ServerLostError",
     "SharedMemoryError",
+    "Simulated",
     "Slow",
     "Steps",
     "StopRun",
@@ -103,9 +117,11 @@ __all__ = [  # spelled out for type checkers
     "async_sgd",
     "bounded_staleness",
     "buffered",
+    "cluster",
     "first_of",
     "hogwild",
     "local_sgd",
+    "problems",
     "recipe",
     "rennala",
     "replay",
@@ -117,12 +133,17 @@ __all__ = [  # spelled out for type checkers
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: `plesio strategies` need not wait for torch."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"plesio.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'plesio' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+    home = importlib.import_module(_WHERE[name])
+    for one in _HOMES[
+        home.__name__
+    ]:  # all at once: importing plesio.replay has just put the module where `replay` goes
+        globals()[one] = getattr(home, one)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted({*globals(), *_WHERE, *_SUBMODULES})

@@ -21,6 +21,10 @@ class ConfigurationError(PlesioError, ValueError):
     """An argument of a run that does not exist or cannot work."""
 
 
+class CheckpointError(ConfigurationError):
+    """There is no checkpoint, it is damaged, or it is of another run."""
+
+
 class ModelMismatchError(PlesioError):
     """The workers do not hold the same model, or a model changed its tensors after `prepare`."""
 

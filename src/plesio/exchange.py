@@ -92,9 +92,21 @@ class Standing:
     loss: float = nan
     """What the training function last logged under that name."""
 
-    def reseed(self, number: int) -> None:
-        """Contribution `number` begins: what is random in it does not depend on what went before."""
-        seed_step(self.seed, self.worker, number)
+    before: int = 0
+    """Contributions it made before the run was resumed,"""
+    steps_before: int = 0
+    """and the local steps in them."""
+    number: int = 0
+    """The contribution it works on, counted from the beginning of this process."""
+
+    def begin(self, number: int) -> None:
+        """Contribution `number` begins."""
+        self.number = number
+        self.reseed()
+
+    def reseed(self) -> None:
+        """What is random in a contribution does not depend on what went before."""
+        seed_step(self.seed, self.worker, self.before + self.number)
 
 
 class Exchange(Protocol):
@@ -190,6 +202,8 @@ class ServerExchange:
     def begin(self) -> None:
         """Wait for the first version."""
         answer = self._doorbell.answer(self._timeout_s, 0, 0)
+        self._standing.before, self._standing.steps_before = answer.number, answer.staleness
+        answer.staleness = 0
         self._number = 1
         self._adopt(answer)
         self._pacer.begin()
@@ -264,7 +278,7 @@ class ServerExchange:
             standing.discarded += 1
         if standing.verdict is Verdict.NOT_FINITE:
             warn_not_finite(standing.worker)
-        standing.reseed(self._number)
+        standing.begin(self._number)
         self._steps = 0
         self._exchanged_s = self._pacer.now_s()
 

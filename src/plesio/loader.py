@@ -31,7 +31,9 @@ class LeasedLoader:
     Its length is an equal share of the epoch, rounded up: how many batches really come depends on everybody's speed.
     """
 
-    def __init__(self, loader: Any, lease: Lease, seed: int, workers: int, used: Used) -> None:
+    def __init__(
+        self, loader: Any, lease: Lease, seed: int, workers: int, used: Used, reseed: Callable[[], None]
+    ) -> None:
         self._source = _as_loader(loader)
         self._lease = lease
         self._seed = seed
@@ -48,6 +50,7 @@ class LeasedLoader:
         self._sizes: deque[int] = deque()  # of the batches given to the DataLoader and not yielded yet
         self._unused = 0
         self._used = used
+        self._reseed = reseed
         self._loader = _relay(self._source, self)
 
     def __len__(self) -> int:
@@ -57,7 +60,14 @@ class LeasedLoader:
         """One epoch's worth of this worker's batches."""
         self._unused += len(self._sizes)  # the last epoch was left early
         self._sizes.clear()
-        for batch in self._loader:
+        batches = iter(self._loader)
+        while True:
+            if not self._used.batches:
+                self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
             self._used.batches += 1
             self._used.samples += self._sizes.popleft()
             yield batch

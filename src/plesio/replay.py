@@ -11,6 +11,7 @@ in time that its step was called off) is read from the journal as well.
 | LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
 | Abandoned, Left             | the sequencer hears of it                                                 |
 | fold                        | ours must have the same checksum                                          |
+| resumption                  | all begin anew from the version that is there                             |
 | eviction                    | the sequencer is told the time it was then                                |
 | end                         | the weights must have the same hash                                       |
 """
@@ -26,6 +27,7 @@ from typing import Any
 import msgspec
 import torch
 
+from plesio.checkpoint import Progress
 from plesio.core.events import (
     Abandoned,
     Cancel,
@@ -50,7 +52,18 @@ from plesio.errors import ConfigurationError
 from plesio.fabric.doorbell import Answer, Header, Note
 from plesio.greenlets import GreenletWorker, Request
 from plesio.inline import InlineServer
-from plesio.journal import Ended, Evicted, Folded, Journal, JournalEvent, JournalHead, Received, Record, read_journal
+from plesio.journal import (
+    Ended,
+    Evicted,
+    Folded,
+    Journal,
+    JournalEvent,
+    JournalHead,
+    Received,
+    Record,
+    Resumed,
+    read_journal,
+)
 from plesio.rules import Every, Gradient, Server
 from plesio.strategy import Strategy
 from plesio.tensors.checksum import weights_hash, window_checksum
@@ -157,6 +170,8 @@ class _Seat:
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None
         self.called_off: deque[Answer] = deque()  # steps that were, while nobody had noticed yet
+        self.steps = 1  # of the contribution that came last
+        self.before = Progress()  # when the run was resumed
         self.timer = self
 
     # As a `plesio.greenlets.Watcher`, with a time that stands still
@@ -202,6 +217,7 @@ class _Replay:
         for record in journal:
             if isinstance(record, Received):
                 self._seats[record.event.worker].upcoming.append(record.event)
+        self._progress = [Progress()] * head.workers
         self._checksums: dict[int, int] = {}
         self._same = 0
 
@@ -227,6 +243,8 @@ class _Replay:
     def _take(self, record: Record) -> None:
         if isinstance(record, Received):
             self._heard(record)
+        elif isinstance(record, Resumed):
+            self._resume(record)
         elif isinstance(record, Evicted):
             self._do(self._sequencer.receive(Ticked(), record.time_s))
         elif isinstance(record, Folded):
@@ -243,6 +261,21 @@ class _Replay:
             ours_all = weights_hash(self._server.built.current.memory)
             if ours_all != record.weights_hash:
                 raise _DifferentError("all versions looked the same, but the final weights differ")
+
+    def _resume(self, record: Resumed) -> None:
+        """The run was interrupted after its checkpoint; do what restoring that does."""
+        if not self._server.begun:
+            raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
+        head, order = self._journal.head, self._sequencer.state()
+        for worker, seat in enumerate(self._seats):
+            if seat.worker is not None:
+                seat.worker.kill()
+            seat.worker, seat.request, seat.before = None, None, self._progress[worker]
+            seat.called_off.clear()
+        self._server.built.folder.begin_anew()
+        self._sequencer = Sequencer.restore(
+            self._strategy, head.workers, order, stealing=head.stealing, silence_s=head.silence_s
+        )
 
     def _heard(self, record: Received) -> None:
         event = record.event
@@ -275,6 +308,7 @@ class _Replay:
             header = seat.request
             if not isinstance(header, Header) or header.note != Note.PUSH or not _same(header, event):
                 raise self._otherwise(seat, event)
+            seat.steps = event.steps
             if header.extra:
                 self._server.set_groups(header.extra)
 
@@ -306,8 +340,10 @@ class _Replay:
             elif isinstance(effect, Hold):
                 self._server.hold(effect.worker, effect.weight)
             elif isinstance(effect, Grant):
+                self._answered(effect)
                 answers.append((self._seats[effect.worker], self._answer(effect, effect.verdict, effect.staleness)))
             elif isinstance(effect, Cancel):
+                self._answered(effect)
                 self._seats[effect.worker].called_off.append(self._answer(effect, Verdict.CANCELLED, 0))
             elif isinstance(effect, Leased):
                 answers.append((self._seats[effect.worker], effect.batches))
@@ -317,8 +353,16 @@ class _Replay:
 
     def _answer(self, effect: Grant | Cancel, verdict: Verdict, staleness: int) -> Answer:
         buffer = self._server.publish(effect.worker)
-        cancel = isinstance(effect, Cancel)
-        return Answer(cancel, verdict, False, buffer, staleness, effect.number, effect.version)
+        if not effect.number:
+            before = self._seats[effect.worker].before
+            return Answer(False, verdict, False, buffer, before.steps, before.contributions, effect.version)
+        return Answer(isinstance(effect, Cancel), verdict, False, buffer, staleness, effect.number, effect.version)
+
+    def _answered(self, effect: Grant | Cancel) -> None:
+        if effect.number:
+            seat = self._seats[effect.worker]
+            steps, seat.steps = self._progress[effect.worker].steps + seat.steps, 1
+            self._progress[effect.worker] = Progress(seat.before.contributions + effect.number, steps)
 
 
 def _fields(request: LeaseRequest) -> tuple[int, int, int, int]:

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
+from plesio.checkpoint import Checkpoint
 from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import WORKERS_MAX, LocalEngine
 from plesio.engine.virtual import Limits
 from plesio.errors import ConfigurationError, StrategyError, unknown_name
 from plesio.faults import Fault, Pace, check_faults
-from plesio.journal import FILE_NAME
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
 from plesio.recipes import RECIPES, recipe
-from plesio.rules import Server
+from plesio.resume import check_keeping, kept, resumption
 from plesio.simulated import Simulated, SimulatedEngine
 from plesio.strategy import Strategy
 
@@ -131,6 +131,8 @@ def run(
     on_worker_error: str = "raise",
     on_nonfinite: str = "discard",
     timeout_s: float = 300.0,
+    checkpoint: Checkpoint | None = None,
+    resume: str | Path | None = None,
     runs: str | Path | None = None,
     watch: Callable[[Live], object] | None = None,
 ) -> Run:
@@ -152,6 +154,9 @@ def run(
         on_worker_error: an exception in one worker: "raise" ends the run, "continue" goes on without that worker.
         on_nonfinite: a contribution with a NaN or an infinity: "discard" counts it, "raise" ends the run.
         timeout_s: how long anybody waits for anybody.
+        checkpoint: how often to keep the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
+        resume: the folder of an earlier run (or of its checkpoints) to go on from: weights, the optimizer's state, the
+            data not visited yet. In lock step the outcome is the same as without the interruption, bit for bit.
         runs: the folder that run folders go into; None writes nothing.
         watch: called with the state of the run several times a second.
 
@@ -162,6 +167,7 @@ def run(
         StrategyError, ConfigurationError: before anything is started, if this cannot work.
         WorkerError: the training function of a worker raised; its traceback is in the message.
         WorkerLostError: every worker died. ServerLostError: the server died.
+        CheckpointError: nothing to resume from, or it is of another run.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
     Example:
@@ -193,14 +199,18 @@ def run(
         continue_on_worker_error=on_worker_error == "continue",
         raise_on_nonfinite=on_nonfinite == "raise",
     )
+    begin_from = resumption(resume, job) if resume is not None else None
+    if checkpoint is not None or resume is not None:
+        check_keeping(job, checkpoint, runs, simulated)
     folder = RunFolder.create(runs, strategy, _configuration(job, until)) if runs is not None else None
+    job = kept(job, folder.path if folder is not None else None, checkpoint, begin_from, simulated)
     seen = functools.partial(_watch, until, watch)
-    asked = simulated or isinstance(strategy.via, Server)  # otherwise workers fold without asking anybody
-    journal = folder.path / FILE_NAME if folder is not None and asked else None
     if isinstance(engine, Simulated):
-        outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until), journal).run()
+        outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until)).run()
     else:
-        outcome = LocalEngine(job, seen, journal).run()
+        outcome = LocalEngine(job, seen).run()
+    if begin_from is not None:
+        outcome.incidents.insert(0, begin_from.incident)
     summary = _summary(strategy, outcome)
     if folder is not None:
         folder.write(summary, outcome.state_dict)

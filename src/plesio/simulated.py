@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,10 +93,9 @@ class SimulatedEngine:
         cluster: where.
         watch: told how the run stands at each evaluation; a reason ends it.
         limits: when it ends before the training functions return.
-        journal: the file to keep the journal in; None keeps none.
     """
 
-    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, journal: Path | None = None) -> None:
+    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits) -> None:
         if job.pace is not None or job.faults:
             raise ConfigurationError(
                 "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps "
@@ -109,7 +107,7 @@ class SimulatedEngine:
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
         self.server = InlineServer(self._strategy, job.workers)
-        writer = JournalWriter(journal, head_of(job, torch.get_num_threads())) if journal is not None else None
+        writer = JournalWriter(job.journal, head_of(job, torch.get_num_threads())) if job.journal is not None else None
         recorder = Recorder(writer, lambda: self.server.built) if writer is not None else None
         participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
         self.run_of = VirtualRun(

@@ -75,6 +75,11 @@ class Worker:
         return self._standing.discarded
 
     @property
+    def steps_before(self) -> int:
+        """Steps this worker had taken before the run was resumed: for a schedule that counts steps to catch up."""
+        return self._standing.steps_before
+
+    @property
     def stopped(self) -> bool:
         """Whether the run is over; the loader ends by itself then, a loop of your own should look."""
         return self._standing.stopped
@@ -162,7 +167,9 @@ class Worker:
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             raise ConfigurationError("the model is not on the CPU; this engine trains on CPUs: leave out .to(device)")
         if loader is not None:
-            self._loader = LeasedLoader(loader, self._station.lease, self.seed, self.workers, self._used)
+            self._loader = LeasedLoader(
+                loader, self._station.lease, self.seed, self.workers, self._used, self._standing.reseed
+            )
         self._exchange, model = self._station.join(model, optimizer, self._used)
         if self._exchange.cancels:
             self._look_before_each_layer(model)

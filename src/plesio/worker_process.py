@@ -113,7 +113,7 @@ class ProcessStation:
         exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
         ring_block.close()
         self._server.send(Ready())
-        self.standing.reseed(0)
+        self.standing.begin(0)
         exchange.begin()
         self._exchange = exchange
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model

@@ -246,6 +246,15 @@ def test_a_heart_that_beats_keeps_the_lease() -> None:
         assert pair.server.tick(pair.now_s) == []
 
 
+def test_a_worker_knows_since_when_the_server_is_silent() -> None:
+    pair = joined()
+    pair.now_s = 3.0
+    pair.to_worker([Received(0, incarnation=9, epoch=1, serial=0)])
+    assert pair.worker.heard_s == 0.0
+    pair.to_worker(pair.to_server(pair.push()))
+    assert pair.worker.heard_s == 3.0
+
+
 def test_a_connection_that_ended_with_its_process_is_a_worker_that_left() -> None:
     pair = joined()
     assert pair.server.broken(0, incarnation=7) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from plesio import recipes
+from plesio.cli.torture import torture
 from plesio.core.letters import Level
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy
@@ -33,8 +35,9 @@ def test_no_promise_breaks_at_full_size() -> None:
 
 
 @pytest.mark.slow
-def test_no_promise_breaks_in_ten_thousand_seeds() -> None:
-    for seed in range(10_000, 20_000):
+@pytest.mark.parametrize("first", range(10_000, 20_000, 1000))
+def test_no_promise_breaks_in_ten_thousand_seeds(first: int) -> None:
+    for seed in range(first, first + 1000):
         assert run_seed(seed).failure is None, seed
 
 
@@ -147,3 +150,31 @@ def test_nothing_is_shrunk_where_nothing_fails() -> None:
 def test_an_unknown_bug_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"unknown bug 'no dedup'; known: .*did you mean 'no dedupe'"):
         run_seed(0, "no dedup")
+
+
+# The command
+
+
+def test_the_command_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torture(seeds=20, first_seed=5) == 0
+    said = capsys.readouterr().out
+    for words in ("20 (", "failed", "contributions made", "letters lost", "server crashes"):
+        assert words in said
+
+
+def test_the_command_tells_the_story_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torture(seeds=3, bug="a restart is not told") == 1
+    said = capsys.readouterr().out
+    assert "seed 0 FAILED: a restart is told" in said
+    assert "again: plesio torture --first-seed 0 --seeds 1 --bug 'a restart is not told'" in said
+    assert "the smallest run that fails: 1 workers" in said
+    assert "BROKEN: a restart is told" in said
+
+
+def test_the_command_says_it_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torture(seeds=30, workers=2, contributions=5, bug="a restart is not told", as_json=True) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["failures"]) == 5
+    assert {"seed", "plan", "broken"} == set(document["failures"][0])
+    assert document["seeds"] <= 30
+    assert document["happened"]["server crashes"] >= 5

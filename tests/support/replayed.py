@@ -51,10 +51,13 @@ def chancy(
     if kind == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if kind == "plain" else 0.9)
     loader = DataLoader(Augmented(), batch_size=6, shuffle=True)
     model, optimizer, loader = worker.prepare(model, optimizer, loader)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.8)
+    optimizer.step_was_called = True  # a resumed schedule catches up before the first step
+    for _ in range(worker.steps_before):
+        schedule.step()
     pauses = random.Random(os.getpid())  # of this process alone, as in life
     step = 0
     for _ in range(epochs):

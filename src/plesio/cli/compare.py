@@ -1,4 +1,4 @@
-"""`plesio compare`: the same work under several strategies, side by side."""
+"""`plesio compare`: the same work under several strategies, side by side; on processes, or simulated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from plesio.cli import options
-from plesio.cli.live import Board, terminal
+from plesio.cli.live import Board, simulated_in, terminal
 from plesio.cli.options import MetricMissingError, Work, work_of
 from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
+from plesio.cluster.presets import PRESETS
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.observe.report import finding, write_report
 from plesio.observe.summary import Summary
@@ -28,6 +29,15 @@ Names = Annotated[
     str | None,
     typer.Option("--strategies", metavar="A,B,...", help="Names that `plesio strategies` lists, with settings "
                  'where wanted: "sync_sgd,first_of(m=3)". Without it: the eight usual ones.'),
+]  # fmt: skip
+Workers = Annotated[
+    int | None,
+    typer.Option(help="How many. Without it 4 processes; with --cluster what its file describes, 8 of a preset."),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="Simulate these machines, in virtual time, instead of starting processes: "
+                 f"{', '.join(PRESETS)}; or a TOML file."),
 ]  # fmt: skip
 BudgetS = Annotated[float, typer.Option(metavar="SECONDS", help="How long each strategy may take.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON too.")]
@@ -58,7 +68,8 @@ class Results:
 def compare(
     script: options.ScriptPath,
     strategies: Names = None,
-    workers: options.Workers = 4,
+    workers: Workers = None,
+    cluster: Cluster = None,
     slow: options.Slows = None,
     pace: options.PaceS = None,
     jitter: options.Jitter = 0.0,
@@ -81,6 +92,7 @@ def compare(
     """
     work = work_of(
         workers=workers,
+        cluster=cluster,
         slows=slow,
         kills=kill,
         pace_s=pace,
@@ -95,14 +107,15 @@ def compare(
         timeout_s=timeout_s,
         runs=runs,
     )
-    chosen = strategies_of(strategies or ",".join(usual(workers)), workers)
+    chosen = strategies_of(strategies or ",".join(usual(work.workers)), work.workers)
     for one in chosen:
-        one.check_workers(workers)
+        one.check_workers(work.workers)
     report = report or runs / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()
     console.print(Text(f"{script}: {work.setting()}"), soft_wrap=True)
     results = Results()
+    started_s = time.monotonic()
     try:
         _run_all(console, script, work, chosen, results)
     except KeyboardInterrupt:
@@ -110,6 +123,9 @@ def compare(
             _show(console, script, work, results, report, json_file)
         raise
     _show(console, script, work, results, report, json_file)
+    if work.cluster is not None and results.summaries:
+        virtual_s = sum(one.wall_s for one in results.summaries)
+        console.print(Text(simulated_in(virtual_s, time.monotonic() - started_s)), soft_wrap=True)
     return 1 if results.failures else 0
 
 
@@ -130,7 +146,7 @@ def _writable(*paths: Path | None) -> None:
 
 def _run_all(console: Console, path: Path, work: Work, chosen: Sequence[Strategy], results: Results) -> None:
     with Board(console, [one.name for one in chosen], work.target, work.budget_s) as board:
-        script = load(path, work.metrics)
+        script = load(path, work.metrics, processes=work.cluster is None)
         for number, strategy in enumerate(chosen):
             try:
                 summary = work.run(script, strategy, board.watch(number)).summary
@@ -172,6 +188,8 @@ def _report(console: Console, script: Path, work: Work, results: Results, report
     summaries, failures = results.summaries, results.failures
     note = " ".join([f"{script}: {work.setting()}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
     title = f"{script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
+    if work.cluster is not None:
+        title += f", {work.workers} workers in virtual time"
     write_report(report, summaries, title=title, target=work.target, note=note)
     console.print(Text(f"Report: {report}"), soft_wrap=True)
 

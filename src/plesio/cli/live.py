@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plesio.observe.summary import Summary
+from plesio.observe.svg import number
 
 if TYPE_CHECKING:
     from plesio.runner import Live
@@ -141,6 +142,15 @@ def ended(summary: Summary, target: tuple[str, float] | None) -> str:
         return f"{name} {value:g} in {time_s:.2f} s, {steps}"
     reached = "never measured" if final is None else f"at {final:.4g}"
     return f"{name} {value:g} not reached in {summary.wall_s:.1f} s ({reached}), {steps}"
+
+
+def simulated_in(virtual_s: float, real_s: float) -> str:
+    """What a simulation took.
+
+    >>> simulated_in(virtual_s=300.0, real_s=2.5)
+    'All times are virtual: 300 s of them were simulated in 2.5 s.'
+    """
+    return f"All times are virtual: {number(virtual_s)} s of them were simulated in {number(real_s, 2)} s."
 
 
 def _metrics(metrics: Mapping[str, float], target: tuple[str, float] | None) -> str:

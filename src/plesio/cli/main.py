@@ -14,6 +14,7 @@ from plesio.cli.compare import compare
 from plesio.cli.journal import journal
 from plesio.cli.replay import replay
 from plesio.cli.run import run
+from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.engine.forkserver import ForkServer
 from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
@@ -50,6 +51,9 @@ commands.command(epilog="For example: plesio run train.py --strategy local_sgd -
 commands.command(
     epilog="For example: plesio compare train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95"
 )(compare)
+commands.command(
+    epilog="For example: plesio simulate train.py --cluster one-straggler --strategy async_sgd --workers 64"
+)(simulate)
 commands.command(epilog="For example: plesio strategies --json")(strategies)
 commands.command(epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
 commands.command(epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(journal)

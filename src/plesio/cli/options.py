@@ -1,4 +1,4 @@
-"""The options that `run` and `compare` share, and what they add up to."""
+"""The options that `run`, `simulate` and `compare` share, and what they add up to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plesio.cli.script import Script
+from plesio.cluster import Cluster
+from plesio.cluster.presets import PRESETS
 from plesio.errors import ConfigurationError, unknown_name
 from plesio.faults import Fault, Kill, Pace, Slow
 from plesio.strategy import Strategy
@@ -23,6 +25,12 @@ ScriptPath = Annotated[
     typer.Argument(metavar="SCRIPT", help="Python file that defines train(worker), and evaluate(model) to measure."),
 ]
 Workers = Annotated[int, typer.Option(help="How many worker processes.")]
+SimulatedWorkers = Annotated[
+    int | None, typer.Option(help="How many. Without it as many as the cluster's file describes, 8 of a preset.")
+]
+ClusterName = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help=f"The machines: {', '.join(PRESETS)}; or a TOML file.")
+]
 Slows = Annotated[
     list[str] | None,
     typer.Option("--slow", metavar="WORKER:FACTOR", help="Make a worker slower; 0:10 is ten times. May be repeated."),
@@ -56,6 +64,8 @@ OnNonfinite = Annotated[
 TimeoutS = Annotated[float, typer.Option(metavar="SECONDS", help="How long anybody waits for anybody.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")]
 
+PROCESSES, SIMULATED_WORKERS = 4, 8
+"""How many workers there are if nothing says how many."""
 NOT_METRICS = ("samples", "steps")
 CHOICES = {"data": ("leases", "shards"), "on_worker_error": ("raise", "continue"), "on_nonfinite": ("discard", "raise")}
 """What `plesio.runner` takes; told apart here, before seconds go by for importing torch."""
@@ -70,6 +80,9 @@ class Work:
     """What a strategy is to do: everything but the strategy and the script."""
 
     workers: int
+    cluster: Cluster | None = None
+    place: str = ""
+    """What the cluster was asked for as."""
     seed: int
     data: str
     faults: tuple[Fault, ...]
@@ -92,6 +105,7 @@ class Work:
         """Do it under `strategy`."""
         from plesio.runner import Until
         from plesio.runner import run as train_under
+        from plesio.simulated import Simulated
 
         goals: dict[str, Any] = {**self.limits, **self.metrics}
         until = Until(seconds=self.budget_s, **goals)
@@ -104,6 +118,7 @@ class Work:
             script.train,
             strategy,
             workers=self.workers,
+            engine="local" if self.cluster is None else Simulated(self.cluster),
             seed=self.seed,
             data=self.data,
             faults=self.faults,
@@ -130,8 +145,12 @@ class Work:
 
         >>> work_of(workers=4, slows=["0:10"], pace_s=0.02, budget_s=30).setting()
         '4 workers, worker 0 slowed down 10 times, at least 20 ms a step, at most 30 s'
+        >>> work_of(workers=256, cluster="heavy-tail", budget_s=30).setting()
+        '256 workers simulated on heavy-tail, all times virtual, at most 30 s'
         """
-        parts = [f"{self.workers} workers" if self.workers != 1 else "1 worker"]
+        parts = [f"{self.workers} worker{'s' if self.workers != 1 else ''}"]
+        if self.cluster is not None:
+            parts = [f"{parts[0]} simulated on {self.place}", "all times virtual"]
         parts += [_in_words(fault) for fault in self.faults]
         if self.pace is not None:
             jitter = f" (give or take {self.pace.jitter:.0%})" if self.pace.jitter else ""
@@ -151,7 +170,8 @@ def _in_words(fault: Fault) -> str:
 
 def work_of(
     *,
-    workers: int,
+    workers: int | None,
+    cluster: str | None = None,
     slows: Sequence[str] | None = None,
     kills: Sequence[str] | None = None,
     pace_s: float | None = None,
@@ -171,8 +191,13 @@ def work_of(
     Raises:
         ConfigurationError: an option that cannot be read.
     """
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise ConfigurationError(f"--workers {workers}: at least 1")
+    machines = None
+    if cluster is not None:
+        _no_processes({"--slow": slows, "--kill": kills, "--pace": pace_s}, cluster)
+        machines = cluster_of(cluster, workers)
+    workers = machines.workers if machines is not None else workers or PROCESSES
     if jitter and pace_s is None:
         raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
     if budget_s is not None and not budget_s > 0:
@@ -183,6 +208,8 @@ def work_of(
     metrics, limits = _targets(untils or ())
     return Work(
         workers=workers,
+        cluster=machines,
+        place=cluster or "",
         seed=seed,
         data=data,
         faults=(*(_slow(text, workers) for text in slows or ()), *(_kill(text, workers) for text in kills or ())),
@@ -196,6 +223,35 @@ def work_of(
         metrics=metrics,
         limits=limits,
     )
+
+
+def cluster_of(text: str, workers: int | None) -> Cluster:
+    """The cluster that is asked for by a preset's name or as a TOML file; of a file's workers the first `workers`.
+
+    Raises:
+        ConfigurationError: neither a preset nor a file, not a cluster, or too many workers for it.
+
+    >>> cluster_of("uniform", None).workers, cluster_of("uniform", 300).workers
+    (8, 300)
+    """
+    if text in PRESETS:
+        return Cluster.preset(text, SIMULATED_WORKERS if workers is None else workers)
+    if not Path(text).is_file():
+        raise ConfigurationError(
+            f"{unknown_name('preset', text, PRESETS)}; a file {text} was looked for, too: there is none"
+        )
+    cluster = Cluster.load(text)
+    return cluster if workers is None else cluster.first(workers)
+
+
+def _no_processes(given: Mapping[str, object], cluster: str) -> None:
+    """Refuse what is done to real processes."""
+    for option, value in given.items():
+        if value:
+            raise ConfigurationError(
+                f"{option} is for real processes, and --cluster {cluster} simulates the workers; give a cluster file "
+                "that says how fast they are and what goes wrong, such as examples/cluster.toml"
+            )
 
 
 def _slow(text: str, workers: int) -> Slow:

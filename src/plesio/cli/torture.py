@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -77,7 +78,8 @@ def torture(
             sweep.add(outcome)
             sweep.wall_s = time.perf_counter() - started_s
             if outcome.failure is not None and not as_json:
-                _tell(progress.console, seed, shrink(outcome.plan, parts), outcome)
+                again = _again(seed, workers, contributions, bug)
+                _tell(progress.console, outcome, shrink(outcome.plan, parts), again)
             if len(sweep.failures) == FAILURES_SHOWN:
                 break
             if sweep.wall_s + started_s - drawn_s > REDRAW_S:
@@ -101,10 +103,18 @@ def _words(sweep: Sweep) -> str:
     return f"{sweep.seeds / max(sweep.wall_s, 1e-9):,.0f}/s  {sweep.contributions:,} contributions{failed}"
 
 
-def _tell(console: Console, seed: int, smallest: Outcome, outcome: Outcome) -> None:
-    """A failure: the seed, what was broken, the smallest run that breaks too."""
-    console.print(Text(f"seed {seed} FAILED: {outcome.failure}", style="red"), soft_wrap=True)
+def _again(seed: int, workers: int | None, contributions: int | None, bug: str | None) -> str:
+    """The command that runs this seed alone."""
+    options = {"--first-seed": seed, "--seeds": 1, "--workers": workers, "--contributions": contributions, "--bug": bug}
+    given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    return shlex.join(["plesio", "torture", *given])
+
+
+def _tell(console: Console, outcome: Outcome, smallest: Outcome, again: str) -> None:
+    """A failure: the seed, what was broken, how to see it again, the smallest run that breaks too."""
+    console.print(Text(f"seed {outcome.plan.seed} FAILED: {outcome.failure}", style="red"), soft_wrap=True)
     console.print(Text(f"  {outcome.plan}", style="dim"), soft_wrap=True)
+    console.print(Text(f"  again: {again}", style="dim"), soft_wrap=True)
     console.print(Text(f"the smallest run that fails: {smallest.plan}"), soft_wrap=True)
     for line in excerpt(smallest):
         console.print(Text(f"  {line}"), soft_wrap=True)

@@ -11,7 +11,7 @@ asks for it, otherwise in the next one.
 
 At first batch b waits in the queue of worker b mod N. With `stealing` a worker whose queue is empty takes from the
 longest queue: fast workers then take more. Without it (lock step, or the user asked for shards) who gets what depends
-on nothing but N. A dead worker's queue is open to all either way.
+on nothing but N, what was given back included. A dead worker's part is open to all either way.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class DataLeases:
             self._open_to_all(worker)
 
     def _next(self, worker: int, epoch: int) -> Batch | None:
-        if self._returned and self._returned[0][0] <= epoch:
-            return self._returned.popleft()
+        returned = self._returned_to(worker, epoch) if self._returned else None
+        if returned is not None:
+            return returned
         own = self._queues[worker]
         if own and own[0][0] <= epoch:
             return own.popleft()
@@ -108,6 +109,17 @@ class DataLeases:
         if not waiting:
             return None
         return max(waiting, key=len).popleft()
+
+    def _returned_to(self, worker: int, epoch: int) -> Batch | None:
+        """The first that was given back; without stealing, of its own or of one that is gone."""
+        for place, (of_epoch, batch) in enumerate(self._returned):
+            owner = batch % self.workers
+            if of_epoch > epoch:
+                return None
+            if self.stealing or owner == worker or owner in self._gone:
+                del self._returned[place]
+                return of_epoch, batch
+        return None
 
     def consume(self, worker: int, count: int) -> tuple[Batch, ...]:
         """The `count` oldest batches `worker` holds: they are now in its contribution."""

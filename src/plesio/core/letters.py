@@ -75,8 +75,8 @@ class Beat(msgspec.Struct, frozen=True, gc=False, tag=True):
     serial: int
 
 
-# From the server. `applied` and `durable` count this worker's contributions, of all its incarnations, that are in the
-# parameters and in the last checkpoint: what the two levels of acknowledgement cover.
+# From the server. `applied` and `durable` count the contributions of this seat, whichever incarnation made them, that are
+# in the parameters and in the last checkpoint: what the two levels of acknowledgement cover.
 
 
 class Go(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -154,13 +154,16 @@ class Service:
     # What workers say
 
     def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
-        """The events that are to be told to the sequencer: none, unless the letter brings something new."""
+        """The events that are to be told to the sequencer: none, unless the letter brings something new.
+
+        Whoever received it has made sure that it comes from the worker it names.
+        """
         if isinstance(letter, Beat):
             self._beat(letter, now_s)
             return ()
         event = letter.event
         peer = self._peers[event.worker]
-        if letter.epoch != self.epoch and (letter.epoch or type(letter) is not Join):
+        if letter.epoch != self.epoch and (letter.epoch or type(letter) is not Join):  # a new process knows no epoch
             self._fence(event.worker, event.incarnation, peer)
         elif event.incarnation == peer.incarnation and peer.seated:
             peer.heard_s = now_s
@@ -228,7 +231,9 @@ class Service:
         return [self._leave(worker, incarnation)] if held else []
 
     def _leave(self, worker: int, incarnation: int) -> Event:
-        self._peers[worker].seated = self._peers[worker].expected = False
+        peer = self._peers[worker]
+        peer.seated = peer.expected = False
+        peer.withheld = 0
         return Left(worker, incarnation, died=True)
 
     # What the sequencer decides

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
+from plesio.engine.keeping import Keeping
 from plesio.engine.messages import Final
 from plesio.faults import Fault, Pace
 from plesio.observe.summary import Evaluation, Incident
@@ -30,6 +32,10 @@ class Job:
     timeout_s: float
     continue_on_worker_error: bool
     raise_on_nonfinite: bool
+    incarnation: int = 1
+    keeping: Keeping = Keeping()
+    journal: Path | None = None
+    """The file to keep the journal in; one that is there already is gone on with."""
 
 
 @dataclass(slots=True)

@@ -26,11 +26,11 @@ class Line:
     gone: bool = False
 
     @classmethod
-    def open(cls, worker: int, descriptors: Iterator[int]) -> Line:
+    def open(cls, worker: int, incarnation: int, descriptors: Iterator[int]) -> Line:
         """The line to `worker` over the next three descriptors: channel, push, answer."""
         return cls(
             worker=worker,
-            incarnation=1,
+            incarnation=incarnation,
             channel=Channel(from_descriptor(next(descriptors)), ToServerFromWorker, f"worker {worker}"),
             headers=HeaderReader(next(descriptors)),
             answer=next(descriptors),

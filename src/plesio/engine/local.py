@@ -11,7 +11,6 @@ import select
 import signal
 import time
 from itertools import count
-from pathlib import Path
 
 from plesio.engine.assembly import arenas
 from plesio.engine.forkserver import PRELOAD, ForkServer
@@ -58,15 +57,13 @@ class LocalEngine:
     Args:
         job: what to run.
         watch: told how the run stands; a reason ends it.
-        journal: the file to keep the journal in; None keeps none.
 
     Raises:
         PlesioError: see `run`.
     """
 
-    def __init__(self, job: Job, watch: Watch, journal: Path | None = None) -> None:
+    def __init__(self, job: Job, watch: Watch) -> None:
         self._job = job
-        self._journal = journal
         self._watch = watch
         self._outcome = Outcome()
         self._live = Live()
@@ -95,7 +92,7 @@ class LocalEngine:
         if in_main:
             signal.signal(signal.SIGINT, self._interrupted)
         try:
-            self._processes.start(self._job, self._journal)
+            self._processes.start(self._job)
             self._loop(fork_server)
         finally:
             self._processes.end(0.0 if self._error or self._interrupts > 1 else GRACE_S)

@@ -22,7 +22,7 @@ from plesio.engine.server import ServerConfig
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, channel_pair, close_quietly
 from plesio.faults import slowness
-from plesio.journal import JournalWriter
+from plesio.journal import JournalHead, JournalWriter
 
 ENTRY_SERVER = "plesio.engine.server:main"
 ENTRY_EVALUATOR = "plesio.engine.evaluator:main"
@@ -88,7 +88,7 @@ class Processes:
         """The workers', by number."""
         return [process for process in self.all if process.worker is not None]
 
-    def start(self, job: Job, journal: Path | None = None) -> None:
+    def start(self, job: Job) -> None:
         """Start them all.
 
         Raises:
@@ -98,11 +98,11 @@ class Processes:
         threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
         lines = [WorkerLine.open() for _ in range(job.workers)]
         to_evaluator = channel_pair() if job.evaluate else ()
-        written = () if journal is None else (JournalWriter(journal, head_of(job, threads)).detach(),)
+        written = () if job.journal is None else (_begun(job.journal, head_of(job, threads)),)
         try:
             ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
             ends += [end for line in lines for end in line.server_ends]
-            settings = _server_settings(job, threads, journal is not None)
+            settings = _server_settings(job, threads)
             server = self._spawn(ENTRY_SERVER, "the server", settings, ends, ToEngineFromServer)
             for worker, line in enumerate(lines):
                 told = _worker_settings(job, worker, server.pid, threads)
@@ -159,15 +159,23 @@ def _payload(job: Job) -> bytes:
         ) from error
 
 
-def _server_settings(job: Job, threads: int, journals: bool) -> ServerConfig:
+def _begun(journal: Path, head: JournalHead) -> int:
+    """The descriptor of a journal that is begun, or there already."""
+    writer = JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head)
+    return writer.detach()
+
+
+def _server_settings(job: Job, threads: int) -> ServerConfig:
     return ServerConfig(
         workers=job.workers,
         evaluates=job.evaluate is not None,
-        journals=journals,
+        journals=job.journal is not None,
         stealing=job.stealing,
         timeout_s=job.timeout_s,
         raise_on_nonfinite=job.raise_on_nonfinite,
         threads=threads,
+        incarnation=job.incarnation,
+        keeping=job.keeping,
     )
 
 
@@ -175,7 +183,7 @@ def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> di
     """What `plesio.worker_process.WorkerConfig` decodes there."""
     return {
         "worker": worker,
-        "incarnation": 1,
+        "incarnation": job.incarnation,
         "workers": job.workers,
         "seed": job.seed,
         "evaluates": job.evaluate is not None,

@@ -58,6 +58,18 @@ class Recorder:
         if self._writer is not None:
             self._writer.note(text, now_s, worker)
 
+    def resumed(self, version: int, now_s: float) -> None:
+        """The run goes on from a checkpoint."""
+        if self._writer is not None:
+            self._writer.resumed(version, now_s)
+
+    def position(self) -> int:
+        """Bring what gathered to disk; the byte up to which it reaches."""
+        if self._writer is None:
+            return 0
+        self._writer.flush(durable=True)
+        return self._writer.position
+
     def flush(self) -> None:
         """Hand on what gathered."""
         if self._writer is not None:

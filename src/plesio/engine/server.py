@@ -11,9 +11,11 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
+from plesio.checkpoint import read
 from plesio.core.events import (
     Abandoned,
     Cancel,
@@ -37,6 +39,7 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
 from plesio.engine.closing import final_figures
+from plesio.engine.keeping import Keeper, Keeping, load_state, load_weights
 from plesio.engine.lines import Line
 from plesio.engine.messages import (
     Begun,
@@ -54,7 +57,7 @@ from plesio.engine.messages import (
 from plesio.engine.muster import Muster
 from plesio.engine.recording import Recorder
 from plesio.engine.snapshots import Snapshots
-from plesio.errors import PlesioError
+from plesio.errors import CheckpointError, PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
 from plesio.fabric.doorbell import Header, Note, Report, ready, write_answer
 from plesio.journal import JournalWriter
@@ -79,6 +82,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     timeout_s: float
     raise_on_nonfinite: bool
     threads: int
+    incarnation: int
+    keeping: Keeping
 
 
 class Server:
@@ -122,6 +127,7 @@ class Server:
         self._next_tick_s = 0.0
         self._started_s = time.monotonic()
         self._via_server = isinstance(strategy.via, ViaServer)
+        self._keeper = Keeper(config.keeping, strategy, config.workers)
         self._recorder = Recorder(writer, lambda: self._built) if writer is not None and self._via_server else None
 
     # The loop
@@ -167,9 +173,19 @@ class Server:
             )
         if self._recorder is not None:
             self._recorder.flush()
+        if self._begun and self._keeper.due(now_s):
+            self._keep(now_s)
         if self._muster is not None:
             for worker, silent_s in self._muster.tick(now_s):
                 self._evict(Evict(worker, self._lines[worker].incarnation, silent_s))
+
+    def _keep(self, now_s: float) -> None:
+        """Write a checkpoint; training goes on if that fails."""
+        position = self._recorder.position() if self._recorder is not None else 0
+        try:
+            self._keeper.write(self._sequencer, self._built, position, now_s)
+        except CheckpointError as error:
+            self._trouble(None, str(error))
 
     # What comes
 
@@ -183,6 +199,8 @@ class Server:
         self._stopped_s = time.monotonic()
         if self._assembly is not None:
             self._assembly.board.stop()
+        if self._begun and self._keeper.writes:
+            self._keep(self._stopped_s)
 
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
@@ -238,6 +256,7 @@ class Server:
         meter.pushed(header.ready_s, header.steps, header.samples)
         self._meter.missing_gradients += header.missing
         self._meter.exchanges += 1
+        self._keeper.came(line.worker, header.steps)
         if header.extra:
             self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
         if self._recorder is not None:
@@ -354,10 +373,9 @@ class Server:
         if self._begun or self._assembly is None or not live or not all(line.ready for line in live):
             return
         try:
-            self._assembly.build_folder()
-        except PlesioError as error:
-            for line in live:
-                line.say(Refused(type(error).__name__, str(error)))
+            self._build(self._assembly)
+        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
+            self._trouble(None, str(error), str(error), type(error).__name__)
             return
         self._begun = True
         now_s = time.monotonic()
@@ -371,6 +389,25 @@ class Server:
         for line in live:
             self._receive(Joined(line.worker, line.incarnation), now_s)
         self._snapshots.serve(self._built)
+
+    def _build(self, built: Assembly) -> None:
+        """Get ready to fold, from the first worker's weights or from a checkpoint."""
+        config = self._config
+        if not config.keeping.resume:
+            built.build_folder()
+            return
+        saved = read(Path(config.keeping.resume))
+        load_weights(saved, built)
+        built.build_folder()
+        load_state(saved, built)
+        self._keeper.resume(saved)
+        order = saved.manifest.order
+        self._sequencer = Sequencer.restore(
+            self._strategy, config.workers, order, stealing=config.stealing, silence_s=config.timeout_s
+        )
+        self._leases = self._sequencer.leases
+        if self._recorder is not None:
+            self._recorder.resumed(self._sequencer.version, time.monotonic())
 
     # Doing what the sequencer says
 
@@ -397,6 +434,7 @@ class Server:
         elif isinstance(effect, Discard) and effect.verdict not in (Verdict.DUPLICATE, Verdict.FENCED):
             self._meter.dropped(effect.worker, effect.verdict.name.lower().replace("_", " "))
         elif isinstance(effect, Cancel):
+            self._keeper.answered(effect.worker, effect.number)
             self._answer(effect.worker, effect.number, effect.version, cancel=True)
             self._meter.workers[effect.worker].cancelled(time.monotonic())
         elif isinstance(effect, Leased):
@@ -407,10 +445,12 @@ class Server:
     def _grant(self, grant: Grant) -> None:
         if grant.number:
             meter = self._meter.workers[grant.worker]
+            self._keeper.answered(grant.worker, grant.number)
             self._answer(grant.worker, grant.number, grant.version, int(grant.verdict), grant.staleness)
             meter.granted(time.monotonic(), self._arrived_s if grant.freed_by_other else None)
         else:
-            self._answer(grant.worker, 0, grant.version)
+            before = self._keeper.before[grant.worker]
+            self._answer(grant.worker, before.contributions, grant.version, staleness=before.steps)
 
     def _answer(
         self, worker: int, number: int, version: int, verdict: int = 0, staleness: int = 0, cancel: bool = False
@@ -445,6 +485,8 @@ class Server:
         if built is not None:
             self._snapshots.send(built, final=True)
         buffer = built.final_buffer(FINAL) if built else 0
+        if built is not None and self._keeper.writes and not self._stopping:  # else it was kept when it was stopped
+            self._keep(ended_s)
         if self._recorder is not None and built is not None:
             self._recorder.end(self._sequencer.version, time.monotonic())
         message = final_figures(wall_s, self._sequencer, self._meter, built, buffer, self._lost_weights(built))
@@ -493,5 +535,5 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     if config.evaluates:
         evaluator = Channel(from_descriptor(next(rest)), ToServerFromEvaluator, "the evaluator")
     writer = JournalWriter.begun(next(rest)) if config.journals else None
-    lines = [Line.open(worker, rest) for worker in range(config.workers)]
+    lines = [Line.open(worker, config.incarnation, rest) for worker in range(config.workers)]
     Server(config, strategy, engine, evaluator, lines, writer).run()

@@ -93,7 +93,8 @@ class Answer(msgspec.Struct, gc=False):
     """What the server answers: go on from `version`, which lies in buffer `buffer`.
 
     To ENTER and BROKEN: `buffer` is a `plesio.core.rollcall.Call`, `number` the group's generation, and `staleness` is 1
-    if the workers' hyper-parameters differ.
+    if the workers' hyper-parameters differ. The first one of all: `number` contributions, `staleness` steps before the run
+    was resumed.
     """
 
     cancel: bool

@@ -14,6 +14,7 @@ from plesio.journal.records import (
     Noted,
     Received,
     Record,
+    Resumed,
 )
 from plesio.journal.writer import JournalWriter
 
@@ -33,5 +34,6 @@ __all__ = [
     "Noted",
     "Received",
     "Record",
+    "Resumed",
     "read_journal",
 ]

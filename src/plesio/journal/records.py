@@ -20,6 +20,7 @@ change, a new kind too, is a new `FORMAT`.
 | eviction      | time, the fields of `Evict`                                                                     |
 | note          | time, worker (-1: none), text                                                                   |
 | end           | time, version, hash of the weights                                                              |
+| resumption    | time, version                                                                                   |
 
 Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is not kept; where
 a tick evicted somebody, the evictions are, with its time.
@@ -59,7 +60,7 @@ FRAME = Struct("<II")
 JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
 """The events that are kept: all but Ticked."""
 
-HEAD, PUSHED, FOLD, DISCARD, EVICT, NOTE, END = 1, 4, 8, 9, 10, 11, 12
+HEAD, PUSHED, FOLD, DISCARD, EVICT, NOTE, END, RESUME = 1, 4, 8, 9, 10, 11, 12, 13
 EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
     Joined: (2, Struct("<BdHH")),
     Left: (3, Struct("<BdHH?")),
@@ -74,6 +75,7 @@ DISCARD_LAYOUT = Struct("<BHHIBII")
 EVICT_LAYOUT = Struct("<BdHHd")
 NOTE_LAYOUT = Struct("<Bdi")
 END_LAYOUT = Struct("<BdQ")
+RESUME_LAYOUT = Struct("<BdQ")
 
 
 class JournalError(ConfigurationError):
@@ -165,7 +167,14 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     weights_hash: str
 
 
-Record = Received | Folded | Discard | Evicted | Noted | Ended
+class Resumed(msgspec.Struct, frozen=True, gc=False):
+    """The run went on from a checkpoint of `version`: nobody is a member, what was not folded is forgotten."""
+
+    time_s: float
+    version: int
+
+
+Record = Resumed | Received | Folded | Discard | Evicted | Noted | Ended
 
 
 # Frames
@@ -220,6 +229,11 @@ def encode_end(version: int, weights_hash: str, time_s: float) -> bytes:
     return END_LAYOUT.pack(END, time_s, version) + weights_hash.encode()
 
 
+def encode_resume(version: int, time_s: float) -> bytes:
+    """The body for a run that goes on from a checkpoint."""
+    return RESUME_LAYOUT.pack(RESUME, time_s, version)
+
+
 def decode(body: bytes) -> Record:
     """The record with this body.
 
@@ -245,6 +259,8 @@ def decode(body: bytes) -> Record:
     if kind == END:
         _, time_s, version = END_LAYOUT.unpack_from(body)
         return Ended(time_s, version, body[END_LAYOUT.size :].decode())
+    if kind == RESUME:
+        return Resumed(*RESUME_LAYOUT.unpack(body)[1:])
     raise ValueError(f"there is no record of kind {kind}")
 
 

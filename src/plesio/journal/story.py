@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from plesio.core.events import Abandoned, Discard, Joined, Left, Pushed, Reported, Verdict
-from plesio.journal.records import Ended, Evicted, Folded, FoldedMember, JournalEvent, Noted, Received, Record
+from plesio.journal.records import Ended, Evicted, Folded, FoldedMember, JournalEvent, Noted, Received, Record, Resumed
 
 ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)
 """Verdicts that are about the contribution that has just come, not one that came before under the same key."""
@@ -125,12 +125,15 @@ class _Teller:
             loss=_loss(came),
         )
 
-    def _other(self, record: Evicted | Noted | Ended) -> Row:
+    def _other(self, record: Evicted | Noted | Ended | Resumed) -> Row:
         if isinstance(record, Evicted):
             return self._row(f"evicted: silent for {record.silent_s:.1f} s", record.worker)
         if isinstance(record, Noted):
             return self._row(record.text, record.worker)
         self._version = record.version
+        if isinstance(record, Resumed):
+            self._came.clear()
+            return self._row(f"resumed from the checkpoint of version {record.version}", None)
         return self._row(f"ended, weights {record.weights_hash}", None)
 
     def _row(self, what: str, worker: int | None, **fields: Any) -> Row:

@@ -31,6 +31,7 @@ from plesio.journal.records import (
     encode_fold,
     encode_head,
     encode_note,
+    encode_resume,
     frame_header,
 )
 
@@ -140,6 +141,10 @@ class JournalWriter:
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something that a reader will want to know, such as "worker 3 died"."""
         self._append(encode_note(text, now_s, worker))
+
+    def resumed(self, version: int, now_s: float) -> None:
+        """The run goes on from a checkpoint of `version`, which is of this place in the journal."""
+        self._append(encode_resume(version, now_s))
 
     def end(self, version: int, weights_hash: str, now_s: float) -> None:
         """The run ended in order; closes the journal, durably."""

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from plesio.observe import svg
-from plesio.observe.summary import Evaluation, Span, Summary
+from plesio.observe.summary import EXTREMES, Evaluation, Span, Summary, telling
 from plesio.observe.svg import number
 
 Target = tuple[str, float]
 
-_LANES_MAX = 12
 _HISTOGRAM_ROWS_MAX = 8
 _BINS_MAX = 64
 _LOSS_BINS = 120
@@ -31,10 +30,10 @@ def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
 
 
 def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[str]:
-    """Every evaluated metric, and the training loss, over wall time; one line a strategy."""
+    """Every evaluated metric, and the training loss, over time; one line a strategy."""
     yield "<h2>Learning over time</h2>"
     names = metrics(summaries, target)
-    longest_s = max(s.wall_s for s in summaries)
+    longest_s, time = max(s.wall_s for s in summaries), time_name(summaries)
     if not names:
         yield '<p class="empty">No evaluations were recorded, so there is no metric to draw over time.</p>'
     for metric in names:
@@ -43,10 +42,15 @@ def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[st
         words = f"The global parameters' {metric}, evaluated on consistent snapshots."
         if any(one.dots for one in series):
             words += " A dot is the first evaluation at the target."
-        yield _figure(series, metric, value, words, longest_s)
+        yield _figure(series, metric, value, words, longest_s, time)
     series = [svg.Series(k, s.strategy, _loss(s)) for k, s in enumerate(summaries)]
     words = "Training loss as the workers logged it: their mean, lightly smoothed."
-    yield _figure(series, "training loss", None, words, longest_s)
+    yield _figure(series, "training loss", None, words, longest_s, time)
+
+
+def time_name(summaries: Sequence[Summary]) -> str:
+    """What the times of these runs are: "wall time", or "virtual time" where machines were simulated."""
+    return " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries))
 
 
 def _metric_series(index: int, s: Summary, metric: str, target: float | None) -> svg.Series:
@@ -78,7 +82,9 @@ def _loss(s: Summary) -> tuple[tuple[float, float], ...]:
     return tuple((time, mean if math.isfinite(mean) else loss) for (time, loss), mean in zip(raw, smooth, strict=True))
 
 
-def _figure(series: Sequence[svg.Series], name: str, target: float | None, words: str, longest_s: float) -> str:
+def _figure(
+    series: Sequence[svg.Series], name: str, target: float | None, words: str, longest_s: float, time: str
+) -> str:
     """A line chart of the series that have something to draw, its caption naming those that have not."""
     values = {one.index: [y for _, y in one.points if math.isfinite(y)] for one in series}
     drawn = [one for one in series if values[one.index]]
@@ -92,8 +98,9 @@ def _figure(series: Sequence[svg.Series], name: str, target: float | None, words
         svg.Series(one.index, one.name, *(tuple((x / factor, y) for x, y in some) for some in (one.points, one.dots)))
         for one in drawn
     ]
-    x_name = f"wall time, {unit}"
-    chart = svg.line_chart(drawn, x_name=x_name, y_name=name, x_high=longest_s / factor, target=target, log=log)
+    chart = svg.line_chart(
+        drawn, x_name=f"{time}, {unit}", y_name=name, x_high=longest_s / factor, target=target, log=log
+    )
     if missing:
         words += f" Nothing to draw for {', '.join(missing)}."
     return f"<figure>{chart}<figcaption>{escape(words)}</figcaption></figure>"
@@ -156,27 +163,20 @@ def _lanes(index: int, s: Summary, length: float) -> str:
     spans: dict[int, list[Span]] = {}
     for span in s.timeline:
         spans.setdefault(span.worker, []).append(span)
-    parts = {worker.worker: worker for worker in s.workers}
-    shown, left_out = _some(sorted(spans), [w.worker for w in sorted(s.workers, key=lambda w: w.speed)])
+    shown = telling([one for one in s.workers if one.worker in spans])
     rows = []
-    for worker in shown:
-        part = parts.get(worker)
-        lane = svg.lane(((x.kind, x.start_s, x.end_s) for x in spans[worker]), start, length)
-        waited = f"{100 * part.waiting_share:.0f}% waiting" if part else ""
-        rows.append(f'<div class="row"><span>worker {worker}</span>{lane}<span>{waited}</span></div>')
-    more = f", {left_out} more workers not shown" if left_out else ""
+    for one in shown:
+        lane = svg.lane(((x.kind, x.start_s, x.end_s) for x in spans[one.worker]), start, length)
+        waited = f"{100 * one.waiting_share:.0f}% waiting"
+        rows.append(f'<div class="row"><span>worker {one.worker}</span>{lane}<span>{waited}</span></div>')
+    more = (
+        f"; of {len(spans)} workers the {EXTREMES} slowest and the {EXTREMES} fastest"
+        if len(spans) > len(shown)
+        else ""
+    )
     about = f"waiting {100 * s.waiting_share:.0f}%, from {number(start)} s{more}"
     head = f"<h3>{svg.named(index, s.strategy)}<small>{about}</small></h3>"
     return f'<div class="lanes">{head}{"".join(rows)}</div>'
-
-
-def _some(workers: Sequence[int], slowest_first: Sequence[int]) -> tuple[list[int], int]:
-    """At most `_LANES_MAX` workers, the slowest among them, and how many were left out."""
-    if len(workers) <= _LANES_MAX:
-        return list(workers), 0
-    slowest = [worker for worker in slowest_first if worker in workers][:1]
-    rest = [worker for worker in workers if worker not in slowest]
-    return sorted([*slowest, *rest[: _LANES_MAX - len(slowest)]]), len(workers) - _LANES_MAX
 
 
 def staleness(summaries: Sequence[Summary]) -> str:

@@ -20,6 +20,7 @@ from plesio.observe.svg import number
 
 _BASELINES = ("sync_sgd", "allreduce")  # what others are compared with, where it was run
 _INCIDENTS_MAX = 200
+_LEFT_MAX = 8
 
 _SCRIPT = """
 for (const button of document.querySelectorAll("button[data-s]")) button.onclick = () => {
@@ -182,7 +183,7 @@ def _table(summaries: Sequence[Summary], target: Target | None) -> str:
     times = [s.time_to(*target) if target else None for s in summaries]
     best = min((time_s for time_s in times if time_s is not None), default=None)
     heads = [
-        f"time to {target[0]} {target[1]:g},\u00a0s" if target else "wall time, s",
+        f"time to {target[0]} {target[1]:g},\u00a0s" if target else f"{figures.time_name(summaries)}, s",
         "steps/s", "share\u00a0of ideal,\u00a0%", "waiting, %", "staleness mean", "staleness max", "bytes",
         f"final {metric}" if metric else "final metric", "folded", "discarded", "samples",
     ]  # fmt: skip
@@ -248,6 +249,8 @@ def _losses(s: Summary) -> Iterator[str]:
         yield f"{s.strategy}: contributions discarded: {reasons}."
     if s.missing_gradients:
         yield f"{s.strategy}: {s.missing_gradients:,} parameter gradients were missing."
-    for worker in s.workers:
-        if worker.left is not None:
-            yield f"{s.strategy}: worker {worker.worker} left: {worker.left}."
+    left = [worker for worker in s.workers if worker.left not in (None, "finished")]
+    for worker in left[:_LEFT_MAX]:
+        yield f"{s.strategy}: worker {worker.worker} left: {worker.left}."
+    if (more := len(left) - _LEFT_MAX) > 0:
+        yield f"{s.strategy}: {more:,} more workers left."

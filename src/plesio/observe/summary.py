@@ -6,7 +6,12 @@ The classes are plain msgspec structs, so a summary is written to and read from 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+
+EXTREMES = 8
+"""Where workers are too many to show each, so many of the slowest and of the fastest are."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -75,6 +80,19 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         return self.wait_s / total_s if total_s > 0 else 0.0
 
 
+def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
+    """Those worth a line each: all, or of very many the `EXTREMES` slowest and as many fastest, by number.
+
+    >>> many = [WorkerSummary(k, 1, 1, 1, 0, 1.0, 0.0, 0.0, speed=k % 50) for k in range(100)]
+    >>> [one.worker for one in telling(many)]
+    [0, 1, 2, 3, 46, 47, 48, 49, 50, 51, 52, 53, 96, 97, 98, 99]
+    """
+    if len(workers) <= 2 * EXTREMES:
+        return list(workers)
+    by_speed = sorted(workers, key=lambda one: one.speed)
+    return sorted(by_speed[:EXTREMES] + by_speed[-EXTREMES:], key=lambda one: one.worker)
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One run under one strategy."""
 
@@ -98,6 +116,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     timeline: tuple[Span, ...] = ()
     incidents: tuple[Incident, ...] = ()
     ended: str = "finished"
+    clock: str = "wall"
+    """What every time here was taken from: "wall", or "virtual" for a simulated run."""
 
     @property
     def steps_per_s(self) -> float:

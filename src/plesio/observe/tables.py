@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plesio.observe.report import byte_size
-from plesio.observe.summary import Summary
+from plesio.observe.summary import EXTREMES, Summary, telling
 
 WIDTH = 118
 ROOMY = 120
@@ -43,10 +43,11 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
         "dis-\ncarded",
     ):
         table.add_column(name, justify="right")
-    left = [one.left if one.left not in (None, "finished") else "" for one in summary.workers]
+    shown = telling(summary.workers)
+    left = [one.left if one.left not in (None, "finished") else "" for one in shown]
     if any(left):
         table.add_column("left")
-    for one, why in zip(summary.workers, left, strict=True):
+    for one, why in zip(shown, left, strict=True):
         total_s = one.compute_s + one.wait_s + one.exchange_s
         stale = summary.staleness.by_worker.get(one.worker, {})
         count = sum(stale.values())
@@ -85,7 +86,10 @@ def _headline(summary: Summary) -> str:
 
 
 def _notes(summary: Summary, folder: Path | None) -> list[str]:
-    notes = [f"discarded, {reason}: {number:,}" for reason, number in summary.discarded.items()]
+    notes = []
+    if len(summary.workers) > 2 * EXTREMES:
+        notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
+    notes += [f"discarded, {reason}: {number:,}" for reason, number in summary.discarded.items()]
     if summary.missing_gradients:
         notes.append(f"parameters that had no gradient in a step and contributed zero: {summary.missing_gradients:,}")
     if summary.batches_unvisited:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from plesio.rules import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.outer import Kept
 
 CHUNK = 1 << 18
 """Elements worked on at a time, so that temporaries stay small and in cache."""
@@ -23,6 +24,10 @@ class Correction(Protocol):
     def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None: ...
 
     def stepped(self, before: Arena, after: Arena) -> None: ...
+
+    def kept(self) -> Kept: ...
+
+    def restore(self, numbers: dict[str, Any]) -> None: ...
 
 
 def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
@@ -55,6 +60,13 @@ class DelayCompensation:
     def stepped(self, before: Arena, after: Arena) -> None:
         """Nothing to learn from the step."""
 
+    def kept(self) -> Kept:
+        """The running mean of squares."""
+        return Kept({} if self._mean_square is None else {"mean square": self._mean_square}, {})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """There are no numbers."""
+
 
 class GapAwareness:
     """g /= 1 + |w_t - w_{t-tau}| / C, C the running mean of a step's size, one number a segment. Barkai et al. 2020."""
@@ -86,6 +98,14 @@ class GapAwareness:
             pieces = zip(torch.split(old, CHUNK), torch.split(new, CHUNK), strict=True)
             mean = sum(float((b - a).abs_().sum()) for a, b in pieces) / max(old.numel(), 1)
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
+
+    def kept(self) -> Kept:
+        """The running mean."""
+        return Kept({}, {"mean_step": self._mean_step, "steps": self._steps})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from it."""
+        self._mean_step, self._steps = list(numbers["mean_step"]), numbers["steps"]
 
 
 GAP_DECAY = 0.99
@@ -121,6 +141,14 @@ class GapDamping:
 
     def stepped(self, before: Arena, after: Arena) -> None:
         """Nothing to learn from the step."""
+
+    def kept(self) -> Kept:
+        """The running mean."""
+        return Kept({}, {"sum": self._sum, "weight": self._weight})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from it."""
+        self._sum, self._weight = list(numbers["sum"]), list(numbers["weight"])
 
 
 def _damp(slope: torch.Tensor, now: torch.Tensor, then: torch.Tensor, room: float) -> float:

@@ -7,7 +7,7 @@ it is overwritten in place, so a barrier costs no copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from plesio.core.events import Fold
 from plesio.rules import DelayCompensated, GapAware, LookAhead
@@ -16,7 +16,7 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
-from plesio.tensors.outer import Groups, OptimizerSpec, ServerOptimizer, kept_copies
+from plesio.tensors.outer import Groups, Kept, OptimizerSpec, ServerOptimizer, kept_copies
 from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]
@@ -37,6 +37,12 @@ class Folder(Protocol):
     def snapshot(self, reader: int) -> int: ...
 
     def forget(self, worker: int) -> None: ...
+
+    def kept(self) -> Kept: ...
+
+    def restore(self, numbers: dict[str, Any]) -> None: ...
+
+    def begin_anew(self) -> None: ...
 
 
 class Folding:
@@ -126,6 +132,26 @@ class Folding:
     def forget(self, worker: int) -> None:
         """`worker` is gone: it reads nothing any more."""
         self._versions.release(worker)
+
+    def kept(self) -> Kept:
+        """What a checkpoint keeps beside the parameters; what is in the buffer is computed again."""
+        parts = {"optimizer": self._optimizer, "correction": self._correction}
+        kept = {name: part.kept() for name, part in parts.items() if part is not None}
+        arenas = {name: arena for part in kept.values() for name, arena in part.arenas.items()}
+        return Kept(arenas, {name: part.numbers for name, part in kept.items()})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from these; the arenas that `kept` then names are to be filled."""
+        if self._optimizer is not None:
+            self._optimizer.restore(numbers["optimizer"])
+        if self._correction is not None:
+            self._correction.restore(numbers["correction"])
+
+    def begin_anew(self) -> None:
+        """As after a restore: nobody reads anything, and the buffer is empty."""
+        self._versions.release_all()
+        if self._held is not None:
+            self._held.empty()
 
 
 def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:

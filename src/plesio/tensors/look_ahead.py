@@ -29,7 +29,7 @@ from plesio.core.events import Fold
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
-from plesio.tensors.outer import Groups, ServerOptimizer
+from plesio.tensors.outer import Groups, Kept, ServerOptimizer
 from plesio.tensors.versions import Versions
 
 CHUNK = 1 << 18
@@ -194,3 +194,23 @@ class LookAheadFolding:
         for part in self._optimizer.select(self._momenta[worker]):
             part.zero_()
         self._resum()
+
+    def kept(self) -> Kept:
+        """What a checkpoint keeps beside the parameters."""
+        optimizer = self._optimizer.kept()
+        momenta = {f"momentum {worker}": arena for worker, arena in enumerate(self._momenta)}
+        arenas = {**optimizer.arenas, **momenta, "sum of momenta": self._sum}
+        own = {"scale": self._scale, "folds": self._folds, "damping": self._damping.kept().numbers}
+        return Kept(arenas, {"optimizer": optimizer.numbers, "look-ahead": own})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from these; the arenas that `kept` then names are to be filled."""
+        own = numbers["look-ahead"]
+        self._optimizer.restore(numbers["optimizer"])
+        self._scale, self._folds = own["scale"], own["folds"]
+        self._damping.restore(own["damping"])
+
+    def begin_anew(self) -> None:
+        """As after a restore: nobody reads anything."""
+        self._versions.release_all()
+        self._live.clear()

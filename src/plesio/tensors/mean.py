@@ -70,6 +70,10 @@ class Accumulator:
                 total.add_(one, alpha=weight)
         self._empty = False
 
+    def empty(self) -> None:
+        """Forget what was added."""
+        self._empty = True
+
     def take_mean(self, total_weight: float) -> Arena:
         """The weighted mean of what was added; the next `add` starts anew."""
         for total in self.arena.flat:

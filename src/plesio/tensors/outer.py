@@ -43,6 +43,13 @@ FUSED_FROM = 1 << 17
 Groups = list[dict[str, Any]]
 
 
+class Kept(NamedTuple):
+    """What a checkpoint keeps of something that folds: arenas by name, and numbers that go into a file as they are."""
+
+    arenas: dict[str, Arena]
+    numbers: dict[str, Any]
+
+
 class OptimizerSpec(msgspec.Struct, frozen=True):
     """What it takes to build a user's optimizer elsewhere: its class, its defaults, its groups without parameters."""
 
@@ -165,8 +172,7 @@ class ServerOptimizer:
         for position, parameter in enumerate(self.parameters):
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
-                whole = torch.is_tensor(value) and value.shape == parameter.shape and value.dtype == parameter.dtype
-                if whole and key != self.swapped:
+                if _is_whole(value, parameter) and key != self.swapped:
                     home = self._home(key)[position]
                     if value.data_ptr() != home.data_ptr():
                         state[key] = home.copy_(value)
@@ -175,6 +181,28 @@ class ServerOptimizer:
         if key not in self._state_arenas:
             self._state_arenas[key] = self._new_arena()
         return self.select(self._state_arenas[key])
+
+    def kept(self) -> Kept:
+        """What a checkpoint has to keep beside the parameters."""
+        arenas = {f"optimizer {key}": arena for key, arena in self._state_arenas.items()}
+        scalars = [
+            {key: _plain(value) for key, value in self.state_of(position).items() if not _is_whole(value, parameter)}
+            for position, parameter in enumerate(self.parameters)
+        ]
+        swapped = bool(self.parameters) and self.swapped in self.state_of(0)
+        keys = list(self._state_arenas)
+        return Kept(arenas, {"keys": keys, "scalars": scalars, "groups": self.groups, "swapped": swapped})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from the numbers of `kept`; its arenas, which are there after this, are to be filled."""
+        self.set_groups(numbers["groups"])
+        for position, parameter in enumerate(self.parameters):
+            state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["keys"]}
+            state.update({key: _from_plain(value) for key, value in numbers["scalars"][position].items()})
+            if numbers["swapped"]:
+                state[str(self.swapped)] = torch.zeros_like(parameter)
+            if state:
+                self.optimizer.state[parameter] = state
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""
@@ -185,6 +213,23 @@ class ServerOptimizer:
         """The state of parameter `position`; empty before its first step."""
         state: dict[str, Any] = self.optimizer.state.get(self.parameters[position], {})
         return state
+
+
+def _is_whole(value: Any, parameter: torch.Tensor) -> bool:
+    return torch.is_tensor(value) and value.shape == parameter.shape and value.dtype == parameter.dtype
+
+
+def _plain(value: Any) -> Any:
+    """A number of an optimizer's state for a file; one in a tensor keeps its dtype."""
+    if isinstance(value, torch.Tensor):
+        return {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
+    return value
 
 
 def kept_copies(spec: OptimizerSpec) -> int:

@@ -39,6 +39,11 @@ class Versions:
         if index is not None:
             self._readers[index] -= 1
 
+    def release_all(self) -> None:
+        """Nobody reads anything any more."""
+        for reader in list(self._pinned):
+            self.release(reader)
+
     def of(self, reader: int) -> Arena:
         """The buffer `reader` pins."""
         return self.buffers[self._pinned[reader]]

@@ -17,6 +17,7 @@ membership, leases, both sides of the sessions, and their checkpoints.
 | model.py   | parameters that are the multiset of what was folded                                        |
 | oracle.py  | raises at the first promise that is broken                                                 |
 | bugs.py    | bugs to plant: each must be found                                                          |
+| story.py   | letters in words                                                                           |
 | shrink.py  | the smallest run that still fails, as a story                                              |
 
 >>> run_seed(7).failure is None

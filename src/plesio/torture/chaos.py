@@ -122,5 +122,4 @@ def _jump(world: World, _: object) -> None:
 
 def _crash_server(world: World, _: object) -> None:
     """Let the server crash a few boundaries from now."""
-    if world.server.fuse < 0:
-        world.server.fuse = world.rng.randint(1, BOUNDARIES)
+    world.server.crashes_at = world.server.boundaries + world.rng.randint(1, BOUNDARIES)

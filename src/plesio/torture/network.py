@@ -43,16 +43,15 @@ class Link:
             if self.story:
                 self.story(letter, payload, "cut off" if self.cut else "LOST")
             return
-        self._deliver(letter, payload, "takes")
-        if self.repeats and self._random() < self.repeats:
-            self.tally["letters repeated"] += 1
-            self._deliver(letter, payload, "TWICE, takes")
-
-    def _deliver(self, letter: Any, payload: int, how: str) -> None:
-        """Most are quick, a few very late."""
         agenda = self._agenda
-        delay_s = LEAST_DELAY_S + self.spread_s * self._random() ** 6
+        delay_s = LEAST_DELAY_S + self.spread_s * self._random() ** 6  # most are quick, a few very late
         agenda.number += 1
         heappush(agenda.heap, (agenda.now_s + delay_s, agenda.number, self.deliver, letter, payload))
         if self.story:
-            self.story(letter, payload, f"{how} {1000 * delay_s:.0f} ms")
+            self.story(letter, payload, f"takes {1000 * delay_s:.0f} ms")
+        if self.repeats and self._random() < self.repeats:
+            delay_s += self.spread_s * self._random()
+            self.tally["letters repeated"] += 1
+            agenda.at(agenda.now_s + delay_s, self.deliver, letter, payload)
+            if self.story:
+                self.story(letter, payload, f"TWICE, takes {1000 * delay_s:.0f} ms")

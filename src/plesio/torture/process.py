@@ -20,6 +20,7 @@ LAUNCH = 1000
 LEASE_BATCHES = 6
 REJOIN_S = 0.01
 LEAST_S = 0.001
+NOT_FINITE = 0.03
 NO_PAYLOAD = -1
 
 
@@ -40,7 +41,6 @@ class Process:
     def __init__(self, world: World, worker: int, launch: int, clock: Clock, step_s: float) -> None:
         self.world = world
         self.worker = worker
-        self.launch = launch
         self.clock = clock
         self.step_s = step_s
         self.session = world.parts.worker_session(worker, launch * LAUNCH + 1, RETRY_S, HEARTBEAT_S)
@@ -49,7 +49,11 @@ class Process:
         self.departs = False  # its function ends with this step
         self.buried = False  # nobody is started in its place
         self.started_s = world.agenda.now_s
-        self.answers = 0  # to its contributions
+        self.answers = 0  # to its contributions,
+        self.answers_before = 0  # when the network healed
+        self._not_finite = NOT_FINITE if "not finite" in world.plan.faults else 0.0
+        self._epoch_batches = world.plan.epoch_batches
+        self._made = world.oracle.made
         self._agenda = world.agenda
         self._random = world.random
         self._send = world.up[worker].send
@@ -83,9 +87,7 @@ class Process:
             self._say(self.session.finish(self.now_s()))
             return
         if not self._held:
-            world = self.world
-            wanted = self.session.ask(self._epoch, world.plan.epoch_batches, LEASE_BATCHES, 0, self.now_s())
-            self._say(wanted)
+            self._say(self.session.ask(self._epoch, self._epoch_batches, LEASE_BATCHES, 0, self.now_s()))
             return
         self._computing += 1
         self._busy = True
@@ -95,20 +97,14 @@ class Process:
     def _computed(self, computing: int, _: object) -> None:
         if computing != self._computing or not self.alive or self.hangs:
             return
-        session, world = self.session, self.world
+        session = self.session
         self._busy = False
         epoch, batch = self._held.popleft()
-        finite = world.finite()
-        self._payload = len(world.oracle.made)
-        world.oracle.made.append(
-            Contribution(
-                self.worker,
-                session.incarnation,
-                session.number,
-                session.version,
-                epoch * world.plan.epoch_batches + batch,
-                finite,
-            )
+        finite = not self._not_finite or self._random() >= self._not_finite
+        place = epoch * self._epoch_batches + batch
+        self._payload = len(self._made)
+        self._made.append(
+            Contribution(self.worker, session.incarnation, session.number, session.version, place, finite)
         )
         self._say(session.push(1, 1, 1, finite, self.now_s()))
 
@@ -180,7 +176,9 @@ class Process:
 
     def _lost(self) -> None:
         self._drop()
-        if self.session.phase is Phase.LOST and not self.hangs:
+        if self.session.phase is Phase.SUPERSEDED:
+            self.alive = False
+        elif not self.hangs:
             agenda = self._agenda
             agenda.at(agenda.now_s + REJOIN_S * (1 + self._random()), self._join)
 

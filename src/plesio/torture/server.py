@@ -42,7 +42,8 @@ class Server:
         self.epoch = epoch
         self.clock = clock
         self.down = False
-        self.fuse = NEVER  # boundaries until it crashes
+        self.boundaries = 0  # passed: the moments at which it could have crashed
+        self.crashes_at = NEVER  # the boundary
         self._slots: dict[tuple[int, int], int] = {}  # of each worker's incarnation: what it sent last
         self._buffer: list[int] = []
         stealing = not plan.strategy.in_lock_step
@@ -131,7 +132,9 @@ class Server:
         self.service.done(effect)
         if self.service.outbox:
             self._post()
-        self._boundary()
+        self.boundaries += 1
+        if self.boundaries == self.crashes_at:
+            raise Crash
 
     def _fold(self, fold: Fold) -> None:
         if fold.held:
@@ -147,16 +150,15 @@ class Server:
                             f"into version {fold.version}")  # fmt: skip
 
     def _post(self) -> None:
-        down, told = self.world.down, self.oracle.told
-        outbox, self.service.outbox = self.service.outbox, []
+        outbox = self.service.outbox
         for letter in outbox:
-            told(letter)
-            down[letter.worker].send(letter, self.epoch)
+            self.oracle.told(letter)
+            self.world.down[letter.worker].send(letter, self.epoch)
+        outbox.clear()
 
     def _boundary(self) -> None:
-        self.world.boundaries += 1
-        self.fuse -= 1
-        if self.fuse == 0:
+        self.boundaries += 1
+        if self.boundaries == self.crashes_at:
             raise Crash
 
     # Checkpoints and crashes

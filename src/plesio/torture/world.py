@@ -33,7 +33,6 @@ from plesio.torture.story import words
 LOOK_S = 0.1
 CALM_S = 1.0
 """How long a run goes on after the faults, at most, if everybody gets on."""
-NOT_FINITE = 0.03
 STAYS_DEAD = 0.5
 OUGHT = 2
 """Answers each worker must get once the faults are over."""
@@ -74,7 +73,6 @@ class _Seat:
 
     processes: list[Process] = field(default_factory=list)
     launches: int = 0
-    answers_before: int = 0
 
     @property
     def is_dead(self) -> bool:
@@ -93,7 +91,7 @@ class World:
         self.agenda = Agenda()
         self.tally: Counter[str] = Counter()
         self.story: list[str] | None = [] if story else None
-        self.boundaries = 0
+        self._boundaries = 0  # of earlier lives of the server
         self.oracle = Oracle(plan)
         self.disk = parts.disk(rng)
         self.up = [Link(self.agenda, rng, plan, self.tally, self._to_server) for _ in range(plan.workers)]
@@ -107,7 +105,7 @@ class World:
         self._version_healed = 0
         self.server = self._new_server(1)
         if crash_at is not None:
-            self.server.fuse = crash_at
+            self.server.crashes_at = crash_at
         self.seats = [_Seat() for _ in range(plan.workers)]
         for worker in range(plan.workers):
             self.launch(worker)
@@ -126,7 +124,8 @@ class World:
             failure = f"the core stopped: {type(error).__name__}: {error}"
         story = tuple(self.story or ())
         made = len(self.oracle.made)
-        return Outcome(self.plan, failure, self.agenda.now_s, made, self.boundaries, self.tally, story)
+        boundaries = self._boundaries + self.server.boundaries
+        return Outcome(self.plan, failure, self.agenda.now_s, made, boundaries, self.tally, story)
 
     def _loop(self) -> None:
         agenda = self.agenda
@@ -167,12 +166,10 @@ class World:
         self.agenda.at(self.agenda.now_s + 0.01 + 0.3 * self.random(), self._restart_server)
 
     def _restart_server(self, _: object, __: object) -> None:
+        self._boundaries += self.server.boundaries
         self.server = self._new_server(self.server.epoch + 1)
+        self._count_from_here()  # a crash that was on its way may come after the network healed
         self.tell(f"server starts again at version {self.server.sequencer.version}, epoch {self.server.epoch}")
-
-    def finite(self) -> bool:
-        """Whether the next contribution is."""
-        return "not finite" not in self.plan.faults or self.random() >= NOT_FINITE
 
     # Letters
 
@@ -199,23 +196,21 @@ class World:
                     self.launch(worker)
         self._healed_s = self.agenda.now_s
         self.oracle.calm = True
-        self._watch()
-
-    def _watch(self) -> None:
-        for seat in self.seats:
-            seat.answers_before = seat.processes[-1].answers
-        self._version_healed = self.server.sequencer.version
+        self._count_from_here()
         self.agenda.at(self.agenda.now_s + LOOK_S, self._look)
+
+    def _count_from_here(self) -> None:
+        """What everybody has got is not what they are going to get."""
+        for seat in self.seats:
+            seat.processes[-1].answers_before = seat.processes[-1].answers
+        self._version_healed = self.server.sequencer.version
 
     def _look(self, _: object, __: object) -> None:
         """Whether everybody has got on, or ought to have."""
         calm_s = self.agenda.now_s - self._healed_s
-        held_up = [
-            worker
-            for worker, seat in enumerate(self.seats)
-            if seat.processes[-1].gets_on and seat.processes[-1].answers < seat.answers_before + OUGHT
-        ]
         version = self.server.sequencer.version
+        last = [seat.processes[-1] for seat in self.seats]
+        held_up = [one.worker for one in last if one.gets_on and one.answers < one.answers_before + OUGHT]
         haunted = [worker for worker, seat in enumerate(self.seats) if seat.is_dead and self.oracle.sits(worker)]
         if held_up or haunted or self.server.down or version <= self._version_healed:
             if calm_s > LIVENESS_LEASES * PATIENCE_S:

@@ -1,0 +1,197 @@
+"""Checkpoints: a run as it stands between two events, in a folder that is there whole or not at all.
+
+    checkpoints/version-00001234/
+        weights.safetensors   parameters and buffers under their PyTorch names: plain torch loads them
+        state.safetensors     what the server keeps beside them (momenta, corrections), as bytes
+        manifest.json         version, order and data, numbers, place in the journal, a checksum of each file
+
+Everything is written into a hidden folder, brought to disk, and then given its name: whoever finds the name finds all of
+it. The manifest's own checksum is its last line, so that a folder copied half way is told from a whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+from xxhash import xxh3_64_hexdigest
+
+from plesio.core.sequencer import SequencerState
+from plesio.errors import CheckpointError, ConfigurationError
+
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+FORMAT = 1
+PREFIX = "version-"
+FOLDER = "checkpoints"
+"""Their folder in a run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How often a run is to be kept.
+
+    Args:
+        folder: where to; None: into the run folder (give `runs=` then).
+        every_s: how often, in seconds; one more is written at the end.
+        keep: how many; older ones are deleted.
+
+    >>> Checkpoint("ck", every_s=30)
+    Checkpoint(folder='ck', every_s=30, keep=2)
+    """
+
+    folder: str | Path | None = None
+    every_s: float = 60.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every_s, (int, float)) or not self.every_s > 0:
+            raise ConfigurationError(f"Checkpoint(every_s={self.every_s!r}): a number of seconds above 0")
+        if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 1:
+            raise ConfigurationError(f"Checkpoint(keep={self.keep!r}): a whole number of at least 1")
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How many contributions of a worker were dealt with, and the local steps in them."""
+
+    contributions: int = 0
+    steps: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds beside tensors.
+
+    Attributes:
+        strategy, fields, workers, seed, train_hash: of the run; it is gone on with as the same one.
+        names: the state_dict's names with the place of each tensor among the model's.
+        layout: each tensor's name, shape and dtype in words, in order.
+        order: the sequencer's state.
+        numbers: the folder's.
+        progress: how far each worker was.
+        journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
+        files: the checksum of each file.
+    """
+
+    version: int
+    strategy: str
+    fields: dict[str, Any]
+    workers: int
+    seed: int
+    train_hash: str
+    layout: tuple[str, ...]
+    order: SequencerState
+    numbers: dict[str, Any]
+    progress: tuple[Progress, ...]
+    journal: str = ""
+    position: int = 0
+    files: dict[str, str] = {}
+    format: int = FORMAT
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A checkpoint that was read and found whole."""
+
+    path: Path
+    manifest: Manifest
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under their PyTorch names."""
+        return load_file(self.path / WEIGHTS)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The bytes of what is kept beside them."""
+        return load_file(self.path / STATE)
+
+
+def save(
+    folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], keep: int
+) -> Path:
+    """Write a checkpoint and delete those that are too many; its path.
+
+    Raises:
+        CheckpointError: it cannot be written; the older ones are as they were.
+    """
+    path = folder / f"{PREFIX}{manifest.version:08d}"
+    hidden = folder / f".{path.name}.{os.getpid()}"
+    try:
+        if path.exists():
+            return path
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        for name, tensors in ((WEIGHTS, weights), (STATE, state)):
+            save_file(tensors, hidden / name)
+        files = {name: xxh3_64_hexdigest((hidden / name).read_bytes()) for name in (WEIGHTS, STATE)}
+        body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
+        (hidden / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
+        for name in (WEIGHTS, STATE, MANIFEST):
+            _to_disk(hidden / name)
+        _to_disk(hidden)
+        hidden.rename(path)
+        _to_disk(folder)
+        for old in _versions(folder)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"
+        ) from error
+    return path
+
+
+def latest(place: str | Path) -> Saved:
+    """The newest whole checkpoint in a run folder, a folder of checkpoints, or that checkpoint itself.
+
+    Raises:
+        CheckpointError: there is none, with what is wrong with those there are.
+    """
+    place = Path(place)
+    found = [place] if (place / MANIFEST).is_file() else [*_versions(place / FOLDER), *_versions(place)]
+    wrong: list[str] = []
+    for path in reversed(found):
+        try:
+            return read(path)
+        except CheckpointError as error:
+            wrong.append(str(error))
+    why = f": {'; '.join(wrong)}" if wrong else ""
+    raise CheckpointError(
+        f"there is no checkpoint to resume from in {str(place)!r}{why}; a run writes them with "
+        "checkpoint=ps.Checkpoint(every_s=60)"
+    )
+
+
+def read(path: Path) -> Saved:
+    """The checkpoint at `path`, checked.
+
+    Raises:
+        CheckpointError: it is damaged, or of a newer plesio.
+    """
+    try:
+        body, _, digest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")
+        if xxh3_64_hexdigest(body).encode() != digest:
+            raise CheckpointError(f"{path / MANIFEST} is damaged")
+        manifest = msgspec.json.decode(body, type=Manifest)
+        for name, checksum in manifest.files.items():
+            if xxh3_64_hexdigest((path / name).read_bytes()) != checksum:
+                raise CheckpointError(f"{path / name} is damaged")
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if manifest.format != FORMAT:
+        raise CheckpointError(f"{path} has format {manifest.format}, this plesio reads {FORMAT}; use the other plesio")
+    return Saved(path, manifest)
+
+
+def _versions(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

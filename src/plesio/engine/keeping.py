@@ -1,0 +1,145 @@
+"""The server's side of checkpoints: when one is due, what goes into it, and going on from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from plesio.checkpoint import Manifest, Progress, Saved, save
+from plesio.core.sequencer import Sequencer
+from plesio.engine.assembly import Assembly
+from plesio.errors import CheckpointError
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Layout
+
+
+class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is told of checkpoints: `folder` is empty where none are written, `resume` where nothing is resumed."""
+
+    folder: str = ""
+    every_s: float = 60.0
+    keep: int = 2
+    resume: str = ""
+    seed: int = 0
+    train_hash: str = ""
+    journal: str = ""
+
+
+class Keeper:
+    """Writes one run's checkpoints, and counts what each worker contributed."""
+
+    def __init__(self, keeping: Keeping, strategy: Strategy, workers: int) -> None:
+        self._keeping = keeping
+        self._strategy = strategy
+        self._due_s = 0.0
+        self._kept = -1
+        self.before = [Progress()] * workers
+        self.progress = [Progress()] * workers
+        self._steps: dict[int, int] = {}
+
+    @property
+    def writes(self) -> bool:
+        """Whether checkpoints are asked for."""
+        return bool(self._keeping.folder)
+
+    def came(self, worker: int, steps: int) -> None:
+        """A contribution of so many local steps came."""
+        self._steps[worker] = steps
+
+    def answered(self, worker: int, number: int) -> None:
+        """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
+        steps = self.progress[worker].steps + self._steps.pop(worker, 1)
+        self.progress[worker] = Progress(self.before[worker].contributions + number, steps)
+
+    def due(self, now_s: float) -> bool:
+        """Whether one is to be written now."""
+        if not self.writes:
+            return False
+        if not self._due_s:
+            self._due_s = now_s + self._keeping.every_s
+        return now_s >= self._due_s
+
+    def write(self, sequencer: Sequencer, built: Assembly, position: int, now_s: float) -> None:
+        """Write one, if there is anything new.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._due_s = now_s + self._keeping.every_s
+        if not self.writes or sequencer.version == self._kept:
+            return
+        kept = built.folder.kept()
+        manifest = Manifest(
+            version=sequencer.version,
+            strategy=self._strategy.name,
+            fields=self._strategy.as_data(),
+            workers=sequencer.workers,
+            seed=self._keeping.seed,
+            train_hash=self._keeping.train_hash,
+            layout=_words(built.layout),
+            order=sequencer.state(),
+            numbers=kept.numbers,
+            progress=tuple(self.progress),
+            journal=self._keeping.journal,
+            position=position if self._keeping.journal else 0,
+        )
+        weights, nameless = _weights(built)
+        state = {**nameless, **{name: arena.memory for name, arena in kept.arenas.items()}}
+        save(Path(self._keeping.folder), manifest, weights, state, self._keeping.keep)
+        self._kept = sequencer.version
+
+    def resume(self, saved: Saved) -> None:
+        """Go on counting from there."""
+        self.before = list(saved.manifest.progress)
+        self.progress = list(self.before)
+        self._kept = saved.manifest.version
+
+
+def load_weights(saved: Saved, built: Assembly) -> None:
+    """Put a checkpoint's parameters where the first worker put its own.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    wanted, got = saved.manifest.layout, _words(built.layout)
+    if wanted != got:
+        first = next(
+            (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b),
+            f"{len(wanted)} tensors, got {len(got)}",
+        )
+        raise CheckpointError(f"{saved.path} is of another model: it has {first}; build the model as it was")
+    weights, state = saved.weights(), saved.state()
+    views = built.ring[0].views
+    for name, index in built.model.names:
+        views[index].copy_(weights[name])
+    for index, view in enumerate(views):
+        if f"tensor {index}" in state:
+            view.copy_(state[f"tensor {index}"])
+
+
+def load_state(saved: Saved, built: Assembly) -> None:
+    """Put the rest back, once there is something that folds."""
+    built.folder.restore(saved.manifest.numbers)
+    state = saved.state()
+    for name, arena in built.folder.kept().arenas.items():
+        arena.memory.copy_(state[name])
+
+
+def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Tensors by name, each with memory of its own, and by place those that have no name."""
+    views = built.current.views
+    named: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in built.model.names}
+    known = {index for _, index in built.model.names}
+    nameless = {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
+    return named, nameless
+
+
+def _words(layout: Layout) -> tuple[str, ...]:
+    return tuple(f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {_role(spec)}" for spec in layout.specs)
+
+
+def _role(spec: Any) -> str:
+    return f"{spec.kind.name.lower()} in group {spec.group}" if spec.group >= 0 else str(spec.kind.name.lower())

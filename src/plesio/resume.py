@@ -1,0 +1,116 @@
+"""What a run has to know of checkpoints and journals before it starts: its own, and those of the run it goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from plesio.checkpoint import FOLDER, Checkpoint, Saved, latest
+from plesio.engine.job import Job
+from plesio.engine.keeping import Keeping
+from plesio.engine.recording import train_hash
+from plesio.errors import CheckpointError, ConfigurationError
+from plesio.journal import FILE_NAME, Folded, read_journal
+from plesio.observe.summary import Incident
+from plesio.rules import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A checkpoint that a run goes on from, and what was done after it and is lost."""
+
+    saved: Saved
+    undone: int | None
+
+    @property
+    def incident(self) -> Incident:
+        """In words: nothing goes back silently."""
+        version = self.saved.manifest.version
+        lost = "how many later updates are undone is not known: there is no journal"
+        if self.undone is not None:
+            went = f"the run had got to version {version + self.undone}: " if self.undone else ""
+            lost = f"{went}{self.undone} updates undone"
+        return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}; {lost}")
+
+
+def resumption(place: str | Path, job: Job) -> Resumption:
+    """The newest checkpoint at `place`, of the same run as `job`.
+
+    Raises:
+        CheckpointError: there is none, or it is of another run.
+    """
+    saved = latest(place)
+    manifest = saved.manifest
+    was = {"strategy": manifest.strategy, "workers": manifest.workers, "seed": manifest.seed}
+    now = {"strategy": job.strategy.name, "workers": job.workers, "seed": job.seed}
+    for name, value in was.items():
+        if now[name] != value:
+            raise CheckpointError(
+                f"{saved.path} is of a run with {name}={value}, this one has {name}={now[name]}; resume with the same, "
+                "or begin a new run and load weights.safetensors in the training function"
+            )
+    if manifest.fields != job.strategy.as_data():
+        raise CheckpointError(f"{saved.path}: {manifest.strategy} had other answers then: {manifest.fields}")
+    return Resumption(saved, _undone(saved))
+
+
+def _undone(saved: Saved) -> int | None:
+    manifest = saved.manifest
+    if not manifest.journal or not Path(manifest.journal).is_file():
+        return None
+    later = (record for _, record in read_journal(manifest.journal).placed(manifest.position))
+    return max((one.version for one in later if isinstance(one, Folded)), default=manifest.version) - manifest.version
+
+
+def check_keeping(job: Job, checkpoint: Checkpoint | None, runs: object, simulated: bool) -> None:
+    """Raise `ConfigurationError` where checkpoints cannot be written, or nothing resumed."""
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise ConfigurationError(f"checkpoint={checkpoint!r}: such as ps.Checkpoint(every_s=60)")
+    if simulated:
+        raise ConfigurationError(
+            "checkpoint= and resume= are for real processes; a simulated run is done again instead"
+        )
+    if not isinstance(job.strategy.via, Server):
+        raise ConfigurationError(
+            f"checkpoint= and resume= need a server, and under {job.strategy.name} workers fold without one; "
+            "save worker 0's model in the training function"
+        )
+    if checkpoint is not None and checkpoint.folder is None and runs is None:
+        raise ConfigurationError(
+            "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
+        )
+
+
+def kept(
+    job: Job, folder: Path | None, checkpoint: Checkpoint | None, begin_from: Resumption | None, simulated: bool
+) -> Job:
+    """`job` with where its journal and its checkpoints go, and what it begins from."""
+    asked = simulated or isinstance(job.strategy.via, Server)  # otherwise workers fold without asking anybody
+    journal = folder / FILE_NAME if folder is not None and asked else None
+    into = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder is not None else None
+    if checkpoint is not None and into is None and folder is not None:
+        into = folder / FOLDER
+    keeping = Keeping(
+        folder=str(into.resolve()) if into is not None else "",
+        every_s=checkpoint.every_s if checkpoint is not None else 0.0,
+        keep=checkpoint.keep if checkpoint is not None else 1,
+        resume=str(begin_from.saved.path.resolve()) if begin_from is not None else "",
+        seed=job.seed,
+        train_hash=train_hash(job.train),
+        journal=str(journal.resolve()) if journal is not None else "",
+    )
+    incarnation = 1
+    if begin_from is not None:
+        incarnation = 1 + max(begin_from.saved.manifest.order.members.last_incarnation.values(), default=0)
+        if journal is not None:
+            _go_on_with(journal, begin_from.saved)
+    return dataclasses.replace(job, incarnation=incarnation, keeping=keeping, journal=journal)
+
+
+def _go_on_with(journal: Path, saved: Saved) -> None:
+    """The new run's journal begins with what the old one's says up to the checkpoint."""
+    manifest = saved.manifest
+    if manifest.journal and Path(manifest.journal).is_file():
+        with open(manifest.journal, "rb") as old:
+            journal.write_bytes(old.read(manifest.position))

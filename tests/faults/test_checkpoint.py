@@ -1,0 +1,151 @@
+"""Runs that are interrupted and resumed: real processes, killed for real."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest
+from plesio.strategy import Strategy
+from support.replayed import chancy
+
+ON_THE_SERVER = [
+    ps.sync_sgd(),
+    ps.first_of(3),
+    ps.async_sgd(),
+    ps.async_sgd(correct="delay_compensated"),
+    ps.async_sgd(correct="gap_aware"),
+    ps.bounded_staleness(2),
+    ps.buffered(2),
+    ps.rennala(2),
+    ps.ringmaster(2),
+    ps.local_sgd(every=3),
+]
+OFTEN = ps.Checkpoint(every_s=0.1, keep=3)
+
+
+def trained(strategy: Strategy, folder: Path, train: Any = chancy, **options: Any) -> ps.Run:
+    return ps.run(train, strategy, workers=4, runs=folder, timeout_s=60, **options)
+
+
+def interrupted(strategy: Strategy, folder: Path, train: Any = chancy, after_s: float = 0.5) -> Path:
+    """The folder of a run whose server was killed in the middle."""
+    with pytest.raises(ps.ServerLostError):
+        trained(strategy, folder, train, checkpoint=OFTEN, faults=[ps.Kill(after_s=after_s)])
+    (path,) = folder.iterdir()
+    return path
+
+
+def same(one: ps.Run, other: ps.Run) -> bool:
+    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_in_lock_step_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    train = functools.partial(chancy, epochs=8, kind=kind)
+    whole = trained(ps.sync_sgd(), tmp_path / "whole", train)
+    folder = interrupted(ps.sync_sgd(), tmp_path / "broken", train)
+    at = latest(folder).manifest.version
+    assert 0 < at < whole.version
+    resumed = trained(ps.sync_sgd(), tmp_path / "resumed", train, resume=folder, checkpoint=OFTEN)
+    assert resumed.version == whole.version
+    assert same(whole, resumed)
+    assert resumed.incidents[0].what.startswith(f"resumed at version {at} from ")
+    assert "updates undone" in resumed.incidents[0].what
+
+
+def test_local_sgd_too(tmp_path: Path) -> None:
+    """Its inner optimizer is the worker's and begins anew, so one without momentum: then nothing is lost."""
+    train = functools.partial(chancy, epochs=8, kind="plain")
+    whole = trained(ps.local_sgd(every=2), tmp_path / "whole", train)
+    folder = interrupted(ps.local_sgd(every=2), tmp_path / "broken", train)
+    assert same(whole, trained(ps.local_sgd(every=2), tmp_path / "resumed", train, resume=folder))
+
+
+@pytest.mark.parametrize("strategy", ON_THE_SERVER, ids=lambda one: one.name)
+def test_every_recipe_goes_on_and_its_journal_replays(strategy: Strategy, tmp_path: Path) -> None:
+    folder = interrupted(strategy, tmp_path / "broken", after_s=0.3)
+    resumed = trained(strategy, tmp_path / "resumed", resume=folder)
+    assert resumed.batches_unvisited == 0
+    again = ps.replay(resumed.folder, chancy)
+    assert str(again) == f"bit-identical: {resumed.version} versions"
+    assert same(resumed, ps.Run(resumed.summary, again.state_dict, None))
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    first = trained(ps.async_sgd(), tmp_path / "a", checkpoint=ps.Checkpoint(tmp_path / "ck"), until=ps.Until(steps=20))
+    second = trained(ps.async_sgd(), tmp_path / "b", resume=tmp_path / "ck")
+    assert second.version > first.version
+    assert second.batches_unvisited == 0
+
+
+def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
+    assert run.folder is not None
+    kept = sorted((run.folder / FOLDER).iterdir())
+    assert 1 <= len(kept) <= 3
+    weights = load_file(kept[-1] / WEIGHTS)
+    assert all(torch.equal(value, run.state_dict[name]) for name, value in weights.items())
+    assert weights.keys() == run.state_dict.keys()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
+    assert run.folder is not None
+    older, newer = sorted((run.folder / FOLDER).iterdir())[-2:]
+    data = bytearray((newer / WEIGHTS).read_bytes())
+    data[-1] ^= 1
+    (newer / WEIGHTS).write_bytes(data)
+    assert latest(run.folder).path == older
+    (older / MANIFEST).write_text((older / MANIFEST).read_text().replace('"workers"', '"Workers"'))
+    for path in (run.folder / FOLDER).iterdir():
+        if path not in (older, newer):
+            shutil.rmtree(path)
+    with pytest.raises(
+        ps.CheckpointError, match=r"manifest\.json is damaged.*safetensors is damaged|safetensors is damaged"
+    ):
+        trained(ps.async_sgd(), tmp_path, resume=run.folder)
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
+    with pytest.raises(ps.CheckpointError, match="strategy=async_sgd, this one has strategy=sync_sgd"):
+        trained(ps.sync_sgd(), tmp_path, resume=run.folder)
+    with pytest.raises(ps.CheckpointError, match="workers=4, this one has workers=2"):
+        ps.run(chancy, ps.async_sgd(), workers=2, resume=run.folder)
+    with pytest.raises(ps.CheckpointError, match="seed=0, this one has seed=5"):
+        trained(ps.async_sgd(), tmp_path, resume=run.folder, seed=5)
+    with pytest.raises(ps.CheckpointError, match="there is no checkpoint to resume from"):
+        trained(ps.async_sgd(), tmp_path, resume=tmp_path / "nowhere")
+    from support.loops import endless
+
+    with pytest.raises(ps.CheckpointError, match="is of another model: it has .* got "):
+        trained(ps.async_sgd(), tmp_path, endless, resume=run.folder)
+
+
+def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(ps.ConfigurationError, match="need a server, and under hogwild"):
+        trained(ps.hogwild(), tmp_path, checkpoint=OFTEN)
+    with pytest.raises(ps.ConfigurationError, match="give runs="):
+        ps.run(chancy, ps.sync_sgd(), workers=2, checkpoint=OFTEN)
+    with pytest.raises(ps.ConfigurationError, match="a number of seconds above 0"):
+        ps.Checkpoint(every_s=0)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    run = trained(ps.async_sgd(), tmp_path / "runs", checkpoint=ps.Checkpoint(blocked, every_s=0.05))
+    assert run.version > 0
+    assert any("cannot be written" in one.what for one in run.incidents)
+    assert run.folder is not None
+    assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
