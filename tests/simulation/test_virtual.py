@@ -190,6 +190,19 @@ def test_the_first_of_a_round_are_enough() -> None:
     assert final.workers[3].compute_s == pytest.approx(30.0)
 
 
+def test_what_was_called_off_does_not_take_the_servers_link() -> None:
+    """A second of work and 0.4 s on the link for the fast worker, whatever the slow one would have sent."""
+    cluster = cluster_of(Constant(1.0), Constant(5.0), server=Link(bytes_per_s=1e3))
+    run = VirtualRun(
+        first_of(1),
+        cluster,
+        timed_workers(cluster, first_of(1).every, 0, nbytes=400),
+        NoFolder(),
+        limits=Limits(seconds=100.0),
+    )
+    assert run.run().version == int(100.0 / 1.4)
+
+
 def test_a_clock_bound_holds_the_fast_and_lets_them_go() -> None:
     _, final = simulate(bounded_staleness(2), cluster_of(Constant(0.1), Constant(1.0)), limits=Limits(seconds=10.5))
     assert [one.folded for one in final.workers] == [13, 10]  # two clocks ahead, and one pushed while it is held
@@ -275,8 +288,6 @@ class Trainer:
     def __init__(self, worker: int, timetable: Timetable, strategy: Strategy, folder: Slots, epochs: int) -> None:
         self.worker, self.timetable, self.every, self.folder = worker, timetable, strategy.every, folder
         self.epochs = epochs
-        self.used: list[tuple[int, int]] = []
-        self.ended = 0
 
     def begin(self, incarnation: int) -> None:
         self.incarnation, self.epoch = incarnation, 0
@@ -297,7 +308,7 @@ class Trainer:
 
     def _work(self, now_s: float) -> Request:
         while self.batches:
-            self.used.append(self.batches.pop(0))
+            self.batches.pop(0)
             now_s += self.timetable.step_s(now_s)
             self.steps += 1
             if self.every.due(self.steps, now_s - self.began_s):
@@ -315,7 +326,8 @@ class Trainer:
         return Push(now_s, steps, 8 * steps, steps, nbytes=2000)
 
     def end(self) -> None:
-        self.ended += 1
+        assert not self.finished
+        self.finished = True  # nobody asks a dead process anything
 
 
 def train(

@@ -16,6 +16,7 @@ from plesio.cli.replay import replay
 from plesio.cli.run import run
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
+from plesio.cli.torture import torture
 from plesio.engine.forkserver import ForkServer
 from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
 
@@ -57,6 +58,7 @@ commands.command(
 commands.command(epilog="For example: plesio strategies --json")(strategies)
 commands.command(epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
 commands.command(epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(journal)
+commands.command(epilog="For example: plesio torture --seeds 1000")(torture)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
