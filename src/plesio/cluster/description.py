@@ -63,13 +63,14 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigurationError("Cluster(groups=()): a cluster has at least one group of workers")
         alive: dict[int, bool] = {}
         workers = self.workers
-        for fault in self.faults:
+        for number, fault in enumerate(self.faults):
             if not isinstance(fault.worker, int) or not 0 <= fault.worker < workers:
-                raise ConfigurationError(f"{fault}: there are workers 0 to {workers - 1}")
+                raise ConfigurationError(f"faults[{number}]: {fault}: there are workers 0 to {workers - 1}")
         for turn in self.turns():
             before = alive.get(turn.worker, not isinstance(turn, Join))
             if before is turn.alive:
-                raise ConfigurationError(f"{turn}: worker {turn.worker} is {'still' if before else 'not'} there then")
+                which, there = self.faults.index(turn), "still" if before else "not"
+                raise ConfigurationError(f"faults[{which}]: {turn}: worker {turn.worker} is {there} there then")
             alive[turn.worker] = turn.alive
 
     @property

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from plesio.cluster.description import Cluster
-from plesio.errors import ConfigurationError
+from plesio.cluster.faults import AnyFault
+from plesio.cluster.steps import StepTime
+from plesio.errors import ConfigurationError, unknown_name
 
 _TABLE = re.compile(r"\s*(\[\[?)\s*([\w.\"'-]+)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
@@ -30,11 +32,24 @@ def load(path: Path) -> Cluster:
     try:
         return msgspec.convert(data, Cluster)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        keys = where.rstrip("`").lstrip(".") + _named(what)
+        keys, what = _explain(str(error))
         line = _line(text, keys)
-        place = f", line {line}" if line else ""
-        raise ConfigurationError(f"cluster file {path}{place}: {keys + ': ' if keys else ''}{what}") from error
+        place = (f", line {line}" if line else "") + (f": {keys}" if keys else "")
+        raise ConfigurationError(f"cluster file {path}{place}: {what}") from error
+
+
+def _explain(error: str) -> tuple[str, str]:
+    """The key that msgspec's message is about, such as `groups[1].step.law`, and what is wrong with it."""
+    what, _, where = error.partition(" - at `$")
+    keys = where.rstrip("`").lstrip(".")
+    if (fault := re.match(r"(faults\[\d+\]): ", what)) is not None:  # found when the whole was there
+        return fault[1], what[fault.end() :]
+    if (value := re.match(r"Invalid value '(.*)'", what)) is not None:
+        kinds = StepTime if keys.endswith(".law") else AnyFault
+        what = unknown_name(keys.rpartition(".")[2], value[1], (kind.__name__.lower() for kind in get_args(kinds)))
+    # The path leads to the table only, where the message names the key itself.
+    named = re.search(r"unknown field `(\w+)`", what) or (re.match(r"\w+\((\w+)=", what) if keys else None)
+    return (f"{keys}.{named[1]}".lstrip(".") if named else keys), what
 
 
 def _find_traces(data: dict[str, Any], folder: Path) -> None:
@@ -44,12 +59,6 @@ def _find_traces(data: dict[str, Any], folder: Path) -> None:
         step = group.get("step") if isinstance(group, dict) else None
         if isinstance(step, dict) and isinstance(step.get("file"), str) and step["file"]:
             step["file"] = str(folder / step["file"])
-
-
-def _named(what: str) -> str:
-    """The key that the message itself names: msgspec's path leads to the table around an unknown key only."""
-    found = re.search(r"unknown field `(\w+)`", what) or re.match(r"\w+\((\w+)=", what)
-    return f".{found[1]}" if found else ""
 
 
 def _line(text: str, keys: str) -> int | None:

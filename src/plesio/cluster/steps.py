@@ -15,11 +15,11 @@ from plesio.errors import ConfigurationError
 
 
 class Law(msgspec.Struct, frozen=True, tag_field="law", tag=str.lower, forbid_unknown_fields=True):
-    """How the seconds of a worker's steps are drawn."""
+    """How the seconds of a worker's steps are drawn.
 
-    def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
-        """A function that draws the next step's seconds for the worker that is the `rank`-th (from 1) of its cluster."""
-        raise NotImplementedError
+    `draws(rank, rng)` of each law is a function that draws the next step's seconds, for the worker that is the
+    `rank`-th (from 1) of its cluster.
+    """
 
 
 class Constant(Law, frozen=True):
