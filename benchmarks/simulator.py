@@ -81,7 +81,7 @@ def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
 
 def quadratic(dimension: int, args: argparse.Namespace) -> float:
     """Contributions a second on the quadratic: every gradient with its noise is computed and folded."""
-    cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
+    cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 200_000
     problem = Quadratic(dimension, single=True)
     with timed(count) as rate:
         run(problem, async_sgd("plain"), cluster, lr=1.0, contributions=count)

@@ -10,7 +10,8 @@ gradient after the other, never torn), and only the times and bytes are those of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.rules import Server
 from plesio.wall_clock import no_wall_clock
+
+THREADS = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,6 +88,17 @@ class VirtualTimer:
         return self.time_s
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: the same bits on every machine, and steps as small as these are fastest so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class SimulatedEngine:
     """Runs a job on a cluster, in virtual time.
 
@@ -107,7 +121,7 @@ class SimulatedEngine:
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
         self.server = InlineServer(self._strategy, job.workers)
-        writer = JournalWriter(job.journal, head_of(job, torch.get_num_threads())) if job.journal is not None else None
+        writer = JournalWriter(job.journal, head_of(job, THREADS)) if job.journal is not None else None
         recorder = Recorder(writer, lambda: self.server.built) if writer is not None else None
         participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
         self.run_of = VirtualRun(
@@ -131,7 +145,7 @@ class SimulatedEngine:
             NonFiniteError: a contribution was not finite and the job is to stop at that.
         """
         outcome = self.outcome
-        with no_wall_clock(self.job.train):
+        with one_thread(), no_wall_clock(self.job.train):
             outcome.final = self.run_of.run()
         outcome.ended = self.run_of.ended
         if self.run_of.recorder is not None:

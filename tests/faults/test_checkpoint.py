@@ -35,12 +35,14 @@ def trained(strategy: Strategy, folder: Path, train: Any = chancy, **options: An
     return ps.run(train, strategy, workers=4, runs=folder, timeout_s=60, **options)
 
 
-def interrupted(strategy: Strategy, folder: Path, train: Any = chancy, after_s: float = 0.5) -> Path:
-    """The folder of a run whose server was killed in the middle."""
+def interrupted(strategy: Strategy, folder: Path, **settings: Any) -> tuple[Path, Any]:
+    """The folder of a run whose server was killed in the middle, and its training function."""
+    folder.mkdir()
+    train = functools.partial(chancy, ends=folder, **settings)
     with pytest.raises(ps.ServerLostError):
-        trained(strategy, folder, train, checkpoint=OFTEN, faults=[ps.Kill(after_s=after_s)])
-    (path,) = folder.iterdir()
-    return path
+        trained(strategy, folder, train, checkpoint=OFTEN)
+    (path,) = (one for one in folder.iterdir() if one.is_dir())
+    return path, train
 
 
 def same(one: ps.Run, other: ps.Run) -> bool:
@@ -49,9 +51,8 @@ def same(one: ps.Run, other: ps.Run) -> bool:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_in_lock_step_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    train = functools.partial(chancy, epochs=8, kind=kind)
-    whole = trained(ps.sync_sgd(), tmp_path / "whole", train)
-    folder = interrupted(ps.sync_sgd(), tmp_path / "broken", train)
+    whole = trained(ps.sync_sgd(), tmp_path / "whole", functools.partial(chancy, epochs=12, kind=kind))
+    folder, train = interrupted(ps.sync_sgd(), tmp_path / "broken", epochs=12, kind=kind)
     at = latest(folder).manifest.version
     assert 0 < at < whole.version
     resumed = trained(ps.sync_sgd(), tmp_path / "resumed", train, resume=folder, checkpoint=OFTEN)
@@ -63,18 +64,17 @@ def test_in_lock_step_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind: s
 
 def test_local_sgd_too(tmp_path: Path) -> None:
     """Its inner optimizer is the worker's and begins anew, so one without momentum: then nothing is lost."""
-    train = functools.partial(chancy, epochs=8, kind="plain")
-    whole = trained(ps.local_sgd(every=2), tmp_path / "whole", train)
-    folder = interrupted(ps.local_sgd(every=2), tmp_path / "broken", train)
+    whole = trained(ps.local_sgd(every=2), tmp_path / "whole", functools.partial(chancy, epochs=12, kind="plain"))
+    folder, train = interrupted(ps.local_sgd(every=2), tmp_path / "broken", epochs=12, kind="plain")
     assert same(whole, trained(ps.local_sgd(every=2), tmp_path / "resumed", train, resume=folder))
 
 
 @pytest.mark.parametrize("strategy", ON_THE_SERVER, ids=lambda one: one.name)
 def test_every_recipe_goes_on_and_its_journal_replays(strategy: Strategy, tmp_path: Path) -> None:
-    folder = interrupted(strategy, tmp_path / "broken", after_s=0.3)
-    resumed = trained(strategy, tmp_path / "resumed", resume=folder)
+    folder, train = interrupted(strategy, tmp_path / "broken", epochs=12)
+    resumed = trained(strategy, tmp_path / "resumed", train, resume=folder)
     assert resumed.batches_unvisited == 0
-    again = ps.replay(resumed.folder, chancy)
+    again = ps.replay(resumed.folder, train)
     assert str(again) == f"bit-identical: {resumed.version} versions"
     assert same(resumed, ps.Run(resumed.summary, again.state_dict, None))
 
@@ -99,7 +99,7 @@ def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) 
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
+    run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=12), checkpoint=OFTEN)
     assert run.folder is not None
     older, newer = sorted((run.folder / FOLDER).iterdir())[-2:]
     data = bytearray((newer / WEIGHTS).read_bytes())
@@ -128,7 +128,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, resume=tmp_path / "nowhere")
     from support.loops import endless
 
-    with pytest.raises(ps.CheckpointError, match="is of another model: it has .* got "):
+    with pytest.raises(ps.CheckpointError, match=r"is of another model: it has .* got "):
         trained(ps.async_sgd(), tmp_path, endless, resume=run.folder)
 
 

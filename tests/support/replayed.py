@@ -41,11 +41,17 @@ def build() -> nn.Module:
 
 
 def chancy(
-    worker: Any, epochs: int = 4, kind: str = "sgd", poison: tuple[int, int] | None = None, dies: Path | None = None
+    worker: Any,
+    epochs: int = 4,
+    kind: str = "sgd",
+    poison: tuple[int, int] | None = None,
+    dies: Path | None = None,
+    ends: Path | None = None,
 ) -> None:
     """Dropout, augmentation, a learning-rate schedule, gradients over two batches now and then, and random pauses.
 
-    `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its tenth step, unless that file is there.
+    `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its tenth step, unless that file is there. `ends`:
+    worker 0 kills the server in its tenth step or later, once there is a checkpoint in that folder; the first time only.
     """
     model = build()
     if kind == "adam":
@@ -73,6 +79,10 @@ def chancy(
                 optimizer.step()
                 worker.log(loss=loss)
             schedule.step()
+            begun = ends is not None and worker.rank == 0 and step >= 10 and not (ends / "ended").exists()
+            if ends is not None and begun and any(ends.rglob("manifest.json")):
+                (ends / "ended").touch()
+                os.kill(worker.server_pid, signal.SIGKILL)
             if dies is not None and worker.rank == 1 and step == 10 and not dies.exists():
                 dies.touch()
                 os.kill(os.getpid(), signal.SIGKILL)

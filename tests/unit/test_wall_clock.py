@@ -1,0 +1,141 @@
+"""Code that sleeps, looks at a clock or starts something of its own is told so under the virtual clock, once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import logging
+import queue
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import plesio as ps
+from plesio.wall_clock import no_wall_clock
+from support.loops import FEATURES, data
+
+LONG_S = 1e6
+
+
+def told(function: Callable[[], object]) -> list[str]:
+    """What was warned of while it ran."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with no_wall_clock(function):
+            function()
+    assert all(one.filename == __file__ for one in caught), "the warning points at the user's line"
+    return [str(one.message).removeprefix("the training function called ").split()[0] for one in caught]
+
+
+def test_sleep_is_skipped_and_told_once_by_either_name() -> None:
+    def train() -> None:
+        for _ in range(3):
+            time.sleep(LONG_S)
+            sleep(LONG_S)
+
+    assert told(train) == ["time.sleep"]
+
+
+def test_each_clock_is_told_once_and_still_goes() -> None:
+    def train() -> None:
+        for _ in range(2):
+            assert 0 < time.time() <= time.time()
+            assert time.perf_counter() <= time.perf_counter()
+            assert isinstance(time.monotonic_ns(), int)
+
+    assert told(train) == ["time.time", "time.perf_counter", "time.monotonic_ns"]
+
+
+def test_a_name_in_another_module_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pauses.py").write_text("from time import sleep\ndef pause():\n    sleep(1e6)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import pauses
+
+    with pytest.warns(RuntimeWarning, match=r"time\.sleep"), no_wall_clock(print):
+        pauses.pause()
+    assert pauses.sleep is sleep
+
+
+def test_partial_and_callable_objects_are_looked_into() -> None:
+    plain = time.sleep
+    space: dict[str, Any] = {"sleep": plain}
+    script = types.FunctionType((lambda n: sleep(n)).__code__, space)  # as a script that is no module
+
+    class Train:
+        __call__ = script
+
+    for train in (functools.partial(script, LONG_S), functools.partial(functools.partial(script), LONG_S)):
+        assert told(train) == ["time.sleep"]
+    with no_wall_clock(Train()):
+        assert space["sleep"] is not plain
+    assert space["sleep"] is plain
+
+
+def test_threads_and_what_starts_them_are_told() -> None:
+    def of_its_own() -> None:
+        for _ in range(2):
+            thread = threading.Thread(target=sleep, args=(0,))
+            thread.start()
+            thread.join()
+
+    def by_a_pool() -> None:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(int).result()
+
+    assert told(of_its_own) == ["Thread.start"]
+    assert told(by_a_pool) == ["Thread.start"]
+
+
+def test_what_libraries_do_is_their_own() -> None:
+    def train() -> None:
+        logging.getLogger("nobody").warning("has a time")
+        with pytest.raises(queue.Empty):
+            queue.Queue[int]().get(timeout=0.001)
+        torch.randn(4, 4, requires_grad=True).sum().backward()
+        with torch.profiler.profile():
+            torch.randn(2)
+
+    assert told(train) == []
+
+
+def test_all_is_put_back_also_after_an_error() -> None:
+    def names() -> list[object]:
+        return [time.sleep, time.time, time.monotonic, threading.Thread.start, globals()["sleep"]]
+
+    before = names()
+    with pytest.raises(ValueError, match="mine"), no_wall_clock(names):
+        assert all(a is not b for a, b in zip(names(), before, strict=True))
+        raise ValueError("mine")
+    assert names() == before
+
+
+def loading(worker: Any, processes: int) -> None:
+    inputs, labels = data(24)
+    model = torch.nn.Linear(FEATURES, 3)
+    loader = DataLoader(list(zip(inputs, labels, strict=True)), batch_size=4, num_workers=processes)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def test_a_loader_with_processes_gives_the_same() -> None:
+    """They are the loader's, not the training function's: no warning, and the same weights as without."""
+    runs = [
+        ps.run(functools.partial(loading, processes=count), ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"))
+        for count in (0, 2)
+    ]
+    for name, value in runs[0].state_dict.items():
+        assert torch.equal(value, runs[1].state_dict[name])
+    assert "plesio" in sys.modules
