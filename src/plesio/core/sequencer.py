@@ -105,6 +105,7 @@ class Sequencer:
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
         self._pending: list[_Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
+        self._released_at = -1  # the slowest clock when all who wait were looked through
         self._speaker = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self._effects: list[Effect] = []
@@ -364,10 +365,10 @@ class Sequencer:
                 seat.next_number, seat.computing = number + 1, self.version
 
     def _release_by_clock(self) -> None:
-        """Grant to every waiting worker whom the release rule lets go on; mostly only the one who just spoke waits."""
+        """Grant to every waiting worker whom the release rule lets go on: the others only once the slowest moved."""
         speaker = self.members.seats.get(self._speaker)
-        alone = self.members.waiting == 1 and speaker is not None and speaker.waiting is not None
-        for seat in [speaker] if alone and speaker else self.members.seats.values():
+        moved, self._released_at = self.members.slowest != self._released_at, self.members.slowest
+        for seat in self.members.seats.values() if moved else [speaker] if speaker is not None else []:
             if seat.waiting is not None and self._release.may_go(seat.clock, self.members.slowest):
                 self._grant(seat)
 

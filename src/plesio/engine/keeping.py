@@ -37,8 +37,9 @@ class Keeper:
         self._due_s = 0.0
         self._kept = -1
         self.before = [Progress()] * workers
-        self.progress = [Progress()] * workers
-        self._steps: dict[int, int] = {}
+        self._contributions = [0] * workers
+        self._steps = [0] * workers
+        self._coming = [1] * workers  # local steps in the contribution that came last
 
     @property
     def writes(self) -> bool:
@@ -47,12 +48,13 @@ class Keeper:
 
     def came(self, worker: int, steps: int) -> None:
         """A contribution of so many local steps came."""
-        self._steps[worker] = steps
+        self._coming[worker] = steps
 
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
-        steps = self.progress[worker].steps + self._steps.pop(worker, 1)
-        self.progress[worker] = Progress(self.before[worker].contributions + number, steps)
+        self._contributions[worker] = self.before[worker].contributions + number
+        self._steps[worker] += self._coming[worker]
+        self._coming[worker] = 1
 
     def due(self, now_s: float) -> bool:
         """Whether one is to be written now."""
@@ -82,7 +84,7 @@ class Keeper:
             layout=_words(built.layout),
             order=sequencer.state(),
             numbers=kept.numbers,
-            progress=tuple(self.progress),
+            progress=tuple(map(Progress, self._contributions, self._steps)),
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
@@ -94,7 +96,8 @@ class Keeper:
     def resume(self, saved: Saved) -> None:
         """Go on counting from there."""
         self.before = list(saved.manifest.progress)
-        self.progress = list(self.before)
+        self._contributions = [one.contributions for one in self.before]
+        self._steps = [one.steps for one in self.before]
         self._kept = saved.manifest.version
 
 

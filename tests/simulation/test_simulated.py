@@ -1,0 +1,276 @@
+"""A real training function on simulated machines: exact, repeatable, and the same as the real thing where time does not matter."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, LogNormal, Partition, Restart
+from plesio.strategy import Strategy
+from support.loops import adam, data, follow, mlp, momentum, plain_pytorch, sgd
+from support.replayed import Augmented, build
+
+RECIPES = [
+    ps.allreduce(),
+    ps.sync_sgd(),
+    ps.first_of(3),
+    ps.async_sgd(),
+    ps.async_sgd(correct="plain", weigh="inverse"),
+    ps.async_sgd(correct="delay_compensated"),
+    ps.async_sgd(correct="gap_aware"),
+    ps.bounded_staleness(2),
+    ps.buffered(2),
+    ps.rennala(2),
+    ps.ringmaster(2),
+    ps.local_sgd(every=3),
+    ps.local_sgd(every=ps.Seconds(0.25)),
+    ps.hogwild(),
+]
+UNEVEN = Cluster((Group(3, LogNormal(0.1, 0.3)), Group(1, LogNormal(0.5, 0.3))))
+BATCHES = 16
+"""An epoch's."""
+
+Step = Callable[[Any, int, torch.nn.Module], object]
+
+
+def nothing(worker: Any, step: int, model: torch.nn.Module) -> None:
+    """What happens between a step's gradient and its exchange: nothing."""
+
+
+def train(worker: Any, epochs: int = 3, also: Step = nothing) -> None:
+    """Dropout, batch norm, noise on the data, a schedule."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(Augmented(), batch_size=6, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.8)
+    step = 0
+    for _ in range(epochs):
+        for inputs, labels in loader:
+            step += 1
+            with worker.step():
+                optimizer.zero_grad()
+                loss = cross_entropy(model(inputs), labels)
+                loss.backward()
+                also(worker, step, model)
+                optimizer.step()
+                worker.log(loss=loss)
+            schedule.step()
+
+
+def evaluate(model: torch.nn.Module) -> dict[str, float]:
+    inputs, labels = data(96)
+    return {"accuracy": (model(inputs).argmax(1) == labels).float().mean().item()}
+
+
+def simulated(strategy: Strategy, cluster: Cluster = UNEVEN, function: Any = train, **options: Any) -> ps.Run:
+    return ps.run(function, strategy, workers=cluster.workers, engine=ps.Simulated(cluster), **options)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit (NaN, too)."""
+    return a.keys() == b.keys() and all(
+        torch.equal(value.reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8))
+        for name, value in a.items()
+    )
+
+
+# The same again
+
+
+@pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
+def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None:
+    runs = [simulated(strategy, runs=tmp_path, seed=seed) for seed in (5, 5, 6)]
+    journals = [(one.folder / "journal.bin").read_bytes() for one in runs if one.folder is not None]
+    assert runs[0].version > 5
+    assert journals[0] == journals[1] != journals[2]
+    assert same(runs[0].state_dict, runs[1].state_dict)
+    assert not same(runs[0].state_dict, runs[2].state_dict)
+    assert runs[0].summary == runs[1].summary
+
+
+def test_another_process_makes_the_same() -> None:
+    """Nothing of this process's past (random sources, threads, gradient mode) gets in, and none of it is changed."""
+    first = simulated(ps.async_sgd()).state_dict
+    torch.manual_seed(99)
+    torch.rand(17)
+    threads = torch.get_num_threads()
+    with torch.no_grad():
+        torch.set_num_threads(2)
+        again = simulated(ps.async_sgd()).state_dict
+        assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+    assert same(first, again)
+
+
+def draws(workers: int, cluster: Cluster) -> dict[tuple[int, int], float]:
+    """What each worker drew in each of its steps, by (worker, number)."""
+    drawn: dict[tuple[int, int], float] = {}
+
+    def draw(worker: Any, step: int, model: torch.nn.Module) -> None:
+        drawn[worker.rank, step] = torch.rand(()).item()
+
+    simulated(ps.async_sgd(), cluster, functools.partial(train, also=draw))
+    return drawn
+
+
+def test_what_a_worker_draws_depends_on_seed_worker_and_number_only() -> None:
+    two, four = draws(2, Cluster((Group(2, Constant(0.1)),))), draws(4, UNEVEN)
+    both = two.keys() & four.keys()
+    assert len(both) > 10
+    assert all(two[key] == four[key] for key in both)
+    assert len(set(two.values())) == len(two)
+
+
+# The same as elsewhere
+
+
+@pytest.mark.parametrize("optimizers", [sgd, momentum, adam])
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.name)
+def test_one_worker_is_plain_pytorch(strategy: Strategy, optimizers: Any) -> None:
+    one = functools.partial(follow, build=mlp, optimizers=optimizers, steps=25)
+    run = simulated(strategy, Cluster((Group(1, LogNormal(0.1, 0.5)),)), one)
+    assert same(run.state_dict, plain_pytorch(mlp, optimizers, 25))
+
+
+def test_in_lock_step_it_is_what_real_processes_do() -> None:
+    real = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=60)
+    virtual = simulated(ps.sync_sgd(), UNEVEN.first(3))
+    assert same(real.state_dict, virtual.state_dict)
+    assert (real.version, real.samples, real.folded) == (virtual.version, virtual.samples, virtual.folded)
+
+
+# What goes wrong
+
+
+FAULTS = Cluster(
+    (Group(5, LogNormal(0.1, 0.3)),),
+    faults=(
+        Crash(worker=1, at_s=0.35),
+        Restart(worker=1, at_s=0.9),
+        Join(worker=2, at_s=0.5),
+        Leave(worker=0, at_s=0.8),
+        Partition(worker=3, at_s=0.2, until_s=0.6),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [ps.sync_sgd(), ps.first_of(2), ps.async_sgd(), ps.bounded_staleness(2), ps.buffered(2), ps.local_sgd(every=3)],
+    ids=lambda one: one.name,
+)
+def test_workers_come_and_go(strategy: Strategy, tmp_path: Path) -> None:
+    runs = [simulated(strategy, FAULTS, runs=tmp_path / str(k)) for k in range(2)]
+    run = runs[0]
+    assert run.ended == "finished"
+    assert [(one.time_s, one.worker) for one in run.incidents] == [(0.35, 1)]
+    assert "died" in run.incidents[0].what
+    assert run.workers[0].left == "finished"
+    assert all(one.folded > 0 for one in run.workers)
+    assert min(one.start_s for one in run.timeline if one.worker == 2) >= 0.5  # not there before
+    gone = [one for one in run.timeline if one.worker == 1 and one.kind == "compute" and 0.35 < one.start_s < 0.9]
+    assert gone == []
+    assert runs[1].summary == run.summary
+    assert same(run.state_dict, runs[1].state_dict)
+
+
+def test_the_data_of_the_dead_goes_to_the_others() -> None:
+    dies = Cluster(UNEVEN.groups, faults=(Crash(worker=3, at_s=1.2),))
+    run = simulated(ps.async_sgd(), dies)
+    assert run.batches_unvisited == 0
+    assert sum(one.samples for one in run.workers if one.worker != 3) >= 3 * 96 - run.workers[3].samples
+
+
+def test_an_error_ends_the_run_or_only_its_worker() -> None:
+    def fail(worker: Any, step: int, model: torch.nn.Module) -> None:
+        if (worker.rank, step) == (1, 3):
+            raise ValueError("no disk")
+
+    function = functools.partial(train, also=fail)
+    with pytest.raises(ps.WorkerError, match=r"worker 1 raised ValueError: no disk(.|\n)*test_simulated"):
+        simulated(ps.async_sgd(), UNEVEN, function)
+    run = simulated(ps.async_sgd(), UNEVEN, function, on_worker_error="continue")
+    assert ["no disk" in one.what for one in run.incidents] == [True]
+    assert [one.folded for one in run.workers][1] == 2
+    assert sum(one.folded for one in run.workers) >= 3 * BATCHES - 2
+
+
+def test_what_is_not_finite_is_discarded_or_ends_the_run() -> None:
+    def poison(worker: Any, step: int, model: torch.nn.Module) -> None:
+        if (worker.rank, step) == (1, 3):
+            gradient = next(model.parameters()).grad
+            assert gradient is not None
+            gradient.fill_(float("nan"))
+
+    function = functools.partial(train, also=poison)
+    run = simulated(ps.async_sgd(), UNEVEN, function)
+    assert run.discarded == {"not finite": 1}
+    assert [one.worker for one in run.incidents] == [1]
+    assert all(value.isfinite().all() for value in run.state_dict.values())
+    with pytest.raises(ps.NonFiniteError, match="contribution 3 of worker 1"):
+        simulated(ps.async_sgd(), UNEVEN, function, on_nonfinite="raise")
+
+
+def test_what_is_for_real_processes_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match="are for real processes"):
+        simulated(ps.async_sgd(), pace=ps.Pace(0.1))
+    with pytest.raises(ps.ConfigurationError, match="workers=3, but the cluster has 4"):
+        ps.run(train, ps.async_sgd(), workers=3, engine=ps.Simulated(UNEVEN))
+
+
+def test_sleeping_is_told_through_the_run() -> None:
+    import time
+
+    def doze(worker: Any, step: int, model: torch.nn.Module) -> None:
+        time.sleep(1e6)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = simulated(ps.async_sgd(), UNEVEN, functools.partial(train, epochs=1, also=doze))
+    assert len(caught) == 1
+    assert run.wall_s < 10
+
+
+# Virtual time
+
+
+def test_evaluations_are_at_virtual_times() -> None:
+    run = simulated(ps.async_sgd(), evaluate=evaluate, evaluate_every_s=0.25)
+    times = [one.time_s for one in run.history]
+    assert times[:-1] == pytest.approx([0.25 * k for k in range(len(times) - 1)])
+    assert times[-1] == run.wall_s
+    assert [one.version for one in run.history] == sorted(one.version for one in run.history)
+    assert run.history[-1].version == run.version
+    assert run.history[0].metrics != run.history[-1].metrics
+
+
+def test_it_ends_where_it_is_told_to() -> None:
+    seconds = simulated(ps.async_sgd(), until=ps.Until(seconds=0.75))
+    assert (seconds.wall_s, seconds.ended) == (0.75, "0.75 seconds were up")
+    assert seconds.steps == sum(one.steps for one in seconds.workers) > 3
+    steps = simulated(ps.async_sgd(), until=ps.Until(steps=20))
+    assert (steps.steps, steps.ended) == (20, "20 steps were up")
+    assert simulated(ps.async_sgd(), until=ps.Until(samples=60)).samples == 60
+    goal = simulated(
+        ps.async_sgd(), evaluate=evaluate, evaluate_every_s=0.1, until=ps.Until(accuracy=0.4),
+        function=functools.partial(train, epochs=30),
+    )  # fmt: skip
+    assert goal.ended == "accuracy 0.4 reached"
+    assert [one.metrics["accuracy"] >= 0.4 for one in goal.history].index(True) == len(goal.history) - 2
+
+
+def test_buffers_are_those_of_the_workers() -> None:
+    state = simulated(ps.sync_sgd()).state_dict
+    assert state["1.num_batches_tracked"] > 0
+    assert state["1.running_mean"].abs().sum() > 0
+    assert not torch.equal(state["1.running_var"], torch.ones(16))
