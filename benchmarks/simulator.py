@@ -24,6 +24,7 @@ from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_workers import NoFolder, timed_workers
 from plesio.problems import Quadratic, run
 from plesio.strategy import Strategy
+from plesio.torture import run_seed
 
 WORKERS = 10_000
 
@@ -88,6 +89,15 @@ def quadratic(dimension: int, args: argparse.Namespace) -> float:
     return rate[0]
 
 
+def fault_simulation(args: argparse.Namespace) -> float:
+    """Seeds a second of 8 workers x 200 contributions, with the faults that each seed draws."""
+    count = 5 if args.quick else 40
+    with timed(count) as rate:
+        for seed in range(count):
+            assert run_seed(seed, workers=8, contributions=200).failure is None
+    return rate[0]
+
+
 MEASURES = [
     Measure("sequencer alone", sequencer_alone, "events/s", ">= 200000"),
     Measure("10,000 workers, async, timing only", functools.partial(timing_only, async_sgd()), "contributions/s"),
@@ -103,6 +113,7 @@ MEASURES = [
         ">= 20000",
     ),
     Measure("10,000 workers, quadratic of 1,729 dimensions", functools.partial(quadratic, 1729), "contributions/s"),
+    Measure("fault simulation, 8 workers x 200 contributions", fault_simulation, "seeds/s", ">= 20"),
     # A further measure is a further line here.
 ]
 

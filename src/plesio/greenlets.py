@@ -122,6 +122,7 @@ class GreenletWorker:
             self._greenlet.throw(GreenletExit)
 
     def _run(self, _: object) -> None:
+        torch.set_grad_enabled(True)  # whatever the one that ran before has left
         seed_everything(self._station.seed)
         worker = Worker(self._station)
         try:

@@ -33,6 +33,7 @@ from plesio.journal import JournalWriter
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.rules import Server
+from plesio.seeding import RandomState
 from plesio.wall_clock import no_wall_clock
 
 THREADS = 1
@@ -89,14 +90,19 @@ class VirtualTimer:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: the same bits on every machine, and steps as small as these are fastest so."""
-    before = torch.get_num_threads()
+def apart() -> Iterator[None]:
+    """As in processes of its own: nothing of this one's settings gets in, and all are as before in the end.
+
+    Torch computes on one thread: the same bits on every machine, and steps as small as a simulation's are fastest so.
+    """
+    threads, random = torch.get_num_threads(), RandomState()
     torch.set_num_threads(THREADS)
     try:
-        yield
+        with torch.enable_grad():
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        random.restore()
 
 
 class SimulatedEngine:
@@ -145,7 +151,7 @@ class SimulatedEngine:
             NonFiniteError: a contribution was not finite and the job is to stop at that.
         """
         outcome = self.outcome
-        with one_thread(), no_wall_clock(self.job.train):
+        with apart(), no_wall_clock(self.job.train):
             outcome.final = self.run_of.run()
         outcome.ended = self.run_of.ended
         if self.run_of.recorder is not None:

@@ -1,4 +1,4 @@
-"""A real training function on simulated machines: exact, repeatable, and the same as the real thing where time does not matter."""
+"""A real training function on simulated machines: exact, repeatable, and the real thing where time does not matter."""
 
 from __future__ import annotations
 
@@ -91,23 +91,26 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None:
     runs = [simulated(strategy, runs=tmp_path, seed=seed) for seed in (5, 5, 6)]
     journals = [(one.folder / "journal.bin").read_bytes() for one in runs if one.folder is not None]
-    assert runs[0].version > 5
+    assert runs[0].version > 3
     assert journals[0] == journals[1] != journals[2]
     assert same(runs[0].state_dict, runs[1].state_dict)
     assert not same(runs[0].state_dict, runs[2].state_dict)
     assert runs[0].summary == runs[1].summary
 
 
-def test_another_process_makes_the_same() -> None:
-    """Nothing of this process's past (random sources, threads, gradient mode) gets in, and none of it is changed."""
+def test_nothing_of_this_process_gets_in_and_nothing_is_changed() -> None:
+    """Its random sources, its threads, its gradient mode."""
     first = simulated(ps.async_sgd()).state_dict
-    torch.manual_seed(99)
-    torch.rand(17)
     threads = torch.get_num_threads()
-    with torch.no_grad():
-        torch.set_num_threads(2)
+    torch.set_num_threads(threads + 1)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(99)
+        expected = torch.rand(4)
+        torch.manual_seed(99)
         again = simulated(ps.async_sgd()).state_dict
-        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.rand(4), expected)
+        assert not torch.is_grad_enabled()
+        assert torch.get_num_threads() == threads + 1
     torch.set_num_threads(threads)
     assert same(first, again)
 
@@ -213,7 +216,8 @@ def test_what_is_not_finite_is_discarded_or_ends_the_run() -> None:
             gradient.fill_(float("nan"))
 
     function = functools.partial(train, also=poison)
-    run = simulated(ps.async_sgd(), UNEVEN, function)
+    with pytest.warns(RuntimeWarning, match="worker 1: a contribution held a NaN"):
+        run = simulated(ps.async_sgd(), UNEVEN, function)
     assert run.discarded == {"not finite": 1}
     assert [one.worker for one in run.incidents] == [1]
     assert all(value.isfinite().all() for value in run.state_dict.values())

@@ -52,7 +52,7 @@ from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push
 from plesio.engine.virtual_network import InPlace, Network, Ring, Star
 from plesio.engine.virtual_workers import Folder, Participant
 from plesio.errors import ConfigurationError
-from plesio.observe.meter import Meter
+from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident
 from plesio.rules import AllReduce, SharedMemory
 from plesio.strategy import Strategy
@@ -129,7 +129,7 @@ class VirtualRun:
             raise ConfigurationError(f"{len(participants)} participants for a cluster of {cluster.workers} workers")
         strategy.check_workers(cluster.workers)
         self.clock = VirtualClock()
-        self.meter = Meter(cluster.workers)
+        self.meter = Meter(cluster.workers, SPANS_MAX if timeline else 0)
         self.leases = DataLeases(cluster.workers, stealing)
         self.sequencer = Sequencer(strategy, cluster.workers, self.leases, silence_s)
         self.incidents: list[Incident] = []
@@ -152,9 +152,6 @@ class VirtualRun:
         self._coming: set[int] = set()  # workers that come back once theirs is folded
         self._silent_until_s = 0.0
         self._ticking = False
-        if not timeline:
-            for one in self.meter.workers:
-                one.spans = _Unkept()
 
     # The loop
 
@@ -488,13 +485,6 @@ class VirtualRun:
 
     def _incident(self, worker: int, what: str) -> None:
         self.incidents.append(Incident(self.clock.now_s, worker, what))
-
-
-class _Unkept(list[tuple[str, float, float]]):
-    """Spans that nobody will look at."""
-
-    def append(self, span: tuple[str, float, float]) -> None:
-        """Forget it."""
 
 
 def _network(strategy: Strategy, cluster: Cluster, clock: VirtualClock) -> Network:

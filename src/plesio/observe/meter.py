@@ -20,6 +20,7 @@ class WorkerMeter:
     """One worker's totals and timeline; times on the monotonic clock."""
 
     __slots__ = (
+        "_spans_max",
         "compute_s",
         "discarded",
         "exchange_s",
@@ -35,7 +36,8 @@ class WorkerMeter:
         "wait_s",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, spans_max: int = SPANS_MAX) -> None:
+        self._spans_max = spans_max
         self.steps = 0
         self.samples = 0
         self.folded = 0
@@ -100,7 +102,7 @@ class WorkerMeter:
         self._span("exchange", start_s, end_s)
 
     def _span(self, kind: str, start_s: float, end_s: float) -> None:
-        if len(self.spans) < SPANS_MAX:
+        if len(self.spans) < self._spans_max:
             self.spans.append((kind, start_s, end_s))
 
     def summary(self, worker: int) -> WorkerSummary:
@@ -122,8 +124,8 @@ class WorkerMeter:
 class Meter:
     """All workers of a run."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = [WorkerMeter() for _ in range(workers)]
+    def __init__(self, workers: int, spans_max: int = SPANS_MAX) -> None:
+        self.workers = [WorkerMeter(spans_max) for _ in range(workers)]
         self.discarded: Counter[str] = Counter()
         self.missing_gradients = 0
         self.exchanges = 0

@@ -1,0 +1,55 @@
+"""What simulating costs beyond the gradients themselves: 256 virtual workers of examples/digits.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from plesio import Simulated, Strategy, Until, async_sgd, run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import digits  # noqa: E402
+
+WARM_UP = 100
+
+
+def digits_overhead(workers: int = 256, steps: int = 5_000, strategy: Strategy | None = None) -> float:
+    """The time of a simulated run of `steps` steps, over that of the same gradients in a plain loop on one thread.
+
+    Starting the workers counts. The plain loop has its batches ready, and does not step an optimizer.
+    """
+    plain_s(WARM_UP)
+    pure_s = plain_s(steps)
+    started_s = time.perf_counter()
+    done = run(
+        digits.train,
+        strategy or async_sgd(),
+        workers=workers,
+        engine=Simulated("uniform"),
+        until=Until(steps=steps),
+    )
+    simulated_s = time.perf_counter() - started_s
+    assert done.steps == steps
+    return simulated_s / pure_s
+
+
+def plain_s(steps: int) -> float:
+    """Seconds for `steps` forward and backward passes of the example's model and batch size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        images, labels = (part[: digits.BATCH] for part in digits.TRAIN.tensors)
+        started_s = time.perf_counter()
+        for _ in range(steps):
+            model.zero_grad()
+            cross_entropy(model(images), labels).backward()
+        return time.perf_counter() - started_s
+    finally:
+        torch.set_num_threads(before)
