@@ -99,7 +99,7 @@ def _users_names(train: Callable[..., object]) -> list[dict[str, Any]]:
     """The names of the training function's script (no module, where it was run as a file) and of the user's modules."""
     while hasattr(train, "func"):  # functools.partial
         train = train.func
-    function = train if hasattr(train, "__globals__") else getattr(type(train), "__call__", None)
+    function = train if hasattr(train, "__globals__") else type(train).__call__
     spaces = {id(space): space for space in [getattr(function, "__globals__", {})]}
     for module in list(sys.modules.values()):
         if _is_users(getattr(module, "__file__", None) or "<frozen"):

@@ -290,7 +290,7 @@ def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -
         ("run script.py --data halves", "known: leases, shards"),
         ("run script.py --fast", "; known: --budget-s, "),
         ("run", "missing argument 'SCRIPT'"),
-        ("train script.py", "known: compare, run, strategies"),
+        ("train script.py", "known: compare, journal, replay, run, simulate, strategies, torture, whatif"),
         ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: allreduce, "),
         ("compare script.py --strategies ,", "no strategy is named"),
         ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),

@@ -466,10 +466,30 @@ def test_many_workers_are_cut_to_the_slowest_and_some(tmp_path: Path, runs: list
     )
     stale = Staleness(mean=1.0, max=2, p99=2, by_worker={w: {0: 5, 2: 5} for w in range(40)})
     html, parsed = page(tmp_path, [msgspec.structs.replace(runs[2], timeline=spans, workers=workers, staleness=stale)])
-    assert html.count('class="lane"') == 12
+    assert html.count('class="lane"') == 16
     assert html.count('class="bars"') == 1
-    assert "28 more workers not shown" in parsed.text
+    assert "of 40 workers the 8 slowest and the 8 fastest" in parsed.text
     assert "worker 31" in parsed.text
+
+
+def test_virtual_time_is_called_so(tmp_path: Path, runs: list[Summary]) -> None:
+    simulated = [msgspec.structs.replace(run, clock="virtual") for run in runs]
+    html, parsed = page(tmp_path, simulated, target=None)
+    assert "virtual time, s" in parsed.text
+    assert "wall time" not in html
+    assert "virtual time" not in page(tmp_path, runs, target=None)[0]
+
+
+def test_workers_that_finished_are_no_loss_and_many_that_died_are_counted(tmp_path: Path, runs: list[Summary]) -> None:
+    def leaving(why: str) -> Summary:
+        part = runs[2].workers[0]
+        workers = tuple(msgspec.structs.replace(part, worker=w, left=why) for w in range(20))
+        return msgspec.structs.replace(runs[2], workers=workers, incidents=())
+
+    assert "left: finished" not in page(tmp_path, [leaving("finished")])[1].text
+    died = page(tmp_path, [leaving("died")])[1].text
+    assert died.count("left: died") == 8
+    assert "12 more workers left" in died
 
 
 def test_sizes_for_people() -> None:

@@ -112,10 +112,13 @@ def test_all_is_put_back_also_after_an_error() -> None:
     def names() -> list[object]:
         return [time.sleep, time.time, time.monotonic, threading.Thread.start, globals()["sleep"]]
 
+    def fail(replaced: bool) -> None:
+        assert replaced
+        raise ValueError("mine")
+
     before = names()
     with pytest.raises(ValueError, match="mine"), no_wall_clock(names):
-        assert all(a is not b for a, b in zip(names(), before, strict=True))
-        raise ValueError("mine")
+        fail(all(a is not b for a, b in zip(names(), before, strict=True)))
     assert names() == before
 
 

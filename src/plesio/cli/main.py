@@ -17,6 +17,7 @@ from plesio.cli.run import run
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.cli.torture import torture
+from plesio.cli.whatif import whatif
 from plesio.engine.forkserver import ForkServer
 from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
 
@@ -59,6 +60,7 @@ commands.command(epilog="For example: plesio strategies --json")(strategies)
 commands.command(epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
 commands.command(epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(journal)
 commands.command(epilog="For example: plesio torture --seeds 1000")(torture)
+commands.command(epilog="For example: plesio whatif runs/20261121-101530-sync_sgd --bandwidth 125MB")(whatif)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -50,7 +50,7 @@ class WorkerMeter:
         self.held_since_s = 0.0
         self.left: str | None = None
         self.staleness: Counter[int] = Counter()
-        self.spans: list[tuple[str, float, float]] = []
+        self.spans: list[tuple[str, float, float, int]] = []
 
     def pushed(self, ready_s: float, steps: int, samples: int) -> None:
         """A contribution came that its worker was done with at `ready_s`."""
@@ -59,7 +59,7 @@ class WorkerMeter:
         self.ready_s = ready_s
         if ready_s > self.granted_s:  # not if it crossed its own cancellation
             self.compute_s += ready_s - self.granted_s
-            self._span("compute", self.granted_s, ready_s)
+            self._span("compute", self.granted_s, ready_s, steps)
 
     def cancelled(self, now_s: float) -> None:
         """The step under way was called off: the time went into it all the same."""
@@ -89,7 +89,7 @@ class WorkerMeter:
         came_s = max(self.granted_s, ready_s - exchange_s)
         held_s = max(self.granted_s, came_s - wait_s)
         self.compute_s += held_s - self.granted_s
-        self._span("compute", self.granted_s, held_s)
+        self._span("compute", self.granted_s, held_s, steps)
         if wait_s:
             self.wait_s += came_s - held_s
             self._span("wait", held_s, came_s)
@@ -101,9 +101,9 @@ class WorkerMeter:
         self.exchange_s += end_s - start_s
         self._span("exchange", start_s, end_s)
 
-    def _span(self, kind: str, start_s: float, end_s: float) -> None:
+    def _span(self, kind: str, start_s: float, end_s: float, steps: int = 0) -> None:
         if len(self.spans) < self._spans_max:
-            self.spans.append((kind, start_s, end_s))
+            self.spans.append((kind, start_s, end_s, steps))
 
     def summary(self, worker: int) -> WorkerSummary:
         """The totals."""
@@ -161,9 +161,9 @@ class Meter:
     def timeline(self) -> tuple[Span, ...]:
         """Every worker's spans, in seconds since training began."""
         return tuple(
-            Span(worker, kind, start_s - self.zero_s, end_s - self.zero_s)
+            Span(worker, kind, start_s - self.zero_s, end_s - self.zero_s, steps)
             for worker, one in enumerate(self.workers)
-            for kind, start_s, end_s in one.spans
+            for kind, start_s, end_s, steps in one.spans
         )
 
     def staleness(self) -> Staleness:

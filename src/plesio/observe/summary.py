@@ -32,13 +32,17 @@ class Logged(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-class Span(msgspec.Struct, frozen=True):
-    """A stretch of one worker's time; `kind` is "compute", "wait" (held by others) or "exchange" (push, fold, pull)."""
+class Span(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stretch of one worker's time; `kind` is "compute", "wait" (held by others) or "exchange" (push, fold, pull).
+
+    `steps` were finished in it: none while waiting, or where the step was called off.
+    """
 
     worker: int
     kind: str
     start_s: float
     end_s: float
+    steps: int = 0
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -118,6 +122,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = "finished"
     clock: str = "wall"
     """What every time here was taken from: "wall", or "virtual" for a simulated run."""
+    advice: str = ""
+    """A line on what another strategy would have cost, if that is much less (`plesio.whatif.advice`)."""
 
     @property
     def steps_per_s(self) -> float:

@@ -97,6 +97,8 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]
     if len(summary.incidents) > 10:
         notes.append(f"and {len(summary.incidents) - 10} more incidents")
+    if summary.advice:
+        notes.append(summary.advice)
     if folder is not None:
         notes.append(f"written to {folder}")
     return notes

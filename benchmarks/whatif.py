@@ -1,0 +1,78 @@
+"""How far off `plesio whatif` is: from one run, predict the throughput of other strategies, then run them for real.
+
+    python benchmarks/whatif.py --json FILE [--quick]
+
+4 workers on scikit-learn's digits, 20 ms a step give or take 10%, one of them ten times slower; the one run that the
+predictions are made from is under `sync_sgd`, where three workers wait most of the time. Throughput is taken over the
+same number of seconds for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import plesio as ps
+from _report import Row, interleave, parser, progress, report
+from plesio.observe.times import measured
+from plesio.whatif import what_if
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import digits
+
+WORKERS, SLOW, STEP_S, JITTER = 4, 10.0, 0.02, 0.1
+ERROR_MAX = "<= 15"
+STRATEGIES: dict[str, Callable[[], ps.Strategy]] = {
+    "first_of(3)": functools.partial(ps.first_of, 3),
+    "bounded_staleness(4)": ps.bounded_staleness,
+    "async_sgd": ps.async_sgd,
+    "buffered": ps.buffered,
+    "local_sgd 0.3 s": functools.partial(ps.local_sgd, ps.Seconds(0.3)),
+}
+
+
+def one_run(strategy: ps.Strategy, seconds: float) -> ps.Run:
+    """A real run of so many seconds."""
+    return ps.run(
+        digits.train,
+        strategy,
+        workers=WORKERS,
+        faults=[ps.Slow(worker=0, factor=SLOW)],
+        pace=ps.Pace(step_s=STEP_S, jitter=JITTER),
+        until=ps.Until(seconds=seconds),
+    )
+
+
+def steps_per_s(name: str, seconds: float) -> float:
+    """What the strategy called `name` really does."""
+    return float(one_run(STRATEGIES[name](), seconds).steps_per_s)
+
+
+def rows(arguments: argparse.Namespace) -> list[Row]:
+    """A row for each strategy: how many per cent the prediction is off."""
+    names = ["async_sgd", "local_sgd 0.3 s"] if arguments.quick else list(STRATEGIES)
+    seconds = 2.0 if arguments.quick else 10.0
+    run = one_run(ps.sync_sgd(), seconds)
+    found = what_if(measured(run.summary), [STRATEGIES[name]() for name in names])
+    predicted = dict(zip(names, (one.steps_per_s for one in found), strict=True))
+    progress.print(f"sync_sgd ran at {run.steps_per_s:.1f} steps/s; predicted: {predicted}")
+    tasks = {name: functools.partial(steps_per_s, name, seconds) for name in names}
+    real = interleave(tasks, arguments.runs)
+    return [_error(name, predicted[name], real[name]) for name in names]
+
+
+def _error(name: str, predicted: float, real: list[float]) -> Row:
+    middle = sorted(real)[len(real) // 2]
+    error = 100 * abs(predicted / middle - 1)
+    met = error <= float(ERROR_MAX.split()[1])
+    words = f"{name}: predicted {predicted:.1f} steps/s, off by"
+    return Row(words, error, "%", "steps/s of a real run", middle, None, ERROR_MAX, met, len(real))
+
+
+if __name__ == "__main__":
+    given = parser(__doc__ or "", runs=1).parse_args()
+    report("what if: predicted from one run of sync_sgd, then run for real", rows(given), given.json)

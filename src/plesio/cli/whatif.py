@@ -1,0 +1,172 @@
+"""`plesio whatif`: what a run that was would have cost under other strategies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+
+from plesio.cli.live import terminal
+from plesio.cli.settings import strategies_of, strategy_of, usual
+from plesio.errors import ConfigurationError, StrategyError
+from plesio.observe.summary import Summary
+from plesio.strategy import Strategy
+
+if TYPE_CHECKING:
+    from plesio.whatif import Prediction
+
+UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Names = Annotated[
+    str | None,
+    typer.Option("--strategies", metavar="A,B,...", help="As for compare. Without it: the eight usual ones."),
+]
+Workers = Annotated[int | None, typer.Option(help="With so many workers; more are drawn from those there were.")]
+Bandwidth = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES", help="Over links that carry so many bytes a second, such as 125MB; without it as was."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of the steps and workers drawn beyond those measured.")]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the table.")]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What `--json` prints."""
+
+    run: str
+    ran: Prediction
+    predictions: list[Prediction]
+    recommendation: str
+    notes: list[str]
+
+
+def whatif(
+    run: RunPath,
+    strategies: Names = None,
+    workers: Workers = None,
+    bandwidth: Bandwidth = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Replay the measured times of a run under other strategies, in virtual time.
+
+    Says what each would have cost to the same number of samples, and which to take.
+    """
+    from plesio.observe.times import measured
+    from plesio.whatif import as_it_was, recommendation, what_if
+
+    summary = read_summary(run)
+    times = measured(summary)
+    number = workers if workers is not None else len(times.workers)
+    asked = strategies_of(strategies or ",".join(usual(number)), number)
+    same = _same(summary, number)
+    chosen = [*([same] if same is not None else []), *(one for one in asked if same is None or one.name != same.name)]
+    rate = bytes_per_s(bandwidth) if bandwidth is not None else None
+    found = what_if(times, chosen, workers, rate, seed)
+    was = as_it_was(summary)
+    changed = workers is not None or rate is not None
+    if changed and same is None:
+        raise ConfigurationError(
+            f"{summary.strategy} is not a strategy of `plesio strategies`, so it cannot be replayed with other workers "
+            "or links; leave --workers and --bandwidth out"
+        )
+    ran = found[0] if changed else was
+    words = recommendation(summary, times, ran, found)
+    notes = _notes(was, found[0] if same is not None and not changed else None, workers, len(times.workers))
+    notes += [
+        f"worker {one.worker} finished no step: it is taken to need {one.mean_s * 1e3:.0f} ms, the longest it computed "
+        "before it was called off; it may need more"
+        for one in times.workers
+        if one.at_least
+    ]
+    if not times.service_s:
+        notes.append("no exchange with a server was measured: it is taken to cost nothing")
+    if as_json:
+        print(msgspec.json.encode(Answer(str(run), was, found, words, notes)).decode())
+        return
+    console = terminal()
+    console.print(_table(was, found, ran), "", words, *(f"Note: {note}." for note in notes), sep="\n", markup=False)
+
+
+def read_summary(run: Path) -> Summary:
+    """The summary in a run's folder.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be read.
+    """
+    path = run / "summary.json" if run.is_dir() else run
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{run} is not the folder of a finished run: {path.name}: {error.strerror}; give one that holds summary.json"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path} is not the summary of a run: {error}") from error
+
+
+def bytes_per_s(text: str) -> float:
+    """A number of bytes a second.
+
+    >>> bytes_per_s("125MB"), bytes_per_s("1e9")
+    (125000000.0, 1000000000.0)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*(?:[eE]\d+)?)\s*(kB|MB|GB|)", text.strip())
+    if match is None or not float(match[1]) > 0:
+        raise ConfigurationError(
+            f"--bandwidth {text}: bytes a second above 0, such as 125MB (of {', '.join(UNITS)[2:]})"
+        )
+    return float(match[1]) * UNITS[match[2]]
+
+
+def _same(summary: Summary, workers: int) -> Strategy | None:
+    """The strategy that ran, if its name says all of it."""
+    try:
+        strategy = strategy_of(summary.strategy, workers)
+        strategy.check_workers(workers)
+    except StrategyError:
+        return None
+    return strategy if strategy.name == summary.strategy else None
+
+
+def _notes(was: Prediction, again: Prediction | None, workers: int | None, there: int) -> list[str]:
+    notes = ["equal samples, not equal accuracy"]
+    if again is not None:
+        notes.append(f"the replay of {was.strategy} itself takes {again.time_s:.2f} s; it took {was.time_s:.2f} s")
+    if workers is not None and workers > there:
+        notes.append(f"{workers - there} of {workers} workers are drawn from the {there} there were")
+    return notes
+
+
+def _table(was: Prediction, found: Sequence[Prediction], ran: Prediction) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    table.add_column("strategy")
+    for heading in ("time", "times\nfaster", "steps\n/s", "waiting", "staleness\nmean"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("leaves out")
+    table.add_row(f"{was.strategy}, as it ran", *_cells(was, ran))
+    table.add_section()
+    for one in found:
+        table.add_row(one.strategy, *_cells(one, ran))
+    return table
+
+
+def _cells(one: Prediction, ran: Prediction) -> list[str]:
+    left_out = ", ".join(map(str, one.left_out[:4])) + ("..." if len(one.left_out) > 4 else "")
+    return [
+        f"{one.time_s:.2f} s",
+        f"{ran.time_s / one.time_s:.2f}",
+        f"{one.steps_per_s:,.0f}",
+        f"{one.waiting_share:.0%}",
+        f"{one.staleness:.2f}",
+        f"worker {left_out}" if left_out else "",
+    ]

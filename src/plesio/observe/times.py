@@ -1,0 +1,124 @@
+"""What a run measured of its workers and its server: enough to replay it under another strategy.
+
+From the timeline: a compute span that finished h steps gives h times its h-th part. A step that was called off has no
+time; of a worker that finished none, the longest it computed in vain is what a step takes at least.
+
+One server folds for all, so the time that at least one exchange was under way, shared among the exchanges, is what the
+server takes for one: exactly if it was never idle in that time, and at most otherwise. What a quick exchange takes
+beyond that is on the way, where many can be at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from plesio.errors import ConfigurationError
+from plesio.observe.summary import Span, Summary
+
+QUICK = 0.1
+"""An exchange is quick if no more than this share of them took less: it met no queue."""
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """One worker's steps in order, in seconds of computing; `at_least`: it finished none, and this is a lower bound.
+
+    `died_s`: when it died, if it did.
+    """
+
+    worker: int
+    seconds: tuple[float, ...]
+    at_least: bool = False
+    died_s: float | None = None
+
+    @property
+    def mean_s(self) -> float:
+        """The mean."""
+        return sum(self.seconds) / len(self.seconds)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured. `steps`: of all workers, without those whose contribution was discarded.
+
+    `service_s`: what the server takes for one exchange; `latency_s`: what it is on the way, there and back each;
+    `nbytes`: what it carries, in each direction.
+    """
+
+    workers: tuple[StepTimes, ...]
+    steps: float
+    service_s: float = 0.0
+    latency_s: float = 0.0
+    nbytes: int = 0
+
+
+def measured(summary: Summary) -> Measured:
+    """The step and exchange times of a run.
+
+    Raises:
+        ConfigurationError: it holds none.
+    """
+    by_worker: dict[int, list[Span]] = {one.worker: [] for one in summary.workers}
+    for span in summary.timeline:
+        by_worker.setdefault(span.worker, []).append(span)
+    if not any(span.steps for span in summary.timeline):
+        raise ConfigurationError(
+            f"the run of {summary.strategy} has no measured step times: no step was finished, or an older plesio wrote it; "
+            "run it again"
+        )
+    died = {one.worker for one in summary.workers if one.left == "died"}
+    workers = [_steps(worker, spans, worker in died) for worker, spans in by_worker.items()]
+    discarded = sum(summary.discarded.values())
+    contributions = summary.folded + discarded
+    service_s, latency_s = _exchange(summary.timeline, contributions / summary.steps)
+    return Measured(
+        workers=tuple(one for one in workers if one.seconds),
+        steps=summary.steps * useful_share(summary.folded, discarded),
+        service_s=service_s,
+        latency_s=latency_s,
+        nbytes=summary.bytes // (2 * contributions) if contributions else 0,
+    )
+
+
+def useful_share(folded: int, discarded: int) -> float:
+    """Share of the contributions that were not discarded.
+
+    >>> useful_share(30, 10), useful_share(0, 0)
+    (0.75, 1.0)
+    """
+    return folded / (folded + discarded) if discarded else 1.0
+
+
+def _steps(worker: int, spans: Sequence[Span], died: bool) -> StepTimes:
+    computed = [one for one in spans if one.kind == "compute" and one.end_s > one.start_s]
+    died_s = max(one.end_s for one in spans) if died and spans else None
+    seconds = tuple(s for one in computed for s in [(one.end_s - one.start_s) / max(1, one.steps)] * one.steps)
+    if seconds or not computed:
+        return StepTimes(worker, seconds, died_s=died_s)
+    return StepTimes(worker, (max(one.end_s - one.start_s for one in computed),), at_least=True, died_s=died_s)
+
+
+def _exchange(timeline: Sequence[Span], a_step: float) -> tuple[float, float]:
+    """The server's time for an exchange, and the time on the way, in one direction; there are `a_step` of them a step."""
+    exchanges = [one for one in timeline if one.kind == "exchange"]
+    number = a_step * sum(one.steps for one in timeline)
+    if not exchanges or not number:
+        return 0.0, 0.0
+    service_s = _covered_s((one.start_s, one.end_s) for one in exchanges) / number
+    # Where a worker was held its exchange is in two parts: there are more spans than exchanges.
+    lasting = sorted(one.end_s - one.start_s for one in exchanges)
+    quick_s = lasting[int(QUICK * len(lasting))] * len(lasting) / number
+    return service_s, max(0.0, quick_s - service_s) / 2
+
+
+def _covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one was under way.
+
+    >>> _covered_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    covered_s, until_s = 0.0, float("-inf")
+    for start_s, end_s in sorted(spans):
+        covered_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return covered_s

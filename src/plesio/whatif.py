@@ -1,0 +1,242 @@
+"""What another strategy would have cost: the step times of a run that was, replayed in virtual time.
+
+Every worker takes the steps it was measured to take, in that order, and from then on steps drawn from them. The real
+sequencer decides who waits for whom. The server folds one contribution after the other, so the network of the simulation
+gets a server's link that carries an exchange in the time the server took for one.
+
+What is not in it: another strategy needs another number of samples for the same accuracy, and workers that share cores
+disturb each other differently when fewer of them wait.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+import msgspec
+
+from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
+from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual_workers import NoFolder, TimedWorker
+from plesio.errors import ConfigurationError
+from plesio.observe.summary import Summary, WorkerSummary
+from plesio.observe.times import Measured, StepTimes, measured, useful_share
+from plesio.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
+from plesio.rules import AllReduce
+from plesio.strategy import Strategy
+
+STEPS_MAX = 50_000
+"""Steps simulated a strategy; from there on the time is extrapolated."""
+ADVICE_STEPS, ADVICE_WORKERS = 2_000, 64
+MUCH = 1.5
+"""How many times faster another strategy must be to be worth a line."""
+CLOSE = 1.1
+"""Strategies that take up to so many times the shortest time are as good: the tightest of them is recommended."""
+UNEVEN = 1.5
+"""A worker that takes so many times as long as the others is named as the reason."""
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy costs: `time_s` to as many samples that count; `left_out`: whose work is mostly in vain."""
+
+    strategy: str
+    time_s: float
+    steps_per_s: float
+    waiting_share: float
+    staleness: float
+    left_out: tuple[int, ...] = ()
+
+
+def what_if(
+    run: Measured,
+    strategies: Sequence[Strategy],
+    workers: int | None = None,
+    bytes_per_s: float | None = None,
+    seed: int = 0,
+    steps_max: int = STEPS_MAX,
+) -> list[Prediction]:
+    """Replay the measured times under other strategies: the time each takes to the same number of samples.
+
+    Args:
+        run: what was measured, see `plesio.observe.times.measured`.
+        strategies: which.
+        workers: how many, if not as many as there were: the first of them, or all and more like them, drawn at random.
+        bytes_per_s: what the links of workers and server carry in each direction; None: as it was.
+        seed: of the steps drawn beyond those measured.
+        steps_max: simulate no more steps than that.
+
+    Raises:
+        ConfigurationError: a number of workers or a bandwidth that cannot be.
+        StrategyError: a strategy that cannot work with that many workers.
+
+    >>> from plesio.recipes import async_sgd, sync_sgd
+    >>> run = Measured(workers=(StepTimes(0, (0.4,)), StepTimes(1, (0.1,))), steps=10)
+    >>> [f"{one.strategy} {one.time_s:.1f} s" for one in what_if(run, [sync_sgd(), async_sgd()])]
+    ['sync_sgd 2.0 s', 'async_sgd 0.8 s']
+    """
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
+    if bytes_per_s is not None and not 0 < bytes_per_s < float("inf"):
+        raise ConfigurationError(f"bytes_per_s={bytes_per_s!r}: a number of bytes a second above 0")
+    crew, draws = _crew(run, workers, seed)
+    return [_predict(run, one, crew, [draw() for draw in draws], bytes_per_s, steps_max) for one in strategies]
+
+
+Draws = Callable[[], Iterator[float]]
+
+
+def _crew(run: Measured, workers: int | None, seed: int) -> tuple[list[StepTimes], list[Draws]]:
+    """The workers that take part, and how to draw the steps of each."""
+    there = list(run.workers)
+    number = len(there) if workers is None else workers
+    rng = random.Random(f"workers {seed}")
+    crew = there[:number] + [rng.choice(there) for _ in range(number - len(there))]
+
+    def draws(place: int) -> Draws:
+        seconds = crew[place].seconds
+        kept = seconds if place < len(there) else seconds[:1]
+        return lambda: _replay(kept, seconds[1:] or seconds, random.Random(f"steps {seed} {place}"))
+
+    return crew, [draws(place) for place in range(number)]
+
+
+def _replay(kept: Sequence[float], drawn: Sequence[float], rng: random.Random) -> Iterator[float]:
+    """The first step is not drawn again: whatever is made ready in it is made ready once."""
+    yield from kept
+    while True:
+        yield rng.choice(drawn)
+
+
+def _predict(
+    run: Measured,
+    strategy: Strategy,
+    crew: Sequence[StepTimes],
+    steps: Sequence[Iterator[float]],
+    bytes_per_s: float | None,
+    steps_max: int,
+) -> Prediction:
+    nbytes = max(1, run.nbytes)
+    ring = isinstance(strategy.via, AllReduce)
+    virtual = VirtualRun(
+        strategy,
+        _cluster(run, crew, ring, nbytes, bytes_per_s),
+        [TimedWorker(Timetable(one.__next__), strategy.every, nbytes=nbytes) for one in steps],
+        NoFolder(),
+        answer_nbytes=nbytes if bytes_per_s is not None or ring else 0,
+        limits=Limits(steps=min(run.steps, steps_max)),
+        timeline=False,
+    )
+    final = virtual.run()
+    useful = final.steps * useful_share(final.folded, sum(final.discarded.values()))
+    if not useful:
+        raise ConfigurationError(
+            f"{strategy.name}: nothing it does would count, of {run.steps:.0f} steps; run for longer"
+        )
+    total_s = sum(one.compute_s + one.wait_s + one.exchange_s for one in final.workers)
+    return Prediction(
+        strategy=strategy.name,
+        time_s=final.wall_s * run.steps / useful,
+        steps_per_s=final.steps / final.wall_s,
+        waiting_share=sum(one.wait_s for one in final.workers) / total_s if total_s else 0.0,
+        staleness=final.staleness.mean,
+        left_out=tuple(one.worker for one in final.workers if _in_vain(one, crew[one.worker].mean_s)),
+    )
+
+
+def _in_vain(one: WorkerSummary, step_s: float) -> bool:
+    """Whether more than half of what a worker computed was called off or discarded."""
+    return one.steps * step_s * useful_share(one.folded, one.discarded) < one.compute_s / 2
+
+
+def _cluster(run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None) -> Cluster:
+    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did."""
+    carried = bytes_per_s or float("inf")
+    served = nbytes / run.service_s if run.service_s else float("inf")
+    hops = 2 * (len(crew) - 1) or 1
+    latency_s = (run.service_s + 2 * run.latency_s) / hops if ring else run.latency_s
+    deaths = [Crash(worker=place, at_s=one.died_s) for place, one in enumerate(crew) if one.died_s is not None]
+    return Cluster(
+        (Group(len(crew), Constant(1.0), Link(latency_s, carried)),),
+        Link(bytes_per_s=min(served, carried)),
+        tuple(deaths) if len(deaths) < len(crew) else (),
+    )
+
+
+def as_it_was(summary: Summary) -> Prediction:
+    """The run itself, in the terms of a prediction."""
+    return Prediction(
+        strategy=summary.strategy,
+        time_s=summary.wall_s,
+        steps_per_s=summary.steps_per_s,
+        waiting_share=summary.waiting_share,
+        staleness=summary.staleness.mean,
+    )
+
+
+def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """What to run: of all that are about as fast as the fastest the tightest; and what ran, if it is one of them.
+
+    Whoever never waits for a worker (`left_out`) is not chosen: its data may be nobody else's.
+
+    >>> some = [Prediction(strategy=name, time_s=t, steps_per_s=1, waiting_share=0, staleness=0)
+    ...         for name, t in (("sync_sgd", 9.0), ("hogwild", 1.0), ("async_sgd", 1.05))]
+    >>> choose(some[0], some).strategy
+    'async_sgd'
+    """
+    rivals = [ran, *(one for one in others if not one.left_out and one.strategy != ran.strategy)]
+    shortest_s = min(one.time_s for one in rivals)
+    good = [one for one in rivals if one.time_s <= CLOSE * shortest_s]
+    order = list(RECIPES)
+    return (
+        ran if ran in good else min(good, key=lambda one: order.index(name) if (name := _recipe(one)) in order else 99)
+    )
+
+
+def _recipe(one: Prediction) -> str:
+    return one.strategy.split("(")[0]
+
+
+def recommendation(summary: Summary, run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
+    """What to run and why, in words."""
+    best = choose(ran, others)
+    if best is ran:
+        words = f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
+        return f"{_cause(run)}{words}" if ran.waiting_share > 0.1 else words
+    return (
+        f"{_cause(run)}{ran.strategy} waited {ran.waiting_share:.0%} of the time; {best.strategy} would have taken "
+        f"{best.time_s:.1f} s instead of {ran.time_s:.1f} s, at a mean staleness of {best.staleness:.1f}."
+    )
+
+
+def _cause(run: Measured) -> str:
+    """Who is slow, if somebody is, or that the server is."""
+    means = {one.worker: one.mean_s for one in run.workers}
+    slow = max(means, key=lambda worker: means[worker])
+    others = [mean_s for worker, mean_s in means.items() if worker != slow]
+    if others and means[slow] > UNEVEN * median(others):
+        least = "at least " if any(one.at_least for one in run.workers if one.worker == slow) else ""
+        return f"Worker {slow} is {least}{means[slow] / median(others):.1f} times slower than the others: "
+    if run.service_s * sum(1 / mean_s for mean_s in means.values()) > 1:
+        return f"The server takes {run.service_s * 1e3:.2g} ms for an exchange, more than it gets: "
+    return ""
+
+
+def advice(summary: Summary) -> str | None:
+    """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
+
+    Nobody is faster than workers that always compute: where they did for most of the time, there is nothing to try.
+    """
+    busy_s = sum(one.compute_s for one in summary.workers)
+    total_s = sum(one.compute_s + one.wait_s + one.exchange_s for one in summary.workers)
+    if len(summary.workers) > ADVICE_WORKERS or busy_s * MUCH > total_s:
+        return None
+    try:
+        run = measured(summary)
+        others = what_if(run, [sync_sgd(), async_sgd(), local_sgd(16)], steps_max=ADVICE_STEPS)
+    except ConfigurationError:
+        return None  # too little was measured
+    ran = as_it_was(summary)
+    if choose(ran, others).time_s * MUCH > ran.time_s:
+        return None
+    return f"{recommendation(summary, run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"

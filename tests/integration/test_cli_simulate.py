@@ -1,0 +1,105 @@
+"""`plesio simulate`, and `plesio compare --cluster`: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from plesio.cli.main import main
+
+SCRIPT = """
+from support.loops import FEATURES, CLASSES, data
+import torch
+
+X, Y = data()
+
+
+def train(worker):
+    model = torch.nn.Linear(FEATURES, CLASSES)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for _ in range(100):
+        for x, y in loader:
+            with worker.step():
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+def evaluate(model):
+    return {"accuracy": (model(X).argmax(1) == Y).float().mean()}
+"""
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.toml"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    Path("script.py").write_text(SCRIPT)
+    shutil.copy(CLUSTER, "cluster.toml")
+
+
+def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--strategy", "local_sgd", "--set", "every=4", "--workers", "3", "--runs", "here"]
+    assert main(["simulate", "script.py", "--cluster", "one-straggler", *options, "--budget-s", "5"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("script.py: 3 workers simulated on one-straggler, all times virtual, at most 5 s\n")
+    assert "local_sgd(every 4 steps): 5 seconds were up after 5.00 s" in out
+    assert "All times are virtual: 5.00 s of them were simulated in " in out
+    (folder,) = Path("here").iterdir()
+    assert {"journal.bin", "weights.safetensors"} <= {one.name for one in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "more", "workers"),
+    [("cluster.toml", "", 8), ("cluster.toml", "--workers 5", 5), ("uniform", "", 8), ("uniform", "--workers 40", 40)],
+)
+def test_how_many_workers(cluster: str, more: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "script.py", "--cluster", cluster, "--until", "steps=200", *more.split()]) == 0
+    out = capsys.readouterr().out
+    assert f"script.py: {workers} workers simulated on {cluster}," in out
+    assert ("of 40 workers the 8 slowest and the 8 fastest are shown" in out) is (workers == 40)
+    assert sum(line.startswith("│") for line in out.splitlines()) == min(workers, 16)
+
+
+def test_compare_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "40", "--until", "accuracy=0.8", "--strategies", "sync_sgd,async_sgd"]
+    files = ["--json", "table.json", "--report", "report.html"]
+    assert main(["compare", "script.py", "--cluster", "heavy-tail", *options, *files]) == 0
+    out = capsys.readouterr().out
+    assert "40 workers simulated on heavy-tail, all times virtual, until accuracy 0.8, at most 30 s" in out
+    assert "All times are virtual: " in out
+    assert [row["strategy"] for row in json.loads(Path("table.json").read_text())["rows"]] == ["sync_sgd", "async_sgd"]
+    page = Path("report.html").read_text()
+    assert "script.py under 2 strategies, 40 workers in virtual time" in page
+    assert 2 < page.count('class="lane"') <= 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("simulate script.py", "missing option '--cluster'"),
+        ("simulate script.py --cluster one-stragler", "known: cross-region, heavy-tail, one-straggler, spot-market"),
+        ("simulate script.py --cluster one-stragler", "a file one-stragler was looked for, too: there is none"),
+        ("simulate script.py --cluster script.py", "cluster file script.py: not TOML"),
+        ("simulate script.py --cluster cluster.toml --workers 9", "a whole number from 1 to 8, the cluster's"),
+        ("simulate script.py --cluster uniform --workers 0", "--workers 0: at least 1"),
+        ("simulate script.py --cluster uniform --slow 0:10", "no such option: --slow"),
+        ("compare script.py --cluster uniform --slow 0:10", "--slow is for real processes"),
+        ("compare script.py --cluster uniform --kill 0:1", "--kill is for real processes"),
+        ("compare script.py --cluster uniform --pace 0.1", "--pace is for real processes"),
+        ("compare script.py --cluster nowhere", "a file nowhere was looked for"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("plesio: ")
+    assert part in error
+    assert error.count("\n") == 1

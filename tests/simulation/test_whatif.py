@@ -1,0 +1,268 @@
+"""Predictions from measured times: against closed forms, and the times of a real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import plesio as ps
+from plesio.cli.main import main
+from plesio.errors import ConfigurationError, StrategyError
+from plesio.observe.meter import Meter
+from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
+from plesio.observe.times import Measured, StepTimes, measured
+from plesio.whatif import advice, as_it_was, choose, recommendation, what_if
+
+SLOW, FAST = (0.5, 0.4, 0.45, 0.41), (0.1, 0.45, 0.05, 0.1)
+
+
+def a_run(*seconds: tuple[float, ...], steps: float | None = None, **more: float) -> Measured:
+    workers = tuple(StepTimes(worker, one) for worker, one in enumerate(seconds))
+    return Measured(workers=workers, steps=sum(map(len, seconds)) if steps is None else steps, **more)  # type: ignore[arg-type]
+
+
+def synchronous(slow_s: float = 0.2, fast_s: float = 0.02, rounds: int = 50, exchange_s: float = 0.001) -> Summary:
+    """A run of `sync_sgd` as the meter sees it: worker 0 is the slow one."""
+    spans, start_s = [], 0.0
+    for _ in range(rounds):
+        came_s, end_s = start_s + slow_s, start_s + slow_s + exchange_s
+        spans += [Span(0, "compute", start_s, came_s, 1), Span(0, "exchange", came_s, end_s)]
+        spans += [Span(1, "compute", start_s, start_s + fast_s, 1), Span(1, "wait", start_s + fast_s, came_s)]
+        spans += [Span(1, "exchange", came_s, end_s)]
+        start_s = end_s
+    both = (slow_s, 0.0), (fast_s, slow_s - fast_s)
+    workers = tuple(
+        WorkerSummary(k, rounds, rounds, rounds, 0, rounds * one, rounds * wait, rounds * exchange_s, 1 / one)
+        for k, (one, wait) in enumerate(both)
+    )
+    return Summary(
+        strategy="sync_sgd",
+        recipe="sync_sgd",
+        workers=workers,
+        wall_s=start_s,
+        version=rounds,
+        steps=2 * rounds,
+        samples=2 * rounds,
+        folded=2 * rounds,
+        discarded={},
+        bytes=2 * 2 * rounds * 1000,
+        staleness=Staleness(),
+        timeline=tuple(spans),
+    )
+
+
+def kept(summary: Summary, folder: Path) -> Path:
+    (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
+    return folder
+
+
+# Closed forms
+
+
+def test_lock_step_takes_the_sum_of_the_maxima() -> None:
+    (found,) = what_if(a_run(SLOW, FAST), [ps.sync_sgd()])
+    assert found.time_s == pytest.approx(sum(map(max, zip(SLOW, FAST, strict=True))))
+    assert found.staleness == 0.0
+
+
+def test_asynchronous_throughput_is_the_sum_of_the_rates() -> None:
+    (found,) = what_if(a_run((0.4,), (0.1,), (0.05,), steps=10_000), [ps.async_sgd()])
+    assert found.steps_per_s == pytest.approx(1 / 0.4 + 1 / 0.1 + 1 / 0.05, rel=1e-3)
+    assert found.waiting_share == 0.0
+    assert found.staleness == pytest.approx(2.0, abs=0.1)
+
+
+def test_local_steps_wait_once_for_the_slowest_sum() -> None:
+    (found,) = what_if(a_run(SLOW, FAST), [ps.local_sgd(4)])
+    assert found.time_s == pytest.approx(max(sum(SLOW), sum(FAST)))
+
+
+def test_steps_beyond_those_measured_are_drawn_from_them_but_for_the_first() -> None:
+    (found,) = what_if(a_run((9.0, *[0.1, 0.3] * 10), steps=20_001), [ps.async_sgd()])
+    assert found.time_s == pytest.approx(9.0 + 20_000 * 0.2, rel=0.02)
+
+
+def test_a_server_that_is_too_slow_sets_the_pace() -> None:
+    run = a_run(*[(0.01,)] * 8, steps=5_000, service_s=0.005, nbytes=1000)
+    slow, local = what_if(run, [ps.async_sgd(), ps.local_sgd(100)])
+    assert slow.steps_per_s == pytest.approx(1 / 0.005, rel=0.01)
+    assert local.steps_per_s > 700
+
+
+def test_a_narrow_link_sets_the_pace() -> None:
+    run = a_run((0.01,), (0.01,), steps=2_000, nbytes=1_000_000)
+    (found,) = what_if(run, [ps.async_sgd()], bytes_per_s=1e7)
+    assert found.steps_per_s == pytest.approx(1e7 / 1e6, rel=0.05)
+
+
+def test_more_workers_are_drawn_from_those_there_were() -> None:
+    few, many = (what_if(a_run((0.1,), steps=1_000), [ps.async_sgd()], workers=n)[0] for n in (1, 10))
+    assert many.steps_per_s == pytest.approx(10 * few.steps_per_s, rel=0.02)
+
+
+def test_a_long_run_is_extrapolated() -> None:
+    short, long = (what_if(a_run(SLOW, FAST, steps=1e6), [ps.async_sgd()], steps_max=n)[0] for n in (5_000, 10_000))
+    assert short.time_s == pytest.approx(long.time_s, rel=0.02)
+
+
+def test_who_died_dies_again() -> None:
+    workers = (StepTimes(0, (0.1,)), StepTimes(1, (0.1,), died_s=1.0))
+    (found,) = what_if(Measured(workers=workers, steps=100), [ps.sync_sgd()])
+    assert found.time_s == pytest.approx(9.0, abs=0.3)  # 20 steps in the first second, 10 a second from then on
+
+
+def test_the_replay_of_what_ran_is_what_ran() -> None:
+    summary = synchronous()
+    (found,) = what_if(measured(summary), [ps.sync_sgd()])
+    assert found.time_s == pytest.approx(summary.wall_s, rel=0.01)
+    assert found.waiting_share == pytest.approx(summary.waiting_share, abs=0.01)
+
+
+# What is measured
+
+
+def test_steps_of_a_span_share_its_time_and_a_cancelled_one_has_none() -> None:
+    meter = Meter(1)
+    meter.begin(0.0)
+    one = meter.workers[0]
+    one.pushed(0.4, steps=4, samples=4)
+    one.granted(0.5, None)
+    one.cancelled(0.9)
+    one.reported(2.0, 2, 2, wait_s=0.5)
+    assert [(span.kind, span.steps) for span in meter.timeline()] == [
+        ("compute", 4),
+        ("exchange", 0),
+        ("compute", 0),
+        ("compute", 2),
+        ("wait", 0),
+    ]
+    summary = msgspec.structs.replace(synchronous(), workers=(one.summary(0),), timeline=meter.timeline())
+    assert measured(summary).workers[0].seconds == pytest.approx([0.1] * 4 + [0.3] * 2)
+
+
+def test_who_finished_no_step_takes_at_least_the_longest_in_vain() -> None:
+    summary = synchronous()
+    spans = [span for span in summary.timeline if span.worker == 1]
+    called_off = (Span(0, "compute", 0.0, 0.02), Span(0, "compute", 0.02, 0.05))
+    run = measured(msgspec.structs.replace(summary, timeline=(*spans, *called_off)))
+    assert run.workers[0] == StepTimes(0, (pytest.approx(0.03),), at_least=True)  # type: ignore[arg-type]
+
+
+def train(worker: ps.Worker) -> None:
+    model = torch.nn.Linear(4, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(4)], ids=lambda one: one.name)
+def test_the_times_of_a_real_run_are_its_pace(strategy: ps.Strategy, tmp_path: Path) -> None:
+    run = ps.run(train, strategy, workers=2, pace=ps.Pace(0.02), faults=[ps.Slow(0, 3)], runs=tmp_path)
+    assert run.folder is not None
+    found = measured(msgspec.json.decode((run.folder / "summary.json").read_bytes(), type=Summary))
+    for one, least_s in zip(found.workers, (0.06, 0.02), strict=True):
+        assert len(one.seconds) == 12
+        assert sorted(one.seconds)[6] >= 0.95 * least_s
+    assert found.service_s > 0
+    assert found.nbytes >= 5 * 4
+
+
+# The recommendation
+
+
+def test_the_advice_names_the_slow_worker_and_the_way_out() -> None:
+    summary = synchronous()
+    line = advice(summary)
+    assert line is not None
+    assert line.startswith("Worker 0 is 10.0 times slower than the others: sync_sgd waited 45% of the time; async_sgd ")
+    assert "not equal accuracy" in line
+    assert line in str(ps.Run(msgspec.structs.replace(summary, advice=line), {}, None)).replace("\n", " ")
+
+
+def test_nothing_is_advised_where_nobody_waits() -> None:
+    assert advice(synchronous(slow_s=0.021)) is None
+
+
+def test_who_leaves_a_worker_out_is_not_recommended() -> None:
+    run = a_run((1.0,), (0.1,), (0.1,), steps=1_000)
+    sync, first = what_if(run, [ps.sync_sgd(), ps.first_of(2)])
+    assert first.left_out == (0,)
+    assert first.time_s < sync.time_s / 5
+    assert choose(sync, [sync, first]) is sync
+
+
+def test_what_is_as_good_is_kept() -> None:
+    summary = synchronous(slow_s=0.021)
+    run, ran = measured(summary), as_it_was(summary)
+    assert recommendation(summary, run, ran, what_if(run, [ps.async_sgd()])).startswith("Keep sync_sgd")
+
+
+# The command, and what it refuses
+
+
+def test_the_command_prints_a_table_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(kept(synchronous(), tmp_path))]) == 0
+    printed = capsys.readouterr().out
+    for words in ("sync_sgd, as it ran", "async_sgd", "hogwild", "Worker 0 is 10.0 times slower", "equal samples"):
+        assert words in printed
+
+
+def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(kept(synchronous(), tmp_path))
+    asked = ["--strategies", "async_sgd,local_sgd(every=4)", "--workers", "6", "--bandwidth", "1MB"]
+    assert main(["whatif", folder, "--json", *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["strategy"] for one in found["predictions"]] == [
+        "sync_sgd",
+        ps.async_sgd().name,
+        ps.local_sgd(4).name,
+    ]
+    assert "4 of 6 workers are drawn from the 2 there were" in found["notes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--strategies", "asynch_sgd"], "did you mean 'async_sgd'"),
+        (["--bandwidth", "fast"], "--bandwidth fast"),
+        (["--bandwidth", "0"], "above 0"),
+        (["--workers", "0"], "workers=0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["whatif", str(kept(synchronous(), tmp_path)), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(tmp_path)]) == 2
+    assert "not the folder of a finished run" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text("{}")
+    assert main(["whatif", str(tmp_path)]) == 2
+    assert "not the summary of a run" in capsys.readouterr().err
+    old = tuple(Span(span.worker, span.kind, span.start_s, span.end_s) for span in synchronous().timeline)
+    kept(msgspec.structs.replace(synchronous(), timeline=old), tmp_path)
+    assert main(["whatif", str(tmp_path)]) == 2
+    assert "no measured step times" in capsys.readouterr().err
+
+
+def test_the_function_refuses_too() -> None:
+    with pytest.raises(ConfigurationError, match="bytes_per_s=-1"):
+        what_if(a_run(SLOW), [ps.async_sgd()], bytes_per_s=-1)
+    with pytest.raises(StrategyError, match="will never come"):
+        what_if(a_run(SLOW), [ps.first_of(3)])
+
+
+def test_the_same_seed_predicts_the_same() -> None:
+    run = a_run(SLOW, FAST, steps=500)
+    first, again, other = (what_if(run, [ps.buffered(2)], workers=5, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
