@@ -32,7 +32,7 @@ rooms: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow'
 
 test-long: setup
 	$(BIN)/python -m pytest -q

@@ -17,13 +17,14 @@ from statistics import median
 import msgspec
 
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
+from plesio.engine.messages import Final
 from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_workers import NoFolder, TimedWorker
 from plesio.errors import ConfigurationError
-from plesio.observe.summary import Summary, WorkerSummary
+from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
-from plesio.rules import AllReduce
+from plesio.rules import AfterFold, AllReduce
 from plesio.strategy import Strategy
 
 STEPS_MAX = 50_000
@@ -140,13 +141,16 @@ def _predict(
         steps_per_s=final.steps / final.wall_s,
         waiting_share=sum(one.wait_s for one in final.workers) / total_s if total_s else 0.0,
         staleness=final.staleness.mean,
-        left_out=tuple(one.worker for one in final.workers if _in_vain(one, crew[one.worker].mean_s)),
+        left_out=_left_out(strategy, final, crew),
     )
 
 
-def _in_vain(one: WorkerSummary, step_s: float) -> bool:
-    """Whether more than half of what a worker computed was called off or discarded."""
-    return one.steps * step_s * useful_share(one.folded, one.discarded) < one.compute_s / 2
+def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes]) -> tuple[int, ...]:
+    """Workers that computed more than twice as long as the steps took that counted; only what can be lost counts."""
+    if not final.discarded and not (isinstance(strategy.release, AfterFold) and strategy.release.cancel_late):
+        return ()
+    counted_s = (one.steps * crew[one.worker].mean_s * useful_share(one.folded, one.discarded) for one in final.workers)
+    return tuple(one.worker for one, s in zip(final.workers, counted_s, strict=True) if one.compute_s > 2 * s)
 
 
 def _cluster(run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None) -> Cluster:

@@ -16,6 +16,7 @@ import pytest
 
 import plesio as ps
 from plesio.engine.forkserver import ForkServer
+from plesio.engine.job import Live
 from plesio.strategy import Strategy
 from support import loops
 from support.processes import alive, descendants, gone_within, open_descriptors
@@ -307,19 +308,14 @@ def test_a_worker_that_never_prepares_is_named() -> None:
 
 def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
     """No transport notices a process that was stopped: its silence does, and the others go on without it."""
-    import threading
+    frozen: list[int] = []
 
-    def freeze() -> None:
-        end = time.monotonic() + 20
-        while not (tmp_path / "1.pid").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.5)
-        os.kill(int((tmp_path / "1.pid").read_text()), signal.SIGSTOP)
+    def freeze(live: Live) -> None:
+        if live.steps > 30 and not frozen:
+            frozen.append(int((tmp_path / "1.pid").read_text()))
+            os.kill(frozen[0], signal.SIGSTOP)
 
-    thread = threading.Thread(target=freeze)
-    thread.start()
     train = partial(loops.report_pids, folder=str(tmp_path))
-    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=8.0, until=ps.Until(seconds=18.0))
-    thread.join()
+    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=8.0, until=ps.Until(seconds=18.0), watch=freeze)
     assert any("worker 1 was silent for" in one.what and "evicted" in one.what for one in run.incidents)
     assert run.workers[0].steps > run.workers[1].steps
