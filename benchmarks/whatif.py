@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 import plesio as ps
 from _report import Row, interleave, parser, progress, report
 from plesio.observe.times import measured
@@ -57,7 +59,9 @@ def rows(arguments: argparse.Namespace) -> list[Row]:
     names = ["async_sgd", "local_sgd 0.3 s"] if arguments.quick else list(STRATEGIES)
     seconds = 2.0 if arguments.quick else 10.0
     run = one_run(ps.sync_sgd(), seconds)
-    found = what_if(measured(run.summary), [STRATEGIES[name]() for name in names])
+    times = measured(run.summary)
+    ideal = seconds * sum(1 / one.mean_s for one in times.workers)  # about as many steps as the real runs will take
+    found = what_if(msgspec.structs.replace(times, steps=ideal), [STRATEGIES[name]() for name in names])
     predicted = dict(zip(names, (one.steps_per_s for one in found), strict=True))
     progress.print(f"sync_sgd ran at {run.steps_per_s:.1f} steps/s; predicted: {predicted}")
     tasks = {name: functools.partial(steps_per_s, name, seconds) for name in names}

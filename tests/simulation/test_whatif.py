@@ -90,7 +90,7 @@ def test_a_server_that_is_too_slow_sets_the_pace() -> None:
     run = a_run(*[(0.01,)] * 8, steps=5_000, service_s=0.005, nbytes=1000)
     slow, local = what_if(run, [ps.async_sgd(), ps.local_sgd(100)])
     assert slow.steps_per_s == pytest.approx(1 / 0.005, rel=0.01)
-    assert local.steps_per_s > 700
+    assert local.steps_per_s > 3 * slow.steps_per_s
 
 
 def test_a_narrow_link_sets_the_pace() -> None:
