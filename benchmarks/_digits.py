@@ -1,7 +1,8 @@
-"""What simulating costs beyond the gradients themselves: 256 virtual workers of examples/digits.py."""
+"""What simulating costs beyond the steps themselves: 256 virtual workers of examples/digits.py."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from plesio import Simulated, Strategy, Until, async_sgd, run
 
@@ -20,10 +22,9 @@ WARM_UP = 100
 
 
 def digits_overhead(workers: int = 256, steps: int = 5_000, strategy: Strategy | None = None) -> float:
-    """The time of a simulated run of `steps` steps, over that of the same gradients in a plain loop on one thread.
+    """The time of a simulated run of `steps` steps, over that of as many in a plain PyTorch loop on one thread.
 
-    Starting the workers counts; what torch imports at first use does not. The plain loop has its batches ready, and
-    does not step an optimizer.
+    Starting the workers counts; what torch imports at first use does not.
     """
     strategy = strategy or async_sgd()
     plain_s(WARM_UP)
@@ -41,16 +42,21 @@ def simulated_s(strategy: Strategy, workers: int, steps: int) -> float:
 
 
 def plain_s(steps: int) -> float:
-    """Seconds for `steps` forward and backward passes of the example's model and batch size."""
+    """Seconds for as many steps of the example's loop in plain PyTorch: batches, gradients, optimizer."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        images, labels = (part[: digits.BATCH] for part in digits.TRAIN.tensors)
+        optimizer = torch.optim.SGD(model.parameters(), lr=digits.LEARNING_RATE, momentum=0.9)
+        loader = DataLoader(digits.TRAIN, batch_size=digits.BATCH, shuffle=True)
+        batches = (batch for _ in itertools.count() for batch in loader)
         started_s = time.perf_counter()
-        for _ in range(steps):
-            model.zero_grad()
-            cross_entropy(model(images), labels).backward()
+        for images, labels in itertools.islice(batches, steps):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            loss.item()
         return time.perf_counter() - started_s
     finally:
         torch.set_num_threads(before)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from _digits import digits_overhead
 from _report import Row, interleave, parser, report, row
 from plesio import async_sgd, ringmaster
 from plesio.cluster import Cluster, Exponential, Group
@@ -114,7 +115,12 @@ MEASURES = [
     ),
     Measure("10,000 workers, quadratic of 1,729 dimensions", functools.partial(quadratic, 1729), "contributions/s"),
     Measure("fault simulation, 8 workers x 200 contributions", fault_simulation, "seeds/s", ">= 20"),
-    # A further measure is a further line here.
+    Measure(
+        "256 workers of examples/digits.py, over as many plain steps",
+        lambda args: digits_overhead(steps=500 if args.quick else 5_000),
+        "times",
+        "<= 3",
+    ),
 ]
 
 

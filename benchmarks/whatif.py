@@ -73,8 +73,8 @@ def _error(name: str, predicted: float, real: list[float]) -> Row:
     middle = sorted(real)[len(real) // 2]
     error = 100 * abs(predicted / middle - 1)
     met = error <= float(ERROR_MAX.split()[1])
-    words = f"{name}: predicted {predicted:.1f} steps/s, off by"
-    return Row(words, error, "%", "steps/s of a real run", middle, None, ERROR_MAX, met, len(real))
+    words = f"{name}: {predicted:.1f} steps/s predicted, {middle:.1f} in a real run; off by"
+    return Row(words, error, "%", None, None, None, ERROR_MAX, met, len(real))
 
 
 if __name__ == "__main__":

@@ -160,6 +160,7 @@ class _Station:
         self._watcher = watcher
         self._every = every
         self._shows = shows
+        self._used: Used | None = None
 
     def now_s(self) -> float:
         """The time of whoever runs the greenlets."""
@@ -200,6 +201,7 @@ class _Station:
             FOREVER_S,
             every=self._every,
         )
+        self._used = used
         exchange.begin()
         return exchange, model
 
@@ -207,7 +209,8 @@ class _Station:
         """Ask for data."""
         if self.standing.stopped:
             return ()
-        batches: tuple[tuple[int, int], ...] = wait(LeaseRequest(epoch, total, most, unused))
+        under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
+        batches: tuple[tuple[int, int], ...] = wait(LeaseRequest(epoch, total, most, unused), keep_random=under_way)
         return batches
 
 

@@ -7,13 +7,14 @@ contribution it went into is folded. The batches themselves are made here, by to
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
@@ -47,44 +48,58 @@ class LeasedLoader:
             )
         self._most = max(1, min(LEASE_MAX, self._total // (8 * workers)))
         self._share = -(-self._total // workers)
-        self._sizes: deque[int] = deque()  # of the batches given to the DataLoader and not yielded yet
+        self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
+        self._ahead: deque[int] = deque()  # sizes of those being made ahead
         self._unused = 0
         self._used = used
         self._reseed = reseed
-        self._loader = _relay(self._source, self)
+        self._relay = _Relay(self._source) if self._source.num_workers or self._source.pin_memory else None
 
     def __len__(self) -> int:
         return self._share
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches."""
-        self._unused += len(self._sizes)  # the last epoch was left early
-        self._sizes.clear()
-        batches = iter(self._loader)
-        while True:
-            if not self._used.batches:
-                self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self._used.batches += 1
-            self._used.samples += self._sizes.popleft()
-            yield batch
-
-    def leased(self) -> Iterator[Any]:
-        """The indices of the batches leased for the next epoch, as they are granted."""
+        self._unused += len(self._granted) + len(self._ahead)  # the last epoch was left early
+        self._granted.clear()
+        self._ahead.clear()
         epoch = self._epoch
         self._epoch += 1
-        while True:
+        for size, batch in self._fetched_ahead(epoch) if self._relay is not None else self._fetched(epoch):
+            self._used.batches += 1
+            self._used.samples += size
+            yield batch
+
+    def _fetched(self, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Batches made here, each as it is needed."""
+        while self._more(epoch):
+            indices = self._take()
+            yield _size(indices), _fetch(self._source, indices)
+
+    def _fetched_ahead(self, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Batches that processes of the DataLoader make, some ahead of their use."""
+        assert self._relay is not None
+        for batch in self._relay.over(self._indices(epoch)):
+            yield self._ahead.popleft(), batch
+
+    def _indices(self, epoch: int) -> Iterator[Any]:
+        while self._more(epoch):
+            indices = self._take()
+            self._ahead.append(_size(indices))
+            yield indices
+
+    def _more(self, epoch: int) -> bool:
+        """Whether there is a batch to take, after asking for more if none is left."""
+        if not self._granted:
             unused, self._unused = self._unused, 0
-            batches = self._lease(epoch, self._total, self._most, unused)
-            if not batches:
-                return
-            for of_epoch, number in batches:
-                indices = self._batches(of_epoch)[number]
-                self._sizes.append(len(indices) if isinstance(indices, Sized) else 1)
-                yield indices
+            self._granted.extend(self._lease(epoch, self._total, self._most, unused))
+        if not self._used.batches:
+            self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
+        return bool(self._granted)
+
+    def _take(self) -> Any:
+        of_epoch, number = self._granted.popleft()
+        return self._batches(of_epoch)[number]
 
     def _batches(self, epoch: int) -> Sequence[Any]:
         """All batches of an epoch: the same list on every worker."""
@@ -95,14 +110,48 @@ class LeasedLoader:
         return self._kept[epoch]
 
 
-class _Leased:
-    """What torch's DataLoader takes for a sampler."""
+class _Relay:
+    """A DataLoader like the user's that takes its indices from leases."""
 
-    def __init__(self, owner: LeasedLoader) -> None:
-        self._owner = owner
+    def __init__(self, source: DataLoader[Any]) -> None:
+        self._source: Iterator[Any] = iter(())
+        settings: dict[str, Any] = {
+            "num_workers": source.num_workers,
+            "collate_fn": source.collate_fn,
+            "pin_memory": source.pin_memory,
+            "timeout": source.timeout,
+            "worker_init_fn": source.worker_init_fn,
+        }
+        if source.num_workers:
+            settings["prefetch_factor"] = source.prefetch_factor
+            settings["persistent_workers"] = source.persistent_workers
+        if source.batch_sampler is not None:
+            self._loader = DataLoader(source.dataset, batch_sampler=self, **settings)
+        else:
+            self._loader = DataLoader(source.dataset, batch_size=None, sampler=self, **settings)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._owner.leased()
+        """As the DataLoader's sampler."""
+        return self._source
+
+    def over(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """The batches of these indices."""
+        self._source = indices
+        return iter(self._loader)
+
+
+def _fetch(loader: DataLoader[Any], indices: Any) -> Any:
+    """What a DataLoader without processes of its own makes of `indices`."""
+    dataset: Any = loader.dataset
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[indices])
+    if hasattr(dataset, "__getitems__"):
+        return loader.collate_fn(dataset.__getitems__(indices))
+    return loader.collate_fn([dataset[index] for index in indices])
+
+
+def _size(indices: Any) -> int:
+    return len(indices) if isinstance(indices, Sized) else 1
 
 
 def _as_loader(loader: Any) -> DataLoader[Any]:
@@ -125,9 +174,31 @@ def _as_loader(loader: Any) -> DataLoader[Any]:
 def _draw(loader: DataLoader[Any], seed: int) -> Sequence[Any]:
     """The loader's own batches (or, without batching, samples), drawn under `seed`; other randomness is left alone."""
     sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    inner = getattr(sampler, "sampler", None)
+    if type(sampler) is BatchSampler and inner is not None and _is_usual(inner):
+        shuffled = type(inner) is RandomSampler
+        return _usual(len(inner), sampler.batch_size, sampler.drop_last, shuffled, seed)
+    return _drawn(sampler, seed)
+
+
+def _is_usual(sampler: Any) -> bool:
+    """Whether this draws each sample once and by torch's own source: what DataLoader(shuffle=...) makes."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.generator is None and len(sampler) == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+@functools.lru_cache(maxsize=64)
+def _usual(samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed: int) -> Sequence[Any]:
+    """The batches of the usual samplers; drawn once for all workers that share a process."""
+    inner: Any = RandomSampler(range(samples)) if shuffled else SequentialSampler(range(samples))
+    return _drawn(BatchSampler(inner, batch_size, drop_last), seed)
+
+
+def _drawn(sampler: Any, seed: int) -> Sequence[Any]:
     outside = random.getstate()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         random.seed(seed)
         for one in (sampler, getattr(sampler, "sampler", None)):
             generator = getattr(one, "generator", None)
@@ -136,20 +207,3 @@ def _draw(loader: DataLoader[Any], seed: int) -> Sequence[Any]:
         batches = list(sampler)
     random.setstate(outside)
     return batches
-
-
-def _relay(source: DataLoader[Any], owner: LeasedLoader) -> DataLoader[Any]:
-    """A DataLoader like `source` that takes its indices from leases."""
-    settings: dict[str, Any] = {
-        "num_workers": source.num_workers,
-        "collate_fn": source.collate_fn,
-        "pin_memory": source.pin_memory,
-        "timeout": source.timeout,
-        "worker_init_fn": source.worker_init_fn,
-    }
-    if source.num_workers:
-        settings["prefetch_factor"] = source.prefetch_factor
-        settings["persistent_workers"] = source.persistent_workers
-    if source.batch_sampler is not None:
-        return DataLoader(source.dataset, batch_sampler=_Leased(owner), **settings)
-    return DataLoader(source.dataset, batch_size=None, sampler=_Leased(owner), **settings)

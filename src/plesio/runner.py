@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from plesio.checkpoint import Checkpoint
@@ -22,6 +23,7 @@ from plesio.recipes import RECIPES, recipe
 from plesio.resume import check_keeping, kept, resumption
 from plesio.simulated import Simulated, SimulatedEngine
 from plesio.strategy import Strategy
+from plesio.whatif import advice
 
 ENGINES = ("local",)
 WORKERS_SIMULATED = 60_000
@@ -211,7 +213,8 @@ def run(
         outcome = LocalEngine(job, seen).run()
     if begin_from is not None:
         outcome.incidents.insert(0, begin_from.incident)
-    summary = _summary(strategy, outcome)
+    summary = _summary(strategy, outcome, simulated)
+    summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
     if folder is not None:
         folder.write(summary, outcome.state_dict)
     return Run(summary, outcome.state_dict, folder.path if folder else None)
@@ -291,7 +294,7 @@ def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
     }
 
 
-def _summary(strategy: Strategy, outcome: Outcome) -> Summary:
+def _summary(strategy: Strategy, outcome: Outcome, simulated: bool) -> Summary:
     final = outcome.final
     assert final is not None, "a run that ended without an error has a result"
     return Summary(
@@ -315,6 +318,7 @@ def _summary(strategy: Strategy, outcome: Outcome) -> Summary:
         timeline=final.timeline,
         incidents=tuple(outcome.incidents),
         ended=outcome.ended,
+        clock="virtual" if simulated else "wall",
     )
 
 

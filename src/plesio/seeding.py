@@ -19,7 +19,7 @@ _MASK = 2**64 - 1
 
 def seed_everything(seed: int) -> None:
     """Seed torch, numpy and random in this process: the same for every worker, so that all build the same model."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

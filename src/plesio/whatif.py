@@ -129,7 +129,7 @@ def _predict(
         timeline=False,
     )
     final = virtual.run()
-    useful = final.steps * useful_share(final.folded, sum(final.discarded.values()))
+    useful = final.steps * useful_share(final.folded, final.discarded)
     if not useful:
         raise ConfigurationError(
             f"{strategy.name}: nothing it does would count, of {run.steps:.0f} steps; run for longer"
@@ -141,16 +141,17 @@ def _predict(
         steps_per_s=final.steps / final.wall_s,
         waiting_share=sum(one.wait_s for one in final.workers) / total_s if total_s else 0.0,
         staleness=final.staleness.mean,
-        left_out=_left_out(strategy, final, crew),
+        left_out=_left_out(strategy, final, crew, useful),
     )
 
 
-def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes]) -> tuple[int, ...]:
-    """Workers that computed more than twice as long as the steps took that counted; only what can be lost counts."""
-    if not final.discarded and not (isinstance(strategy.release, AfterFold) and strategy.release.cancel_late):
-        return ()
-    counted_s = (one.steps * crew[one.worker].mean_s * useful_share(one.folded, one.discarded) for one in final.workers)
-    return tuple(one.worker for one, s in zip(final.workers, counted_s, strict=True) if one.compute_s > 2 * s)
+def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes], useful: float) -> tuple[int, ...]:
+    """Workers that computed more than twice as long as what counted of it takes."""
+    cancels = isinstance(strategy.release, AfterFold) and strategy.release.cancel_late
+    if not final.folded or not (final.discarded or cancels):
+        return ()  # nothing was lost
+    steps = useful / final.folded  # in a contribution
+    return tuple(k for k, one in enumerate(final.workers) if one.compute_s > 2 * one.folded * steps * crew[k].mean_s)
 
 
 def _cluster(run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None) -> Cluster:
@@ -179,9 +180,9 @@ def as_it_was(summary: Summary) -> Prediction:
 
 
 def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """What to run: of all that are about as fast as the fastest the tightest; and what ran, if it is one of them.
+    """What to run: of all that are about as fast as the fastest the tightest, or what ran, if it is one of them.
 
-    Whoever never waits for a worker (`left_out`) is not chosen: its data may be nobody else's.
+    One that leaves a worker out is not chosen: that worker's data may be nobody else's.
 
     >>> some = [Prediction(strategy=name, time_s=t, steps_per_s=1, waiting_share=0, staleness=0)
     ...         for name, t in (("sync_sgd", 9.0), ("hogwild", 1.0), ("async_sgd", 1.05))]
@@ -191,22 +192,20 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     rivals = [ran, *(one for one in others if not one.left_out and one.strategy != ran.strategy)]
     shortest_s = min(one.time_s for one in rivals)
     good = [one for one in rivals if one.time_s <= CLOSE * shortest_s]
-    order = list(RECIPES)
-    return (
-        ran if ran in good else min(good, key=lambda one: order.index(name) if (name := _recipe(one)) in order else 99)
-    )
+    return ran if ran in good else min(good, key=_looseness)
 
 
-def _recipe(one: Prediction) -> str:
-    return one.strategy.split("(")[0]
+def _looseness(one: Prediction) -> int:
+    """The recipes are listed from those in lock step on; one's own strategy comes last."""
+    name, order = one.strategy.split("(")[0], list(RECIPES)
+    return order.index(name) if name in order else len(order)
 
 
-def recommendation(summary: Summary, run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
+def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
     """What to run and why, in words."""
     best = choose(ran, others)
     if best is ran:
-        words = f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
-        return f"{_cause(run)}{words}" if ran.waiting_share > 0.1 else words
+        return f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
     return (
         f"{_cause(run)}{ran.strategy} waited {ran.waiting_share:.0%} of the time; {best.strategy} would have taken "
         f"{best.time_s:.1f} s instead of {ran.time_s:.1f} s, at a mean staleness of {best.staleness:.1f}."
@@ -229,11 +228,9 @@ def _cause(run: Measured) -> str:
 def advice(summary: Summary) -> str | None:
     """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
 
-    Nobody is faster than workers that always compute: where they did for most of the time, there is nothing to try.
+    Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try.
     """
-    busy_s = sum(one.compute_s for one in summary.workers)
-    total_s = sum(one.compute_s + one.wait_s + one.exchange_s for one in summary.workers)
-    if len(summary.workers) > ADVICE_WORKERS or busy_s * MUCH > total_s:
+    if len(summary.workers) > ADVICE_WORKERS or summary.ideal_share * MUCH > 1:
         return None
     try:
         run = measured(summary)
@@ -243,4 +240,4 @@ def advice(summary: Summary) -> str | None:
     ran = as_it_was(summary)
     if choose(ran, others).time_s * MUCH > ran.time_s:
         return None
-    return f"{recommendation(summary, run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"
+    return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"

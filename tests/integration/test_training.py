@@ -181,7 +181,7 @@ def test_a_straggler_holds_the_others_or_not() -> None:
     assert free.steps > 3 * sync.steps
     assert free.staleness.max >= 4
     assert sync.staleness.max == 0
-    assert set(sync.summary.timeline[0].__struct_fields__) == {"worker", "kind", "start_s", "end_s"}
+    assert set(sync.summary.timeline[0].__struct_fields__) == {"worker", "kind", "start_s", "end_s", "steps"}
 
 
 def test_printing_a_run_says_what_it_cost() -> None:

@@ -182,7 +182,8 @@ def test_the_advice_names_the_slow_worker_and_the_way_out() -> None:
     assert line is not None
     assert line.startswith("Worker 0 is 10.0 times slower than the others: sync_sgd waited 45% of the time; async_sgd ")
     assert "not equal accuracy" in line
-    assert line in str(ps.Run(msgspec.structs.replace(summary, advice=line), {}, None)).replace("\n", " ")
+    printed = str(ps.Run(msgspec.structs.replace(summary, advice=line), {}, None))
+    assert line in " ".join(printed.split())
 
 
 def test_nothing_is_advised_where_nobody_waits() -> None:
@@ -193,14 +194,15 @@ def test_who_leaves_a_worker_out_is_not_recommended() -> None:
     run = a_run((1.0,), (0.1,), (0.1,), steps=1_000)
     sync, first = what_if(run, [ps.sync_sgd(), ps.first_of(2)])
     assert first.left_out == (0,)
-    assert first.time_s < sync.time_s / 5
+    assert first.time_s == pytest.approx(50.0, rel=0.01)
+    assert sync.time_s == pytest.approx(333.3, rel=0.01)
     assert choose(sync, [sync, first]) is sync
 
 
 def test_what_is_as_good_is_kept() -> None:
     summary = synchronous(slow_s=0.021)
     run, ran = measured(summary), as_it_was(summary)
-    assert recommendation(summary, run, ran, what_if(run, [ps.async_sgd()])).startswith("Keep sync_sgd")
+    assert recommendation(run, ran, what_if(run, [ps.async_sgd()])).startswith("Keep sync_sgd")
 
 
 # The command, and what it refuses

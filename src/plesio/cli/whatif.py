@@ -80,7 +80,7 @@ def whatif(
             "or links; leave --workers and --bandwidth out"
         )
     ran = found[0] if changed else was
-    words = recommendation(summary, times, ran, found)
+    words = recommendation(times, ran, found)
     notes = _notes(was, found[0] if same is not None and not changed else None, workers, len(times.workers))
     notes += [
         f"worker {one.worker} finished no step: it is taken to need {one.mean_s * 1e3:.0f} ms, the longest it computed "

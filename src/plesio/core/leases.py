@@ -103,7 +103,7 @@ class DataLeases:
         own = self._queues[worker]
         if own and own[0][0] <= epoch:
             return own.popleft()
-        if not self.stealing:
+        if not self.stealing or not any(self._queues.values()):
             return None
         waiting = [queue for queue in self._queues.values() if queue and queue[0][0] <= epoch]
         if not waiting:

@@ -10,7 +10,7 @@ beyond that is on the way, where many can be at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,9 @@ from plesio.observe.summary import Span, Summary
 
 QUICK = 0.1
 """An exchange is quick if no more than this share of them took less: it met no queue."""
+
+SENT = ("stale", "not finite")
+"""Why a contribution that its worker sent did not count."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -68,25 +71,26 @@ def measured(summary: Summary) -> Measured:
         )
     died = {one.worker for one in summary.workers if one.left == "died"}
     workers = [_steps(worker, spans, worker in died) for worker, spans in by_worker.items()]
-    discarded = sum(summary.discarded.values())
-    contributions = summary.folded + discarded
+    useful = useful_share(summary.folded, summary.discarded)
+    contributions = summary.folded / useful if useful else 0.0
     service_s, latency_s = _exchange(summary.timeline, contributions / summary.steps)
     return Measured(
         workers=tuple(one for one in workers if one.seconds),
-        steps=summary.steps * useful_share(summary.folded, discarded),
+        steps=summary.steps * useful,
         service_s=service_s,
         latency_s=latency_s,
-        nbytes=summary.bytes // (2 * contributions) if contributions else 0,
+        nbytes=round(summary.bytes / (2 * contributions)) if contributions else 0,
     )
 
 
-def useful_share(folded: int, discarded: int) -> float:
-    """Share of the contributions that were not discarded.
+def useful_share(folded: int, discarded: Mapping[str, int]) -> float:
+    """Share of the contributions that counted; what was called off before it was sent was none.
 
-    >>> useful_share(30, 10), useful_share(0, 0)
-    (0.75, 1.0)
+    >>> useful_share(30, {"stale": 10, "cancelled": 5})
+    0.75
     """
-    return folded / (folded + discarded) if discarded else 1.0
+    lost = sum(discarded.get(reason, 0) for reason in SENT)
+    return folded / (folded + lost) if lost else 1.0
 
 
 def _steps(worker: int, spans: Sequence[Span], died: bool) -> StepTimes:

@@ -84,7 +84,8 @@ class GradientReplica(_Bound):
         self._checked = slot.of_kind(Kind.TRAINED)
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
         taken = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
-        self._copies = [list(zip(self.arena.of_kind(*taken), one.of_kind(*taken), strict=True)) for one in ring]
+        self._taken = taken
+        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by buffer, as they are first read
 
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
@@ -116,8 +117,12 @@ class GradientReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        for mine, theirs in self._copies[buffer]:
-            mine.copy_(theirs)
+        copies = self._copies.get(buffer)
+        if copies is None:
+            theirs = self._ring[buffer].of_kind(*self._taken)
+            copies = self._copies[buffer] = list(zip(self.arena.of_kind(*self._taken), theirs, strict=True))
+        for mine, published in copies:
+            mine.copy_(published)
         if not self._in_place:
             return
         views = self._ring[buffer].views
