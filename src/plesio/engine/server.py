@@ -59,7 +59,7 @@ from plesio.engine.recording import Recorder
 from plesio.engine.snapshots import Snapshots
 from plesio.errors import CheckpointError, PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
-from plesio.fabric.doorbell import Header, Note, Report, ready, write_answer
+from plesio.fabric.doorbell import Header, Lookout, Note, Report, write_answer
 from plesio.journal import JournalWriter
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
@@ -143,8 +143,9 @@ class Server:
             self._watch(line.channel.fileno(), partial(self._from_channel, line))
         gc.collect()
         gc.freeze()
+        lookout = Lookout(self._poller)
         while not all(line.gone for line in self._lines):
-            for descriptor, _ in ready(self._poller, TICK_S):
+            for descriptor, _ in lookout.wait(TICK_S):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler()

@@ -106,22 +106,37 @@ class Answer(msgspec.Struct, gc=False):
     version: int
 
 
-SPIN_S = 5e-5
-"""How long to look for a message before sleeping for it: about what it takes to wake a sleeping core."""
+LOOK_S = 2e-4
+"""How long to look for a message before sleeping for it, where waits are that short: waking a sleeping core costs as much
+as a small exchange."""
+GLANCE_S = 2e-5
+"""How long to look where they are not."""
 
 
-def ready(poller: select.poll, timeout_s: float) -> list[tuple[int, int]]:
-    """What `poller` has within `timeout_s`, by looking for a moment first and sleeping then.
+class Lookout:
+    """Waits for what `poller` watches: looks for a moment, sleeps then.
 
-    Between two looks the core is offered to others, so that on a busy host nobody is kept from working
-    (docs/decisions/0002).
+    Between two looks the core is offered to others, so that on a busy host nobody is kept from working. How long it looks
+    depends on how long the last wait was (docs/decisions/0002).
     """
-    began_s = time.monotonic()
-    while not (found := poller.poll(0)):
-        if time.monotonic() - began_s > SPIN_S:
-            return poller.poll(timeout_s * 1000)
-        os.sched_yield()
-    return found
+
+    def __init__(self, poller: select.poll) -> None:
+        self._poller = poller
+        self._look_s = GLANCE_S
+
+    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
+        """What is there within `timeout_s`; nothing if that is over."""
+        began_s = now_s = time.monotonic()
+        end_s = began_s + self._look_s
+        while not (found := self._poller.poll(0)):
+            if now_s > end_s:
+                found = self._poller.poll(timeout_s * 1000)
+                now_s = time.monotonic()
+                break
+            os.sched_yield()
+            now_s = time.monotonic()
+        self._look_s = LOOK_S if now_s - began_s < LOOK_S else GLANCE_S
+        return found
 
 
 class HeaderReader:
@@ -175,6 +190,7 @@ class Doorbell:
         self._worker = worker
         self._poller = select.poll()
         self._poller.register(answer, select.POLLIN)
+        self._lookout = Lookout(self._poller)
 
     def send(self, header: Header) -> None:
         """Tell the server.
@@ -199,7 +215,7 @@ class Doorbell:
             DeadlineError: it did not answer in time.
         """
         started_s = time.monotonic()
-        if not ready(self._poller, timeout_s):
+        if not self._lookout.wait(timeout_s):
             raise DeadlineError(
                 f"worker {self._worker} {_phase(number, version)} for {time.monotonic() - started_s:.0f} s: the server "
                 "has not answered; it is frozen or starved, or another worker holds everybody for longer than timeout_s"
