@@ -5,10 +5,11 @@
 
 An MLP is trained on scikit-learn's digits, each run for the same number of epochs, so on equal samples. Gradients are real;
 the workers are simulated by default (`--cluster`, uniform), so that who is how stale does not depend on how busy this
-machine is, and anybody gets the same numbers. For each optimizer and number of workers the learning rate is tuned for `sync_sgd`, on seeds of its own; nothing is
-retuned after that. Held against `sync_sgd` at that rate are `async_sgd()` and plain asynchronous SGD, at that rate and at
-twice it, and for information the other strategies at 4 workers. A seed draws the split into training and test set, the
-initial weights and the order of the data. The results are kept in docs/convergence.md.
+machine is, and anybody gets the same numbers. For each optimizer and number of workers the learning rate is tuned for
+`sync_sgd`, on seeds of its own; nothing is retuned after that. Held against `sync_sgd` at that rate are `async_sgd()` and
+plain asynchronous SGD, at that rate and at twice it, and for information the other strategies at 4 workers. A seed draws
+the split into training and test set, the initial weights and the order of the data. The results are kept in
+docs/convergence.md.
 """
 
 from __future__ import annotations
