@@ -13,6 +13,7 @@ import torch
 
 import plesio as ps
 from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest
+from plesio.cli.main import main
 from plesio.strategy import Strategy
 from support.replayed import chancy
 
@@ -149,3 +150,15 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
     assert any("cannot be written" in one.what for one in run.incidents)
     assert run.folder is not None
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from support.replayed import chancy as train\n")
+    common = ["run", str(script), "--workers", "2", "--strategy", "sync_sgd"]
+    assert main([*common, "--runs", str(tmp_path / "a"), "--checkpoint-every-s", "0.1"]) == 0
+    (folder,) = (tmp_path / "a").iterdir()
+    assert main([*common, "--runs", str(tmp_path / "b"), "--resume", str(folder)]) == 0
+    assert "resumed at version 32 from" in capsys.readouterr().out.replace("\n", " ")
+    assert main([*common, "--resume", str(tmp_path / "nowhere")]) == 2
+    assert "there is no checkpoint to resume from" in capsys.readouterr().err

@@ -101,8 +101,8 @@ class Work:
         """The metric and the value that count as success."""
         return next(iter(self.metrics.items()), None)
 
-    def run(self, script: Script, strategy: Strategy, watch: Callable[[Live], object]) -> Run:
-        """Do it under `strategy`."""
+    def run(self, script: Script, strategy: Strategy, watch: Callable[[Live], object], **kept: Any) -> Run:
+        """Do it under `strategy`; `kept` is what `plesio.run` is told of checkpoints."""
         from plesio.runner import Until
         from plesio.runner import run as train_under
         from plesio.simulated import Simulated
@@ -131,6 +131,7 @@ class Work:
             timeout_s=self.timeout_s,
             runs=self.runs,
             watch=checked,
+            **kept,
         )
 
     def _check(self, live: Live) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
 from plesio.observe.tables import run_table
 
+if TYPE_CHECKING:
+    from plesio.checkpoint import Checkpoint
+
 StrategyName = Annotated[
     str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
 ]
@@ -22,6 +25,14 @@ Settings = Annotated[
     typer.Option(
         "--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."
     ),
+]
+CheckpointEveryS = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Keep the run this often in its run folder.", show_default=False),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Go on from the newest checkpoint of that run folder.", show_default=False),
 ]
 BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
 
@@ -44,6 +55,8 @@ def run(
     timeout_s: options.TimeoutS = 300.0,
     kill: options.Kills = None,
     runs: options.Runs = Path("runs"),
+    checkpoint_every_s: CheckpointEveryS = None,
+    resume: Resume = None,
 ) -> int:
     """Train a script's model under one strategy and print what it cost.
 
@@ -70,6 +83,15 @@ def run(
     console = terminal()
     with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
         watch = board.watch(0)
-        done = work.run(load(script, work.metrics), chosen, watch)
+        loaded = load(script, work.metrics)
+        done = work.run(loaded, chosen, watch, checkpoint=_checkpoint(checkpoint_every_s), resume=resume)
     console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
     return 0
+
+
+def _checkpoint(every_s: float | None) -> Checkpoint | None:
+    if every_s is None:
+        return None
+    from plesio.checkpoint import Checkpoint  # imports torch
+
+    return Checkpoint(every_s=every_s)
