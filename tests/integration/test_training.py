@@ -178,7 +178,7 @@ def test_a_straggler_holds_the_others_or_not() -> None:
     sync, free = ps.run(train, ps.sync_sgd(), **settings), ps.run(train, ps.async_sgd(), **settings)
     assert min(one.waiting_share for one in sync.workers[1:]) > 0.6
     assert max(one.waiting_share for one in free.workers) < 0.1
-    assert free.steps > 3 * sync.steps
+    assert free.steps > 1.5 * sync.steps
     assert free.staleness.max >= 4
     assert sync.staleness.max == 0
     assert set(sync.summary.timeline[0].__struct_fields__) == {"worker", "kind", "start_s", "end_s", "steps"}

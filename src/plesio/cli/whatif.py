@@ -149,10 +149,10 @@ def _notes(was: Prediction, again: Prediction | None, workers: int | None, there
 
 def _table(was: Prediction, found: Sequence[Prediction], ran: Prediction) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    table.add_column("strategy")
-    for heading in ("time", "times\nfaster", "steps\n/s", "waiting", "staleness\nmean"):
+    table.add_column("strategy", overflow="fold", min_width=20)
+    for heading in ("time", "times\nfaster", "steps\n/s", "wait-\ning", "stale-\nness"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("leaves out")
+    table.add_column("leaves\nout")
     table.add_row(f"{was.strategy}, as it ran", *_cells(was, ran))
     table.add_section()
     for one in found:
