@@ -27,6 +27,8 @@ from plesio.strategy import Strategy
 
 RECORDS = 400
 """How often a run measures the loss."""
+AT_ONCE = 32
+"""Rows of noise drawn at a time."""
 
 
 class Quadratic:
@@ -52,6 +54,8 @@ class Quadratic:
         self.noise = noise
         self._dtype: type[np.float32] | type[np.float64] = np.float32 if single else np.float64
         self._minimum = -d / (8 * (d + 1))
+        self._source: np.random.Generator | None = None
+        self._rows: list[Vector] = []
 
     def start(self) -> Vector:
         """The origin."""
@@ -62,8 +66,15 @@ class Quadratic:
         gradient = self._times(at)
         gradient[..., 0] += 0.25
         if self.noise:
-            gradient += rng.standard_normal(self.d, self._dtype) * (self.noise / math.sqrt(draws))
+            gradient += self._drawn(rng) * self._dtype(self.noise / math.sqrt(draws))
         return gradient
+
+    def _drawn(self, rng: np.random.Generator) -> Vector:
+        """A row of unit noise; many are drawn at once, which gives the same numbers sooner."""
+        if rng is not self._source or not self._rows:
+            self._source = rng
+            self._rows = list(rng.standard_normal((AT_ONCE, self.d), self._dtype)[::-1])
+        return self._rows.pop()
 
     def loss(self, at: Vector) -> Vector:
         """f(at) - min f."""

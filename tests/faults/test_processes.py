@@ -319,3 +319,16 @@ def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
     run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=8.0, until=ps.Until(seconds=18.0), watch=freeze)
     assert any("worker 1 was silent for" in one.what and "evicted" in one.what for one in run.incidents)
     assert run.workers[0].steps > run.workers[1].steps
+
+
+def end_itself(model: object) -> dict[str, float]:
+    """An evaluation that takes its process with it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def test_the_evaluators_death_is_told_and_training_goes_on() -> None:
+    train = partial(loops.endless, pause_s=0.005)
+    run = ps.run(train, ps.async_sgd(), workers=2, evaluate=end_itself, until=ps.Until(steps=60))
+    assert run.history == ()
+    assert any("the evaluator died: nothing is evaluated from here on" in one.what for one in run.incidents)

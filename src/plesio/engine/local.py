@@ -207,6 +207,9 @@ class LocalEngine:
                 "its own messages, if it left any, are above"
             )
         elif process.title == "the evaluator":
+            if not self._final_judged and not process.done:
+                what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
+                self._outcome.incidents.append(Incident(self._live.time_s, None, what))
             self._final_judged = True
         process.done = True
 

@@ -176,7 +176,10 @@ def read_journal(path: str | Path) -> Journal:
             magic = file.read(len(MAGIC))
             body = _body_at(file, len(MAGIC), size) if magic == MAGIC else None
     except OSError as error:
-        raise JournalError(f"the journal {path} cannot be read: {error.strerror}; give a run's folder") from error
+        raise JournalError(
+            f"the journal {path} cannot be read: {error.strerror}; give a run's folder (runs without a server, "
+            "such as hogwild's and allreduce's, keep none)"
+        ) from error
     if not magic:
         raise JournalError(f"the journal {path} is empty: its run was over before it began; there is nothing to read")
     if not MAGIC.startswith(magic):
