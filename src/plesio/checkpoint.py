@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_hexdigest
 
@@ -135,7 +136,7 @@ def save(
         _to_disk(folder)
         for old in _versions(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise CheckpointError(
             f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"

@@ -1,7 +1,6 @@
-"""What a worker does at a step of its optimizer, for each way of folding.
+"""What a worker does at a step of its optimizer: `ServerExchange` pushes to the server and waits for its answer.
 
-`ServerExchange` pushes to the server and waits for its answer; `SharedMemoryExchange` steps in place on everybody's
-parameters and reports now and then.
+Where nobody is asked, see `plesio.lock_free` (shared memory) and `plesio.all_reduce`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
@@ -19,9 +17,8 @@ import msgspec
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
-from plesio.errors import StepCancelled, StopRun
-from plesio.fabric.board import Board
-from plesio.fabric.doorbell import Answer, Doorbell, Header, Note, Report
+from plesio.errors import StopRun
+from plesio.fabric.doorbell import Answer, Header, Note
 from plesio.faults import Pace
 from plesio.rules import AfterFold, Every, Gradient
 from plesio.seeding import seed_step
@@ -290,116 +287,6 @@ class ServerExchange:
         if self._local and self._steps and not self._standing.stopped:
             self._push()
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
-
-
-class SharedMemoryExchange:
-    """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
-
-    cancels = False
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        workers: int,
-        standing: Standing,
-        optimizer: Optimizer,
-        replica: Replica,
-        doorbell: Doorbell,
-        board: Board,
-        pacer: Pacer,
-        used: Used,
-        timeout_s: float,
-    ) -> None:
-        self._scale = strategy.outer.scale(1, workers)
-        self._standing = standing
-        self._optimizer = optimizer
-        self._replica = replica
-        self._doorbell = doorbell
-        self._board = board
-        self._pacer = pacer
-        self._used = used
-        self._timeout_s = timeout_s
-        self._read_at = 0
-        self._steps = 0
-        self._missing = 0
-        self._staleness: Counter[int] = Counter()
-        self._reported_s = 0.0
-
-    def begin(self) -> None:
-        """Wait until everybody is there."""
-        self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
-        self._reported_s = time.monotonic()
-        self._read_at = self._board.folds
-        self._pacer.begin()
-
-    def step(self) -> None:
-        """One step of the training loop."""
-        if self._standing.stopped:
-            raise StopRun("the run is over")
-        self._pacer.rest(time.sleep)
-        finite = self._replica.fill_slot()
-        if finite:
-            self._fold()
-        self._standing.steps += 1
-        self._steps += 1
-        self._missing += self._replica.missing
-        self._standing.stopped = self._board.stopped
-        if not finite or self._standing.stopped or time.monotonic() - self._reported_s > REPORT_S:
-            self.report(finite)
-        self._pacer.begin()
-
-    def _fold(self) -> None:
-        """Step in place at this worker's share of the learning rate; what others folded meanwhile is the staleness."""
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * self._scale
-        staleness = self._board.folds - self._read_at
-        self._optimizer.step()
-        self._board.count_fold(self._standing.worker)
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        self._read_at = self._board.folds
-        self._staleness[staleness] += 1
-        self._standing.staleness, self._standing.version = staleness, self._read_at
-
-    def report(self, finite: bool = True) -> None:
-        """Tell the server what was done since last told."""
-        if not self._steps:
-            return
-        batches, samples = self._used()
-        if not finite:
-            self._standing.discarded += 1
-            self._standing.verdict = Verdict.NOT_FINITE
-            warn_not_finite(self._standing.worker)
-        self._doorbell.send(
-            Header(
-                note=Note.REPORT,
-                finite=finite,
-                batches=batches,
-                steps=self._steps,
-                number=sum(self._staleness.values()),
-                samples=samples,
-                missing=self._missing,
-                ready_s=time.monotonic(),
-                extra=msgspec.msgpack.encode(Report(0.0, dict(self._staleness))),
-            )
-        )
-        self._steps = self._missing = 0
-        self._staleness.clear()
-        self._reported_s = time.monotonic()
-
-    def cancelled(self) -> bool:
-        """Never: nobody calls work off."""
-        return False
-
-    def abandon(self) -> None:
-        """Never asked for."""
-        raise StepCancelled("nobody calls work off without a server")
-
-    def end(self) -> None:
-        """The training function returned."""
-        self.report()
-        self._doorbell.send(Header(Note.FINISH, True, 0, 0, 0, 0, 0, time.monotonic()))
 
 
 def warn_not_finite(worker: int) -> None:

@@ -57,7 +57,7 @@ def resumption(place: str | Path, job: Job) -> Resumption:
 
 def _undone(saved: Saved) -> int | None:
     manifest = saved.manifest
-    if not manifest.journal or not Path(manifest.journal).is_file():
+    if not manifest.position or not Path(manifest.journal).is_file():
         return None
     later = (record for _, record in read_journal(manifest.journal).placed(manifest.position))
     return max((one.version for one in later if isinstance(one, Folded)), default=manifest.version) - manifest.version
@@ -111,6 +111,6 @@ def kept(
 def _go_on_with(journal: Path, saved: Saved) -> None:
     """The new run's journal begins with what the old one's says up to the checkpoint."""
     manifest = saved.manifest
-    if manifest.journal and Path(manifest.journal).is_file():
+    if manifest.position and Path(manifest.journal).is_file():
         with open(manifest.journal, "rb") as old:
             journal.write_bytes(old.read(manifest.position))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from plesio.checkpoint import Checkpoint
 from plesio.engine.job import Job, Live, Outcome
@@ -216,7 +218,15 @@ def run(
     summary = _summary(strategy, outcome, simulated)
     summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
     if folder is not None:
-        folder.write(summary, outcome.state_dict)
+        try:
+            folder.write(summary, outcome.state_dict)
+        except (OSError, SafetensorError) as error:  # a full disk is no reason to lose what was trained
+            warnings.warn(
+                f"the run folder {folder.path} cannot be written: {error}; its figures and weights are in what run "
+                "returns: save run.state_dict where there is room",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return Run(summary, outcome.state_dict, folder.path if folder else None)
 
 

@@ -32,12 +32,13 @@ from plesio.engine.messages import (
     Welcome,
 )
 from plesio.errors import PlesioError, ServerLostError, StopRun, error_class
-from plesio.exchange import Exchange, Pacer, ServerExchange, SharedMemoryExchange, Standing, Used
+from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.fabric.memory import SharedBlock
 from plesio.faults import Pace
+from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.seeding import seed_everything

@@ -40,7 +40,7 @@ def interrupted(strategy: Strategy, folder: Path, **settings: Any) -> tuple[Path
     """The folder of a run whose server was killed in the middle, and its training function."""
     folder.mkdir()
     train = functools.partial(chancy, ends=folder, **settings)
-    with pytest.raises(ps.ServerLostError):
+    with pytest.raises(ps.ServerLostError, match=f"go on from the last checkpoint with resume='{folder}.*{FOLDER}'"):
         trained(strategy, folder, train, checkpoint=OFTEN)
     (path,) = (one for one in folder.iterdir() if one.is_dir())
     return path, train
@@ -81,8 +81,10 @@ def test_every_recipe_goes_on_and_its_journal_replays(strategy: Strategy, tmp_pa
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    first = trained(ps.async_sgd(), tmp_path / "a", checkpoint=ps.Checkpoint(tmp_path / "ck"), until=ps.Until(steps=20))
-    second = trained(ps.async_sgd(), tmp_path / "b", resume=tmp_path / "ck")
+    train = functools.partial(chancy, epochs=40)  # long enough to be stopped in the middle
+    kept = ps.Checkpoint(tmp_path / "ck")
+    first = trained(ps.async_sgd(), tmp_path / "a", train, checkpoint=kept, until=ps.Until(steps=20))
+    second = trained(ps.async_sgd(), tmp_path / "b", train, resume=tmp_path / "ck")
     assert second.version > first.version
     assert second.batches_unvisited == 0
 

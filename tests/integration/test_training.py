@@ -230,3 +230,15 @@ def test_a_training_function_that_prepares_nothing_is_no_death() -> None:
     run = ps.run(loops.idle, ps.async_sgd(), workers=2)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict == {}
+
+
+def test_a_run_folder_that_cannot_be_written_loses_no_result(tmp_path: Path) -> None:
+    def block(_: object) -> None:
+        for folder in tmp_path.iterdir():
+            (folder / "summary.json").mkdir(exist_ok=True)
+
+    train = partial(loops.endless, pause_s=0.002)
+    with pytest.warns(RuntimeWarning, match=r"the run folder .* cannot be written: .*save run\.state_dict"):
+        run = ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path, watch=block, until=ps.Until(steps=20))
+    assert run.version > 0
+    assert run.state_dict

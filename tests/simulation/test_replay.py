@@ -15,7 +15,7 @@ import plesio as ps
 from plesio.cli.main import main
 from plesio.journal import FILE_NAME, Received, read_journal
 from plesio.strategy import Strategy
-from support.replayed import chancy
+from support.replayed import chancy, fills_the_disk
 
 RECIPES = [
     ps.sync_sgd(),
@@ -145,3 +145,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["replay", str(run.folder), "--script", str(tmp_path / "gone.py")]) == 2
     assert "is not there; name it with --script" in capsys.readouterr().err
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
+    often = ps.Checkpoint(every_s=0.1)
+    run = ps.run(fills_the_disk, ps.async_sgd(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=often)
+    assert run.batches_unvisited == 0
+    assert any("the journal ends here" in one.what and "cannot be written" in one.what for one in run.incidents)
+    assert any("the checkpoint" in one.what and "cannot be written" in one.what for one in run.incidents)
+    part = ps.replay(run.folder, fills_the_disk)
+    assert part.identical
+    assert 0 < part.versions < run.version

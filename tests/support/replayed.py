@@ -86,3 +86,20 @@ def chancy(
             if dies is not None and worker.rank == 1 and step == 10 and not dies.exists():
                 dies.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fills_the_disk(worker: Any) -> None:
+    """As `chancy`; from worker 0's fifth step on the server can write no byte more into files."""
+    import resource
+
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=2))
+    for step, (inputs, labels) in enumerate(loader):
+        if worker.rank == 0 and step == 5:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.prlimit(worker.server_pid, resource.RLIMIT_FSIZE, (1, hard))
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        time.sleep(0.02)
+        optimizer.step()

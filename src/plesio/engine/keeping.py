@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.checkpoint import Manifest, Progress, Saved, save
+from plesio.checkpoint import Manifest, Progress, Saved, read, save
 from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
 from plesio.errors import CheckpointError
@@ -93,15 +93,30 @@ class Keeper:
         save(Path(self._keeping.folder), manifest, weights, state, self._keeping.keep)
         self._kept = sequencer.version
 
-    def resume(self, saved: Saved) -> None:
-        """Go on counting from there."""
-        self.before = list(saved.manifest.progress)
+    def build(self, built: Assembly, stealing: bool, silence_s: float) -> Sequencer | None:
+        """Get ready to fold: from the first worker's weights, or from a checkpoint, and then the order as it was.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+        """
+        if not self._keeping.resume:
+            built.build_folder()
+            return None
+        saved = read(Path(self._keeping.resume))
+        _load_weights(saved, built)
+        built.build_folder()
+        _load_state(saved, built)
+        manifest = saved.manifest
+        self.before = list(manifest.progress)
         self._contributions = [one.contributions for one in self.before]
         self._steps = [one.steps for one in self.before]
-        self._kept = saved.manifest.version
+        self._kept = manifest.version
+        return Sequencer.restore(
+            self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s
+        )
 
 
-def load_weights(saved: Saved, built: Assembly) -> None:
+def _load_weights(saved: Saved, built: Assembly) -> None:
     """Put a checkpoint's parameters where the first worker put its own.
 
     Raises:
@@ -123,7 +138,7 @@ def load_weights(saved: Saved, built: Assembly) -> None:
             view.copy_(state[f"tensor {index}"])
 
 
-def load_state(saved: Saved, built: Assembly) -> None:
+def _load_state(saved: Saved, built: Assembly) -> None:
     """Put the rest back, once there is something that folds."""
     built.folder.restore(saved.manifest.numbers)
     state = saved.state()

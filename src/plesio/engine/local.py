@@ -203,7 +203,7 @@ class LocalEngine:
         if process is self._processes.server and self._outcome.final is None:
             self._error = self._error or ServerLostError(
                 f"the server process ({process.pid}) died at version {self._live.version}, "
-                f"{max(self._live.time_s, 0.0):.1f} s into training; the weights were in its memory and are lost; "
+                f"{max(self._live.time_s, 0.0):.1f} s into training; {self._what_is_left()}; "
                 "its own messages, if it left any, are above"
             )
         elif process.title == "the evaluator":
@@ -212,6 +212,13 @@ class LocalEngine:
                 self._outcome.incidents.append(Incident(self._live.time_s, None, what))
             self._final_judged = True
         process.done = True
+
+    def _what_is_left(self) -> str:
+        """Of a run whose server died."""
+        folder = self._job.keeping.folder
+        if not folder:
+            return "the weights were in its memory and are lost (checkpoint=ps.Checkpoint(...) would have kept them)"
+        return f"go on from the last checkpoint with resume={folder!r}"
 
     def _supervise(self) -> None:
         """What is due by time: faults, targets, and the end of those who were asked to end."""

@@ -27,11 +27,11 @@ class Recorder:
     """Writes the journal of one run.
 
     Args:
-        writer: where to; None keeps nothing.
+        writer: where to.
         built: gives the run's memory, once there is some.
     """
 
-    def __init__(self, writer: JournalWriter | None, built: Callable[[], Assembly]) -> None:
+    def __init__(self, writer: JournalWriter, built: Callable[[], Assembly]) -> None:
         self._writer = writer
         self._built = built
         self.loss = nan
@@ -39,13 +39,11 @@ class Recorder:
 
     def told(self, event: Event, now_s: float) -> None:
         """The sequencer is about to be told this."""
-        if self._writer is not None and not isinstance(event, Ticked):
+        if not isinstance(event, Ticked):
             self._writer.event(event, now_s, self.loss)
 
     def done(self, effect: Effect, now_s: float) -> None:
         """This was done."""
-        if self._writer is None:
-            return
         if isinstance(effect, Fold):
             self._writer.fold(effect, window_checksum(self._built().current.memory, effect.version))
         elif isinstance(effect, Discard):
@@ -55,30 +53,24 @@ class Recorder:
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something a reader will want to know."""
-        if self._writer is not None:
-            self._writer.note(text, now_s, worker)
+        self._writer.note(text, now_s, worker)
 
     def resumed(self, version: int, now_s: float) -> None:
         """The run goes on from a checkpoint."""
-        if self._writer is not None:
-            self._writer.resumed(version, now_s)
+        self._writer.resumed(version, now_s)
 
+    @property
     def position(self) -> int:
-        """Bring what gathered to disk; the byte up to which it reaches."""
-        if self._writer is None:
-            return 0
-        self._writer.flush(durable=True)
+        """The byte up to which the journal reaches."""
         return self._writer.position
 
-    def flush(self) -> None:
-        """Hand on what gathered."""
-        if self._writer is not None:
-            self._writer.flush()
+    def flush(self, durable: bool = False) -> None:
+        """Hand on what gathered; `durable`: and wait until the disk has it."""
+        self._writer.flush(durable)
 
     def end(self, version: int, now_s: float) -> None:
         """The run ended in order."""
-        if self._writer is not None:
-            self._writer.end(version, weights_hash(self._built().current.memory), now_s)
+        self._writer.end(version, weights_hash(self._built().current.memory), now_s)
 
 
 def head_of(job: Job, threads: int) -> JournalHead:

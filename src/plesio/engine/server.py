@@ -10,12 +10,11 @@ import gc
 import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
-from plesio.checkpoint import read
 from plesio.core.events import (
     Abandoned,
     Cancel,
@@ -39,7 +38,7 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
 from plesio.engine.closing import final_figures
-from plesio.engine.keeping import Keeper, Keeping, load_state, load_weights
+from plesio.engine.keeping import Keeper, Keeping
 from plesio.engine.lines import Line
 from plesio.engine.messages import (
     Begun,
@@ -60,7 +59,7 @@ from plesio.engine.snapshots import Snapshots
 from plesio.errors import CheckpointError, PlesioError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
 from plesio.fabric.doorbell import Header, Lookout, Note, Report, write_answer
-from plesio.journal import JournalWriter
+from plesio.journal import JournalError, JournalWriter
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
 from plesio.rules import Server as ViaServer
@@ -172,8 +171,7 @@ class Server:
             self._tell_engine(
                 Progress(now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples)
             )
-        if self._recorder is not None:
-            self._recorder.flush()
+        self._flush_journal()
         if self._begun and self._keeper.due(now_s):
             self._keep(now_s)
         if self._muster is not None:
@@ -182,11 +180,25 @@ class Server:
 
     def _keep(self, now_s: float) -> None:
         """Write a checkpoint; training goes on if that fails."""
-        position = self._recorder.position() if self._recorder is not None else 0
+        self._flush_journal(durable=True)
+        position = self._recorder.position if self._recorder is not None else 0
         try:
             self._keeper.write(self._sequencer, self._built, position, now_s)
         except CheckpointError as error:
             self._trouble(None, str(error))
+
+    def _flush_journal(self, durable: bool = False) -> None:
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.flush(durable)
+        except JournalError as error:
+            self._journal_ends(error)
+
+    def _journal_ends(self, error: JournalError) -> None:
+        """Training goes on without one: it is readable up to here."""
+        self._recorder = None
+        self._trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
     # What comes
 
@@ -393,22 +405,12 @@ class Server:
 
     def _build(self, built: Assembly) -> None:
         """Get ready to fold, from the first worker's weights or from a checkpoint."""
-        config = self._config
-        if not config.keeping.resume:
-            built.build_folder()
+        sequencer = self._keeper.build(built, self._config.stealing, self._config.timeout_s)
+        if sequencer is None:
             return
-        saved = read(Path(config.keeping.resume))
-        load_weights(saved, built)
-        built.build_folder()
-        load_state(saved, built)
-        self._keeper.resume(saved)
-        order = saved.manifest.order
-        self._sequencer = Sequencer.restore(
-            self._strategy, config.workers, order, stealing=config.stealing, silence_s=config.timeout_s
-        )
-        self._leases = self._sequencer.leases
+        self._sequencer, self._leases = sequencer, sequencer.leases
         if self._recorder is not None:
-            self._recorder.resumed(self._sequencer.version, time.monotonic())
+            self._recorder.resumed(sequencer.version, time.monotonic())
 
     # Doing what the sequencer says
 
@@ -418,7 +420,10 @@ class Server:
             for effect in self._sequencer.receive(event, now_s):
                 self._do(effect)
             return
-        recorder.told(event, now_s)
+        try:
+            recorder.told(event, now_s)
+        except JournalError as error:
+            self._journal_ends(error)
         for effect in self._sequencer.receive(event, now_s):
             self._do(effect)
             recorder.done(effect, now_s)
@@ -489,7 +494,8 @@ class Server:
         if built is not None and self._keeper.writes and not self._stopping:  # else it was kept when it was stopped
             self._keep(ended_s)
         if self._recorder is not None and built is not None:
-            self._recorder.end(self._sequencer.version, time.monotonic())
+            with suppress(JournalError):  # it is readable up to here, and the weights are written elsewhere
+                self._recorder.end(self._sequencer.version, time.monotonic())
         message = final_figures(wall_s, self._sequencer, self._meter, built, buffer, self._lost_weights(built))
         self._tell_engine(message, (built.ring_descriptor,) if built else ())
 
