@@ -1,0 +1,109 @@
+"""Threads that start once.
+
+An epoch of a small problem takes two milliseconds; starting threads for each would double it. So a pool of
+threads is made once for each count and waits between epochs. Kernels release the interpreter lock (`nogil`), so the
+threads run at once; which chunk of rows a thread takes next is settled inside the kernel, by `fetch_add`.
+
+The caller is thread 0: one thread means no other thread at all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from plesio.errors import ConfigurationError
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_count(threads: int | None) -> int:
+    """The number of threads asked for: None and -1 mean every core; more than the cores is allowed, and warned of.
+
+    Raises ConfigurationError for anything else below 1.
+
+    >>> thread_count(1)
+    1
+    """
+    if threads is None or threads == -1:
+        return cores()
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigurationError(
+            f"threads must be a whole number of at least 1, or None for every core; got {threads!r}."
+        )
+    if threads > cores():
+        warnings.warn(
+            f"threads={threads} is more than the {cores()} cores this process may use: "
+            "they will take turns, and no faster than with one each.",
+            stacklevel=3,
+        )
+    return threads
+
+
+class Threads:
+    """`count` threads that wait for work, the caller among them as thread 0.
+
+    >>> Threads(2).run(lambda thread: thread * 10)
+    [0, 10]
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._one_run = threading.Lock()
+        self._begin = [threading.Semaphore(0) for _ in range(count - 1)]
+        self._done = threading.Semaphore(0)
+        self._call: Callable[[int], Any] | None = None
+        self._results: list[Any] = [None] * count
+        self._errors: list[BaseException] = []
+        for thread in range(1, count):  # daemons: they hold nothing that must be put away
+            threading.Thread(target=self._serve, args=(thread,), name=f"plesio-hogwild-{thread}", daemon=True).start()
+
+    def run(self, call: Callable[[int], Any]) -> list[Any]:
+        """Call `call(thread)` on every thread at once; the results by thread, or the first error, when all are done."""
+        with self._one_run:
+            self._call, self._errors = call, []
+            for begin in self._begin:
+                begin.release()
+            self._work(0)
+            for _ in self._begin:
+                self._done.acquire()
+            self._call = None
+            if self._errors:
+                raise self._errors[0]
+            return list(self._results)
+
+    def _serve(self, thread: int) -> None:
+        while True:
+            self._begin[thread - 1].acquire()
+            self._work(thread)
+            self._done.release()
+
+    def _work(self, thread: int) -> None:
+        try:
+            assert self._call is not None
+            self._results[thread] = self._call(thread)
+        except BaseException as error:  # told by the caller, who alone may raise
+            self._errors.append(error)
+
+
+_pools: dict[tuple[int, int], Threads] = {}
+_making = threading.Lock()
+
+
+def pool(count: int) -> Threads:
+    """The process's pool of `count` threads, started when first asked for; a forked child starts its own.
+
+    >>> pool(2) is pool(2)
+    True
+    """
+    key = (os.getpid(), count)
+    with _making:
+        if key not in _pools:
+            _pools[key] = Threads(count)
+        return _pools[key]
