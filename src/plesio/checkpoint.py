@@ -74,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         order: the sequencer's state.
         numbers: the folder's.
         progress: how far each worker was.
+        steps: local steps of all workers together, without those called off.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.
     """
@@ -88,6 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     order: SequencerState
     numbers: dict[str, Any]
     progress: tuple[Progress, ...]
+    steps: int = 0
     journal: str = ""
     position: int = 0
     files: dict[str, str] = {}
@@ -163,6 +165,15 @@ def latest(place: str | Path) -> Saved:
         f"there is no checkpoint to resume from in {str(place)!r}{why}; a run writes them with "
         "checkpoint=ps.Checkpoint(every_s=60)"
     )
+
+
+def kept_in(folder: str) -> bool:
+    """Whether there is a checkpoint in that folder of checkpoints: it has its name only when it is whole.
+
+    >>> kept_in("")
+    False
+    """
+    return bool(folder and _versions(Path(folder)))
 
 
 def read(path: Path) -> Saved:

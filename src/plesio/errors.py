@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class PlesioError(Exception):
@@ -55,6 +59,32 @@ class NonFiniteError(PlesioError, ArithmeticError):
 
 class StopRun(PlesioError):
     """The run is over (target or budget reached): unwinds a training function that goes on stepping."""
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run in an orderly way.
+
+    Attributes:
+        run: the `ps.Run` it came to; None if it was interrupted before there was one.
+        folder: where that was written, or None.
+        resume: what to go on from, as `resume=` takes it; None if no checkpoint was kept.
+
+    >>> print(RunInterrupted(run=None, folder=None, resume="runs/a"))
+    interrupted before there was a result; go on with resume='runs/a'
+    """
+
+    def __init__(self, run: Any, folder: Path | None, resume: Path | None) -> None:
+        self.run = run
+        self.folder = folder
+        self.resume = resume
+        parts = ["interrupted before there was a result"]
+        if run is not None:
+            written = f"written to {folder}" if folder is not None else "nothing is written without runs="
+            parts = [f"interrupted at version {run.summary.version}", written]
+        parts.append(
+            f"go on with resume={str(resume)!r}" if resume is not None else "there is no checkpoint to go on from"
+        )
+        super().__init__("; ".join(parts))
 
 
 class StepCancelled(PlesioError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
@@ -25,6 +24,7 @@ from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.outer import hyper_parameters, settings_of
 from plesio.tensors.replica import Replica
+from plesio.warn import warn_not_finite
 
 REPORT_S = 0.05
 """How often a worker that asks nobody tells what it did."""
@@ -287,13 +287,3 @@ class ServerExchange:
         if self._local and self._steps and not self._standing.stopped:
             self._push()
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
-
-
-def warn_not_finite(worker: int) -> None:
-    """Tell the worker's user, once a place, that a contribution was thrown away."""
-    warnings.warn(
-        f"worker {worker}: a contribution held a NaN or an infinity and was discarded; look at the learning rate and "
-        "the data, or stop at the first one with on_nonfinite='raise'",
-        RuntimeWarning,
-        stacklevel=4,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -50,8 +51,8 @@ class Pace:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.step_s >= 0:
-            raise ConfigurationError(f"Pace(step_s={self.step_s!r}): step_s must not be negative")
+        if not (isinstance(self.step_s, (int, float)) and 0 <= self.step_s < math.inf):
+            raise ConfigurationError(f"Pace(step_s={self.step_s!r}): step_s must be a number of seconds of at least 0")
         if not 0 <= self.jitter < 1:
             raise ConfigurationError(f"Pace(jitter={self.jitter!r}): jitter must be at least 0 and below 1")
 

@@ -10,11 +10,13 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StepCancelled, StopRun
-from plesio.exchange import REPORT_S, Pacer, Standing, Used, warn_not_finite
+from plesio.exchange import REPORT_S, Pacer, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.doorbell import Doorbell, Header, Note, Report
 from plesio.strategy import Strategy
+from plesio.tensors.outer import scale_for
 from plesio.tensors.replica import Replica
+from plesio.warn import warn_not_finite
 
 
 class SharedMemoryExchange:
@@ -35,7 +37,8 @@ class SharedMemoryExchange:
         used: Used,
         timeout_s: float,
     ) -> None:
-        self._scale = strategy.outer.scale(1, workers)
+        share = strategy.outer.scale(1, workers)
+        self._scale = scale_for(type(optimizer), share, share)
         self._standing = standing
         self._optimizer = optimizer
         self._replica = replica

@@ -65,7 +65,7 @@ class Quadratic:
     def gradient(self, at: Vector, rng: np.random.Generator, draws: float = 1.0) -> Vector:
         """Ax - b, with the noise of the mean of `draws` gradients."""
         gradient = self._times(at)
-        gradient[..., 0] += 0.25
+        gradient.T[0] += 0.25  # of every row
         if self.noise:
             noise = self._drawn(rng)
             gradient += noise if draws == 1.0 else noise * self._dtype(1.0 / math.sqrt(draws))
@@ -91,7 +91,7 @@ class Quadratic:
 
     def _times(self, x: Vector) -> Vector:
         if x.ndim == 1:  # one call in place of four
-            folded: Vector = np.convolve(x, self._stencil, "same")  # type: ignore[call-overload]
+            folded: Vector = np.correlate(x, self._stencil, "same")  # type: ignore[call-overload]
             return folded
         product = x + x
         product[..., 1:] -= x[..., :-1]

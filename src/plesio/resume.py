@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from plesio.checkpoint import FOLDER, Checkpoint, Saved, latest
+from plesio.checkpoint import FOLDER, Checkpoint, Saved, kept_in, latest
 from plesio.engine.job import Job
 from plesio.engine.keeping import Keeping
 from plesio.engine.recording import train_hash
@@ -22,6 +22,11 @@ class Resumption:
 
     saved: Saved
     undone: int | None
+
+    @property
+    def steps(self) -> int:
+        """Local steps before, of all workers together."""
+        return self.saved.manifest.steps
 
     @property
     def incident(self) -> Incident:
@@ -61,6 +66,19 @@ def _undone(saved: Saved) -> int | None:
         return None
     later = (record for _, record in read_journal(manifest.journal).placed(manifest.position))
     return max((one.version for one in later if isinstance(one, Folded)), default=manifest.version) - manifest.version
+
+
+def resumable(job: Job) -> Path | None:
+    """The newest place that `job` can be resumed from: its own checkpoints, or what it was resumed from itself."""
+    folder = job.keeping.folder
+    place = folder if kept_in(folder) else job.keeping.resume
+    return _as_given(Path(place)) if place else None
+
+
+def _as_given(path: Path) -> Path:
+    """The run folder rather than that of its checkpoints; from here if that is shorter."""
+    path = path.parent if path.name == FOLDER else path
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def check_keeping(job: Job, checkpoint: Checkpoint | None, runs: object, simulated: bool) -> None:

@@ -12,19 +12,21 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 
+from plesio.arguments import as_pace, as_strategy, check_choice, check_kinds, check_numbers
 from plesio.checkpoint import Checkpoint
 from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import WORKERS_MAX, LocalEngine
+from plesio.engine.messages import Final
 from plesio.engine.virtual import Limits
-from plesio.errors import ConfigurationError, StrategyError, unknown_name
+from plesio.errors import NonFiniteError, RunInterrupted
 from plesio.faults import Fault, Pace, check_faults
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
-from plesio.recipes import RECIPES, recipe
-from plesio.resume import check_keeping, kept, resumption
+from plesio.resume import check_keeping, kept, resumable, resumption
 from plesio.simulated import Simulated, SimulatedEngine
 from plesio.strategy import Strategy
+from plesio.until import Until
 from plesio.whatif import advice
 
 ENGINES = ("local",)
@@ -32,59 +34,6 @@ WORKERS_SIMULATED = 60_000
 SHARING = ("leases", "shards")
 ON_WORKER_ERROR = ("raise", "continue")
 ON_NONFINITE = ("discard", "raise")
-
-
-class Until:
-    """When a run is over before its training functions are: the first of what is given.
-
-    Args:
-        seconds: of training.
-        samples: visited by all workers together.
-        steps: local optimizer steps of all workers together.
-        metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss" in it.
-
-    >>> Until(accuracy=0.95, seconds=30)
-    Until(accuracy=0.95, seconds=30)
-    """
-
-    def __init__(
-        self, *, seconds: float | None = None, samples: int | None = None, steps: int | None = None, **metrics: float
-    ) -> None:
-        self.seconds = seconds
-        self.samples = samples
-        self.steps = steps
-        self.metrics = metrics
-        limits = {"seconds": seconds, "samples": samples, "steps": steps}
-        self._limits = {name: value for name, value in limits.items() if value is not None}
-        for name, value in self._limits.items():
-            if not isinstance(value, (int, float)) or not value > 0:
-                raise ConfigurationError(f"Until({name}={value!r}): {name} must be a number above 0")
-        for name, value in metrics.items():
-            if not isinstance(value, (int, float)):
-                raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
-
-    def reached(self, live: Live) -> str | None:
-        """Why the run is over, if it is.
-
-        Raises:
-            ConfigurationError: a target that `evaluate` does not measure would never be reached.
-        """
-        unknown = self.metrics.keys() - live.metrics.keys() if live.metrics else set()
-        if unknown:
-            raise ConfigurationError(unknown_name("metric", min(unknown), live.metrics))
-        for name, wanted in self.metrics.items():
-            got = live.metrics.get(name)
-            if got is not None and (got <= wanted if "loss" in name else got >= wanted):
-                return f"{name} {wanted:g} reached"
-        now = {"seconds": live.time_s, "samples": live.samples, "steps": live.steps}
-        for name, limit in self._limits.items():
-            if now[name] >= limit:
-                return f"{limit:g} {name} were up"
-        return None
-
-    def __repr__(self) -> str:
-        parts = {**self.metrics, **self._limits}
-        return f"Until({', '.join(f'{name}={value:g}' for name, value in parts.items())})"
 
 
 class Run:
@@ -128,7 +77,7 @@ def run(
     seed: int = 0,
     data: str = "leases",
     faults: Sequence[Fault] = (),
-    pace: Pace | None = None,
+    pace: Pace | float | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     evaluate_every_s: float = 1.0,
     until: Until | None = None,
@@ -151,12 +100,13 @@ def run(
         data: "leases": fast workers take more of the data; "shards": each gets an equal part. Strategies in lock step
             always share out evenly.
         faults: what is to go wrong: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
-        pace: how long a step lasts at least, in place of an accelerator: `ps.Pace(step_s=0.02, jitter=0.1)`.
+        pace: how long a step lasts at least, in place of an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
         evaluate: called with the model beside the training, on consistent snapshots; returns names and numbers.
         evaluate_every_s: how long it pauses between snapshots.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
         on_worker_error: an exception in one worker: "raise" ends the run, "continue" goes on without that worker.
-        on_nonfinite: a contribution with a NaN or an infinity: "discard" counts it, "raise" ends the run.
+        on_nonfinite: a contribution with a NaN or an infinity: "discard" counts it, "raise" ends the run. A run whose
+            contributions were all discarded for that is an error either way.
         timeout_s: how long anybody waits for anybody.
         checkpoint: how often to keep the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         resume: the folder of an earlier run (or of its checkpoints) to go on from: weights, the optimizer's state, the
@@ -172,21 +122,23 @@ def run(
         WorkerError: the training function of a worker raised; its traceback is in the message.
         WorkerLostError: every worker died. ServerLostError: the server died.
         CheckpointError: nothing to resume from, or it is of another run.
+        RunInterrupted: Ctrl-C (it is a KeyboardInterrupt); what there is, is in the run folder and in the exception.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
     Example:
         run = ps.run(train, ps.async_sgd(), workers=4)
         print(run)
     """
-    strategy = _strategy(strategy)
+    strategy = as_strategy(strategy)
+    pace = as_pace(pace)
     simulated = isinstance(engine, Simulated)
     if not isinstance(engine, Simulated):
-        _choice("engine", engine, ENGINES)
-    _choice("data", data, SHARING)
-    _choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
-    _choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-    _check_numbers(workers, seed, evaluate_every_s, timeout_s, WORKERS_SIMULATED if simulated else WORKERS_MAX)
-    _check_kinds(train, evaluate, pace, until)
+        check_choice("engine", engine, ENGINES)
+    check_choice("data", data, SHARING)
+    check_choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
+    check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
+    check_numbers(workers, seed, evaluate_every_s, timeout_s, WORKERS_SIMULATED if simulated else WORKERS_MAX)
+    check_kinds(train, evaluate, until)
     strategy.check_workers(workers)
     check_faults(tuple(faults), workers)
     job = Job(
@@ -208,15 +160,35 @@ def run(
         check_keeping(job, checkpoint, runs, simulated)
     folder = RunFolder.create(runs, strategy, _configuration(job, until)) if runs is not None else None
     job = kept(job, folder.path if folder is not None else None, checkpoint, begin_from, simulated)
-    seen = functools.partial(_watch, until, watch)
+    seen = functools.partial(_watch, until, watch, begin_from.steps if begin_from is not None else 0)
     if isinstance(engine, Simulated):
         outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until)).run()
     else:
         outcome = LocalEngine(job, seen).run()
     if begin_from is not None:
         outcome.incidents.insert(0, begin_from.incident)
-    summary = _summary(strategy, outcome, simulated)
-    summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
+    done = _done(job, outcome, folder, simulated)
+    if outcome.interrupted:
+        raise RunInterrupted(done, folder.path if folder is not None else None, resumable(job))
+    assert done is not None, "a run that was not interrupted has a result"
+    _check_finite(done)
+    return done
+
+
+def _watch(until: Until | None, watch: Callable[[Live], object] | None, steps_before: int, live: Live) -> str | None:
+    if watch is not None:
+        watch(live)
+    return until.reached(live, steps_before) if until is not None else None
+
+
+def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool) -> Run | None:
+    """The finished run, once its folder is written; None if it was interrupted before there was anything to write."""
+    final = outcome.final
+    if final is None or (outcome.interrupted and final.model is None):
+        return None
+    summary = _summary(job.strategy, outcome, final, simulated)
+    if not outcome.interrupted:  # nobody who presses Ctrl-C waits for advice
+        summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
     if folder is not None:
         try:
             folder.write(summary, outcome.state_dict)
@@ -225,15 +197,21 @@ def run(
                 f"the run folder {folder.path} cannot be written: {error}; its figures and weights are in what run "
                 "returns: save run.state_dict where there is room",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
     return Run(summary, outcome.state_dict, folder.path if folder else None)
 
 
-def _watch(until: Until | None, watch: Callable[[Live], object] | None, live: Live) -> str | None:
-    if watch is not None:
-        watch(live)
-    return until.reached(live) if until is not None else None
+def _check_finite(done: Run) -> None:
+    """Raise `NonFiniteError` where every contribution was discarded: nothing was trained."""
+    discarded = done.summary.discarded.get("not finite", 0)
+    if discarded and not done.summary.folded:
+        where = f"; written to {done.folder}" if done.folder is not None else ""
+        raise NonFiniteError(
+            f"nothing was trained: no contribution was finite ({discarded:,} with a NaN or an infinity were discarded); "
+            "look at the learning rate, the loss and the data, or stop at the first one with "
+            f"on_nonfinite='raise'{where}"
+        )
 
 
 def _limits(until: Until | None) -> Limits:
@@ -242,50 +220,6 @@ def _limits(until: Until | None) -> Limits:
         return Limits()
     given = {"seconds": until.seconds, "steps": until.steps, "samples": until.samples}
     return Limits(**{name: float(value) for name, value in given.items() if value is not None})
-
-
-def _strategy(strategy: Strategy | str | Callable[..., Strategy]) -> Strategy:
-    if isinstance(strategy, str):
-        return recipe(strategy)
-    if not isinstance(strategy, Strategy) and getattr(strategy, "__name__", None) in RECIPES:
-        return recipe(strategy.__name__)
-    if not isinstance(strategy, Strategy):
-        raise StrategyError(
-            f"strategy={strategy!r}: give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
-        )
-    return strategy
-
-
-def _choice(field: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigurationError(unknown_name(field, str(value), known))
-
-
-def _check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float, most: int) -> None:
-    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= most:
-        raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {most} on one host")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0")
-    for name, value in (("evaluate_every_s", evaluate_every_s), ("timeout_s", timeout_s)):
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0")
-
-
-def _check_kinds(train: object, evaluate: object, pace: object, until: object) -> None:
-    if not callable(train):
-        raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
-    if evaluate is not None and not callable(evaluate):
-        raise ConfigurationError(
-            f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers"
-        )
-    if pace is not None and not isinstance(pace, Pace):
-        raise ConfigurationError(f"pace={pace!r}: such as ps.Pace(step_s=0.02)")
-    if until is not None and not isinstance(until, Until):
-        raise ConfigurationError(f"until={until!r}: such as ps.Until(accuracy=0.95, seconds=30)")
-    if isinstance(until, Until) and until.metrics and evaluate is None:
-        raise ConfigurationError(
-            f"until={until!r} needs evaluate=, a function that measures {', '.join(until.metrics)}"
-        )
 
 
 def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
@@ -304,9 +238,7 @@ def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
     }
 
 
-def _summary(strategy: Strategy, outcome: Outcome, simulated: bool) -> Summary:
-    final = outcome.final
-    assert final is not None, "a run that ended without an error has a result"
+def _summary(strategy: Strategy, outcome: Outcome, final: Final, simulated: bool) -> Summary:
     return Summary(
         strategy=strategy.name,
         recipe=strategy.name.split("(")[0],

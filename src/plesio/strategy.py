@@ -110,8 +110,10 @@ class Strategy:
             self._refuse("send", "gather", "a mean of parameters needs all of them; use gather=Round()")
         if not sends_parameters and self.every != Steps(1):
             self._refuse("every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters()")
-        if not isinstance(self.correct, Plain) and not isinstance(self.gather, Each):
-            self._refuse("correct", "gather", "a correction is for one contribution at a time; use gather=Each()")
+        if isinstance(self.correct, WorkerMomentum) and isinstance(self.gather, Round):
+            self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
+        if not isinstance(self.correct, (Plain, WorkerMomentum)) and not isinstance(self.gather, Each):
+            self._refuse("correct", "gather", "this correction is for one contribution at a time; use gather=Each()")
         if isinstance(self.adopt, LookAhead) != isinstance(self.correct, WorkerMomentum):
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
 
@@ -130,9 +132,10 @@ class Strategy:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""
         first = self.gather.first if isinstance(self.gather, Round) else None
         if first is not None and first > workers:
+            typed = "m" if self.name.startswith("first_of(") else "first"  # the recipe calls it by its paper's letter
             raise StrategyError(
                 f"{self.name}: the first {first} of {workers} workers will never come; "
-                f"allowed: 1 to {workers}; lower first, or start more workers"
+                f"allowed: 1 to {workers}; lower {typed}, or start more workers"
             )
 
     @property

@@ -89,6 +89,18 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert second.batches_unvisited == 0
 
 
+def test_steps_until_the_end_count_those_before_a_resume(tmp_path: Path) -> None:
+    """As in other trainers; and steps that were called off count on neither side."""
+    train = functools.partial(chancy, epochs=40)
+    kept = ps.Checkpoint(tmp_path / "ck")
+    first = trained(ps.first_of(2), tmp_path / "a", train, checkpoint=kept, until=ps.Until(steps=100))
+    before = latest(tmp_path / "ck").manifest.steps
+    assert 100 - 2 * 4 <= before <= first.steps
+    second = trained(ps.first_of(2), tmp_path / "b", train, resume=tmp_path / "ck", until=ps.Until(steps=before + 30))
+    assert second.ended == f"{before + 30} steps were up"
+    assert 30 <= second.steps < before
+
+
 def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

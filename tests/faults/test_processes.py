@@ -11,10 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 import plesio as ps
+from plesio.checkpoint import latest
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Live
 from plesio.strategy import Strategy
@@ -153,7 +156,9 @@ def test_an_exception_in_a_worker_can_be_survived(name: str) -> None:
     run = ps.run(
         partial(loops.raising, who=1, after=5), RECIPES[name](), workers=3, on_worker_error="continue", timeout_s=30
     )
-    assert any("worker 1 raised ValueError: the disk is on fire" in one.what for one in run.incidents)
+    (told,) = (one.what for one in run.incidents if one.worker == 1)  # once: not also as a death
+    assert told == "worker 1 raised ValueError: the disk is on fire; the others go on"
+    assert [one.left for one in run.workers] == ["finished", "raised", "finished"]
     assert run.workers[0].steps == run.workers[2].steps == 60
 
 
@@ -166,6 +171,18 @@ def test_a_contribution_that_is_not_finite_is_discarded(name: str, value: float)
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
     assert max(one.metrics["discarded"] for one in run.logged if one.worker == 1) >= 1
     assert any("NaN" in one.what for one in run.incidents)
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
+def test_a_run_of_nothing_but_nan_is_an_error(name: str, tmp_path: Path) -> None:
+    """Its folder is written all the same."""
+    with pytest.raises(
+        ps.NonFiniteError, match=r"nothing was trained: no contribution was finite \(\d+ with"
+    ) as caught:
+        ps.run(loops.hopeless, RECIPES[name](), workers=2, runs=tmp_path, timeout_s=30)
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in str(caught.value)
+    assert (folder / "summary.json").is_file()
 
 
 def test_not_finite_can_end_the_run() -> None:
@@ -278,7 +295,51 @@ def test_ctrl_c_ends_gracefully(tmp_path: Path) -> None:
     _, errors = script.communicate(timeout=5)
     assert gone_within(pids, 1.0)
     assert errors.count("Traceback") <= 1, errors
-    assert "KeyboardInterrupt" in errors
+    assert "RunInterrupted: interrupted at version " in errors
+    assert "nothing is written without runs=; there is no checkpoint to go on from" in errors
+
+
+def once_interrupted() -> Callable[[Live], None]:
+    """Presses Ctrl-C when some steps were taken, and never again."""
+    pressed: list[bool] = []
+
+    def watch(live: Live) -> None:
+        if live.steps > 20 and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
+def test_ctrl_c_leaves_what_there_is(name: str, tmp_path: Path) -> None:
+    """Summary, report and weights, in the folder and in the exception."""
+    with pytest.raises(ps.RunInterrupted, match=f"interrupted at version .*; written to {tmp_path}") as caught:
+        ps.run(loops.endless, RECIPES[name](), workers=2, runs=tmp_path, watch=once_interrupted(), timeout_s=30)
+    stop = caught.value
+    assert isinstance(stop, KeyboardInterrupt)
+    assert stop.resume is None
+    assert stop.run.summary.ended == "interrupted"
+    (folder,) = tmp_path.iterdir()
+    assert folder == stop.folder
+    assert {"summary.json", "report.html", "weights.safetensors"} <= {one.name for one in folder.iterdir()}
+    assert load_file(folder / "weights.safetensors").keys() == stop.run.state_dict.keys()
+
+
+def test_ctrl_c_says_where_to_go_on(tmp_path: Path) -> None:
+    """From this run's checkpoint; or from the one it was resumed from itself, if it kept none."""
+    first = interrupted(tmp_path, checkpoint=ps.Checkpoint(every_s=60))
+    assert first.resume == first.folder
+    second = interrupted(tmp_path, resume=first.resume)
+    assert second.folder != first.folder
+    assert second.resume == latest(first.folder).path
+    assert f"go on with resume='{second.resume}'" in str(second)
+
+
+def interrupted(folder: Path, **options: Any) -> Any:
+    with pytest.raises(ps.RunInterrupted) as caught:
+        ps.run(loops.endless, ps.async_sgd(), workers=2, runs=folder, watch=once_interrupted(), timeout_s=30, **options)
+    return caught.value
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:

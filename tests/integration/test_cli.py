@@ -16,8 +16,8 @@ from rich.console import Console
 from plesio import runner
 from plesio.cli.live import Board
 from plesio.cli.main import main
-from plesio.cli.options import CHOICES
 from plesio.cli.settings import strategies_of, strategy_of, usual
+from plesio.cli.work import CHOICES
 from plesio.errors import StrategyError
 from plesio.observe.tables import Failed, compare_table, render
 from plesio.recipes import RECIPES
@@ -92,7 +92,7 @@ def test_strategies_as_json_has_every_answer(capsys: pytest.CaptureFixture[str])
     assert main(["strategies", "--json"]) == 0
     entries = {one["strategy"]: one for one in json.loads(capsys.readouterr().out)}
     assert list(entries) == list(RECIPES)
-    assert entries["buffered"]["settings"] == {"k": 2, "weigh": "equal", "lr_scale": "share"}
+    assert entries["buffered"]["settings"] == {"k": 2, "correct": "dana", "weigh": "equal", "lr_scale": "share"}
     assert entries["bounded_staleness"]["answers"]["release"] == "within 4 clocks"
     assert all(one["idea"] and one["paper"] and len(one["answers"]) == 10 for one in entries.values())
 
@@ -144,7 +144,7 @@ def test_names_in_the_table_can_be_given_back() -> None:
     ("text", "part"),
     [
         ("sink_sgd", "known: allreduce"),
-        ("buffered(j=3)", "known: k, lr_scale, weigh"),
+        ("buffered(j=3)", "known: correct, k, lr_scale, weigh"),
         ("buffered(k=__import__('os'))", "whole number"),
         ("buffered(k=", "NAME(key=value"),
         ("buffered(1,2,3,4)", "write key=value"),
@@ -210,6 +210,34 @@ def test_a_worker_that_raises_is_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert error.startswith("plesio: worker ")
     assert "raised ValueError: no disk" in error
     assert 'File "script.py", line ' in error
+
+
+def test_run_of_nothing_but_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nan.py").write_text("from support.loops import hopeless as train\n")
+    assert main(["run", "nan.py", "--workers", "1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("plesio: nothing was trained: no contribution was finite (5 with")
+    assert error.count("\n") == 1
+
+
+def test_ctrl_c_of_run_leaves_a_folder_and_how_to_go_on() -> None:
+    command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "2"]
+    command += ["--checkpoint-every-s", "60", "--runs", "here"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        while "begun" not in program.stdout.readline():
+            assert program.poll() is None
+        program.send_signal(signal.SIGINT)
+        out, error = program.communicate(timeout=10)
+    assert program.returncode == 130
+    assert error == "plesio: interrupted\n"
+    (folder,) = Path("here").iterdir()
+    assert "async_sgd: interrupted after " in out
+    *_, written, hint = out.splitlines()
+    assert written == f"written to {folder}"
+    same = "--workers 2 --checkpoint-every-s 60 --runs here"
+    assert hint == f"go on with: plesio run script.py {same} --resume {folder}"
+    assert {"summary.json", "report.html", "checkpoints"} <= {one.name for one in folder.iterdir()}
 
 
 # compare

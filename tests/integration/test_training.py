@@ -172,7 +172,7 @@ def test_a_straggler_holds_the_others_or_not() -> None:
     settings = {
         "workers": 3,
         "faults": [ps.Slow(worker=0, factor=8)],
-        "pace": ps.Pace(step_s=0.01),
+        "pace": 0.01,
         "until": ps.Until(seconds=1.5),
     }
     sync, free = ps.run(train, ps.sync_sgd(), **settings), ps.run(train, ps.async_sgd(), **settings)
@@ -202,7 +202,10 @@ def test_printing_a_run_says_what_it_cost() -> None:
         ({"workers": 2, "faults": [ps.Slow(worker=5, factor=2)]}, r"there are workers 0 to 1"),
         ({"workers": 2, "data": "split"}, r"unknown data 'split'; known: leases, shards"),
         ({"workers": 2, "timeout_s": 0}, r"timeout_s=0: a number of seconds above 0"),
-        ({"workers": 2, "pace": 0.02}, r"such as ps.Pace\(step_s=0.02\)"),
+        ({"workers": 2, "pace": "fast"}, r"pace='fast': seconds a step, such as 0\.02, or ps\.Pace\(step_s=0\.02"),
+        ({"workers": 2, "pace": True}, r"pace=True: seconds a step"),
+        ({"workers": 2, "pace": -0.02}, r"Pace\(step_s=-0\.02\): step_s must be a number of seconds of at least 0"),
+        ({"workers": 2, "pace": float("inf")}, r"Pace\(step_s=inf\): step_s must be a number of seconds"),
         ({"workers": 2, "seed": -1}, r"seed=-1"),
         ({"workers": 2, "on_nonfinite": "ignore"}, r"unknown on_nonfinite 'ignore'; known: discard, raise"),
     ],

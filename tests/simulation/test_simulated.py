@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, LogNormal, Partition, Restart
 from plesio.strategy import Strategy
-from support.loops import adam, data, follow, mlp, momentum, plain_pytorch, sgd
+from support.loops import adam, data, follow, hopeless, mlp, momentum, plain_pytorch, sgd
 from support.replayed import Augmented, build
 
 RECIPES = [
@@ -223,6 +223,13 @@ def test_what_is_not_finite_is_discarded_or_ends_the_run() -> None:
     assert all(value.isfinite().all() for value in run.state_dict.values())
     with pytest.raises(ps.NonFiniteError, match="contribution 3 of worker 1"):
         simulated(ps.async_sgd(), UNEVEN, function, on_nonfinite="raise")
+
+
+def test_a_run_of_nothing_but_nan_is_an_error() -> None:
+    warned = pytest.warns(RuntimeWarning, match="held a NaN")
+    with warned as caught, pytest.raises(ps.NonFiniteError, match=r"no contribution was finite \(20 with a NaN"):
+        simulated(ps.async_sgd(), UNEVEN, hopeless)
+    assert caught[0].filename.endswith("loops.py"), "it points at the user's step"
 
 
 def test_what_is_for_real_processes_is_refused() -> None:

@@ -223,6 +223,17 @@ def poisoned(worker: Any, who: int, at: int, value: float, steps: int = 20) -> N
     worker.log(discarded=worker.discarded)
 
 
+def hopeless(worker: Any, steps: int = 5) -> None:
+    """Every contribution of every worker is NaN."""
+    inputs, labels = data()
+    model = mlp()
+    model, optimizer, _ = worker.prepare(model, sgd(model), None)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (loss_of(model, inputs, labels) * float("nan")).backward()
+        optimizer.step()
+
+
 def mismatched(worker: Any, what: str) -> None:
     """Worker 1 builds another model."""
     torch.manual_seed(0)

@@ -14,7 +14,8 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from plesio.core.events import Fold, Member
-from plesio.recipes.asynchronous import async_sgd
+from plesio.recipes.asynchronous import async_sgd, buffered
+from plesio.strategy import Strategy
 from plesio.tensors import look_ahead
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.folding import Folding, build_folder
@@ -37,7 +38,14 @@ def fold(worker: int, version: int, scale: float) -> Fold:
 class Server:
     """A folder with its arenas, as the server process holds them, around one vector of numbers."""
 
-    def __init__(self, make: Make, workers: int, specs: Sequence[TensorSpec], start: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        make: Make,
+        workers: int,
+        specs: Sequence[TensorSpec],
+        start: Sequence[torch.Tensor],
+        strategy: Strategy | None = None,
+    ) -> None:
         layout = Layout(specs)
         ring = Versions([Arena.private(layout) for _ in range(workers + 3)])
         for buffer in ring.buffers:
@@ -50,7 +58,7 @@ class Server:
         self.version = 0
         trained = [one.clone() for one, spec in zip(start, specs, strict=True) if spec.kind is Kind.TRAINED]
         spec = OptimizerSpec.of(make(trained))
-        self.folder = build_folder(async_sgd(), spec, ring, self.slots, workers, partial(self._new, layout))
+        self.folder = build_folder(strategy or async_sgd(), spec, ring, self.slots, workers, partial(self._new, layout))
         for worker in range(workers):
             self.folder.publish(worker)
 
@@ -67,6 +75,18 @@ class Server:
         self.version += 1
         self.folder.fold(fold(worker, self.version, 1.0 / self.workers if scale is None else scale))
         self.folder.publish(worker)
+
+    def hold(self, worker: int, gradient: Sequence[torch.Tensor]) -> None:
+        """Hold a gradient and send its worker on."""
+        for view, value in zip(self.slots[worker].views, gradient, strict=True):
+            view.copy_(value)
+        self.folder.hold(worker, 1.0)
+        self.folder.publish(worker)
+
+    def fold_held(self, workers: Sequence[int], version: int, scale: float) -> None:
+        """Fold what these workers had held, in this order."""
+        members = tuple(Member(worker, 1, version, 0, 0, 1.0 / len(workers), 1, 1) for worker in workers)
+        self.folder.fold(Fold(version, members, scale, held=True, total_weight=float(len(workers))))
 
     def sent(self, worker: int) -> list[torch.Tensor]:
         """What `worker` reads."""
@@ -88,14 +108,25 @@ class Plain:
         self.sent = [start.copy() for _ in range(workers)]
         self.gap_sum = self.gap_weight = 0.0
         self.scale: float | None = None
+        self.ahead = np.zeros_like(start)
 
     def push(self, i: int, g: Vector, scale: float | None = None) -> None:
+        self.fold(i, self.damped(i, g), scale)
+        self.send(i)
+
+    def damped(self, i: int, g: Vector) -> Vector:
+        return self._damped(g, np.abs(self.w - self.sent[i]))
+
+    def fold(self, i: int, g: Vector, scale: float | None = None) -> None:
         scale = 1.0 / self.n if scale is None else scale
+        if "betas" in self.settings:
+            scale *= self.n**0.5
         self.scale = scale if self.scale is None else self.scale + (scale - self.scale) / self.n
-        g = self._damped(g, np.abs(self.w - self.sent[i]))
         self.steps += 1
-        ahead = self._adam(i, g, scale) if "betas" in self.settings else self._sgd(i, g, scale)
-        self.sent[i] = self.w - (1 - 1 / len(self.live)) * self.scale * ahead
+        self.ahead = self._adam(i, g, scale) if "betas" in self.settings else self._sgd(i, g, scale)
+
+    def send(self, i: int) -> None:
+        self.sent[i] = self.w - (1 - 1 / len(self.live)) * (self.scale or 0.0) * self.ahead
 
     def _damped(self, g: Vector, gap: Vector) -> Vector:
         before = self.gap_sum / self.gap_weight if self.gap_weight else 0.0
@@ -149,10 +180,12 @@ RULES: list[tuple[type[Optimizer], dict[str, Any]]] = [
 SPECS = (TensorSpec("a", (4, 4), "float64", Kind.TRAINED, 0), TensorSpec("b", (8,), "float64", Kind.TRAINED, 0))
 
 
-def pair(kind: type[Optimizer], settings: dict[str, Any], workers: int) -> tuple[Server, Plain]:
+def pair(
+    kind: type[Optimizer], settings: dict[str, Any], workers: int, strategy: Strategy | None = None
+) -> tuple[Server, Plain]:
     """The library and the plain rule, at the same start."""
     start = np.random.default_rng(1).normal(size=ELEMENTS)
-    server = Server(lambda tensors: kind(tensors, **settings), workers, SPECS, shaped(start))
+    server = Server(lambda tensors: kind(tensors, **settings), workers, SPECS, shaped(start), strategy)
     return server, Plain(workers, start, kind, settings)
 
 
@@ -213,6 +246,38 @@ def test_a_worker_that_left_is_not_looked_ahead_by(kind: type[Optimizer], settin
 def test_a_contribution_weighs_by_its_scale(kind: type[Optimizer], settings: dict[str, Any]) -> None:
     server, plain = pair(kind, settings, 3)
     drive(server, plain, out_of_order(3), scale=lambda worker: 1 / (3 + worker))
+
+
+@pytest.mark.parametrize(("kind", "settings"), RULES)
+def test_a_buffer_is_folded_together(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+    """Held contributions move nothing until the fold; then each moves its own worker's momentum, in the order they came."""
+    server, plain = pair(kind, settings, 4, buffered(3))
+    rng = np.random.default_rng(2)
+    for version, members in enumerate([(0, 1, 2), (2, 2, 3), (1, 0, 1), (3, 0, 2)], start=1):
+        held = []
+        for worker in members:
+            gradient = plain.sent[worker] * 0.5 + rng.normal(size=ELEMENTS)
+            held.append(plain.damped(worker, gradient))
+            server.hold(worker, shaped(gradient))
+            plain.send(worker)
+            same(server, plain)
+        server.fold_held(members, version, 3 / 4)
+        for worker, gradient in zip(members, held, strict=True):
+            plain.fold(worker, gradient)
+        for worker in members[:1]:
+            server.folder.publish(worker)
+            plain.send(worker)
+        same(server, plain)
+
+
+def test_whoever_left_while_its_contribution_was_held_is_not_looked_ahead_by() -> None:
+    server, _ = pair(SGD, MOMENTUM, 3, buffered(2))
+    server.hold(0, shaped(np.ones(ELEMENTS)))
+    server.folder.forget(0)
+    server.hold(1, shaped(np.ones(ELEMENTS)))
+    server.fold_held((0, 1), 1, 2 / 3)
+    assert not server.momenta[0].flat[0].any(), "it counts, but will not act any more"
+    assert server.momenta[1].flat[0].any()
 
 
 def test_rounding_does_not_pile_up_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:

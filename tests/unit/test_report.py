@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from plesio.cli.compare import closing
+from plesio.cli.work import work_of
 from plesio.observe.report import byte_size, finding, setting, write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 
@@ -293,12 +295,12 @@ def test_lanes_show_true_shares(tmp_path: Path, runs: list[Summary]) -> None:
         (
             [reaching("sync_sgd", None), reaching("async_sgd", None)],
             TARGET,
-            "No strategy reached accuracy 0.95; sync_sgd came closest and ended at 0.9000 after 12.6 s.",
+            "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with 0.9000 after 1.00 s.",
         ),
         (
             [bare("sync_sgd"), bare("async_sgd")],
             TARGET,
-            "No strategy reached accuracy 0.95: accuracy was never evaluated.",
+            "No strategy reached accuracy 0.95 within 0 s: accuracy was never evaluated.",
         ),
         (
             [reaching("async_sgd", 2.0)],
@@ -308,7 +310,7 @@ def test_lanes_show_true_shares(tmp_path: Path, runs: list[Summary]) -> None:
         (
             [reaching("async_sgd", None)],
             TARGET,
-            "async_sgd did not reach accuracy 0.95: it ended at 0.9000 after 12.6 s.",
+            "async_sgd did not reach accuracy 0.95 within 12.6 s; its best was 0.9000 after 1.00 s.",
         ),
         (
             [reaching("sync_sgd", 1.0, 20.0), reaching("async_sgd", 1.0, 4.0)],
@@ -324,12 +326,49 @@ def test_finding(tmp_path: Path, summaries: list[Summary], target: tuple[str, fl
     assert expected in parsed.text
 
 
+def test_the_best_is_not_the_last() -> None:
+    """Who overshot and fell back had been closer than who crept up."""
+    values = ((1.0, 0.5), (2.0, 0.93), (3.0, 0.1))
+    fell = (
+        reaching("sync_sgd", None),
+        msgspec.structs.replace(
+            bare("async_sgd"),
+            history=tuple(Evaluation(t, 1, 1, {"accuracy": value}) for t, value in values),
+            wall_s=3.0,
+        ),
+    )
+    assert "the best was async_sgd with 0.9300 after 2.00 s" in finding(fell, TARGET)
+
+
 def test_finding_for_a_loss_is_lower_is_better() -> None:
     def run(name: str, loss: float) -> Summary:
         return msgspec.structs.replace(bare(name), history=(Evaluation(1.0, 1, 1, {"loss": loss}),), wall_s=3.0)
 
-    assert "b came closest and ended at 0.3000" in finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.1))
+    assert "the best was b with 0.3000 after" in finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.1))
     assert finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.4)).startswith("b reached loss 0.4 in 1.00 s")
+
+
+@pytest.mark.parametrize(
+    ("untils", "ended", "expected"),
+    [
+        (["accuracy=0.95"], "30 seconds were up", "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with "
+         "0.9000 after 1.00 s. Try more than --budget-s 30, or a lower target."),
+        (["accuracy=0.95"], "finished", "All were through with train(worker) by then: try more epochs, or a lower target."),
+        (["steps=2000", "samples=5000"], "30 seconds were up", "No strategy got to 2,000 steps or 5,000 samples within 30 s. "),
+        (["steps=2000"], "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
+    ],
+)  # fmt: skip
+def test_the_closing_line_where_nobody_got_there(untils: list[str], ended: str, expected: str) -> None:
+    work = work_of(workers=2, untils=untils, budget_s=30)
+    runs = [msgspec.structs.replace(reaching(name, None), ended=ended) for name in ("sync_sgd", "async_sgd")]
+    assert expected in closing(work, runs)
+
+
+@pytest.mark.parametrize("untils", [["accuracy=0.95"], ["steps=1000"], []])
+def test_the_closing_line_where_somebody_did_is_the_finding(untils: list[str]) -> None:
+    work = work_of(workers=2, untils=untils, budget_s=30)
+    runs = [reaching("sync_sgd", 12.6), reaching("async_sgd", 2.0)]
+    assert closing(work, runs) == finding(runs, work.target)
 
 
 def test_setting_names_the_slow_worker(runs: list[Summary]) -> None:

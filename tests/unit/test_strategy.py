@@ -99,7 +99,8 @@ OTHERS = {  # for each argument, values with other meanings than its default
 def test_no_two_settings_share_a_name(name: str) -> None:
     needed = NEEDED.get(name, {})
     keys = inspect.signature(recipes.RECIPES[name]).parameters
-    settings = [{}] + [{key: value} for key in keys for value in OTHERS[key]]
+    others = {**OTHERS, "correct": ["plain"]} if name == "buffered" else OTHERS  # a buffer takes no other
+    settings = [{}] + [{key: value} for key in keys for value in others[key]]
     names = [recipes.recipe(name, **{**needed, **one}).name for one in settings]
     assert len(set(names)) == len(settings)
 
@@ -263,7 +264,7 @@ BAD_NUMBERS = [
     (lambda: recipes.buffered(0), "Buffer(k=0): k must be a whole number of at least 1"),
     (lambda: recipes.buffered(True), "Buffer(k=True): k must be a whole number of at least 1"),
     (lambda: recipes.rennala(0), "Buffer(k=0): k must be a whole number of at least 1"),
-    (lambda: recipes.first_of(0), "Round(first=0): first must be a whole number of at least 1"),
+    (lambda: recipes.first_of(0), "first_of(m=0): m must be a whole number of at least 1"),
     (lambda: recipes.ringmaster(0), "ringmaster(r=0): r must be a whole number of at least 1"),
     (lambda: recipes.ringmaster(1.0), "ringmaster(r=1.0): r must be a whole number of at least 1"),
     (lambda: recipes.local_sgd(0), "Steps(steps=0): steps must be a whole number of at least 1"),
@@ -294,8 +295,10 @@ def test_the_first_m_cannot_be_more_than_the_workers() -> None:
     recipes.first_of(3).check_workers(3)
     message = refusal(lambda: recipes.first_of(3).check_workers(2))
     assert message == (
-        "first_of(3): the first 3 of 2 workers will never come; allowed: 1 to 2; lower first, or start more workers"
+        "first_of(3): the first 3 of 2 workers will never come; allowed: 1 to 2; lower m, or start more workers"
     )
+    own = Strategy(name="own", admit=Fresh(within=0), gather=Round(first=3), release=AfterFold())
+    assert "lower first, or" in refusal(lambda: own.check_workers(2))
 
 
 @pytest.mark.parametrize("name", sorted(set(recipes.RECIPES) - {"first_of"}))
@@ -332,6 +335,7 @@ def test_a_missing_setting_is_named_with_an_example() -> None:
         (lambda: recipes.async_sgd("danna"), "unknown correction 'danna'; known: dana, delay_compensated, "),
         (lambda: recipes.bounded_staleness(correct="gap"), "unknown correction 'gap'; known: dana"),
         (lambda: recipes.async_sgd(weigh="hing"), "unknown weight 'hing'; known: delay_adaptive, equal, hinge, "),
+        (lambda: recipes.buffered(correct="gap_aware"), "correct=gap-aware cannot work with gather=buffer of 2"),
         (lambda: recipes.buffered(weigh="poly"), "unknown weight 'poly'; known: delay_adaptive"),
     ],
 )

@@ -22,13 +22,14 @@ from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
 from plesio.errors import ConfigurationError, PlesioError, StepCancelled, StopRun
-from plesio.exchange import REPORT_S, Pacer, Standing, Used, warn_not_finite
+from plesio.exchange import REPORT_S, Pacer, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica, is_finite
+from plesio.warn import warn_not_finite
 
 PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""

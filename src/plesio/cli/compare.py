@@ -15,9 +15,9 @@ from rich.text import Text
 
 from plesio.cli import options
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.options import MetricMissingError, Work, work_of
 from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
+from plesio.cli.work import MetricMissingError, Work, work_of
 from plesio.cluster.presets import PRESETS
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.observe.report import finding, write_report
@@ -173,7 +173,7 @@ def _show(console: Console, script: Path, work: Work, results: Results, report: 
     console.print(compare_table(results.rows, work.target, _metric(work, summaries), width=console.width))
     console.print()
     if summaries:
-        console.print(Text(finding(summaries, work.target), style="bold"))
+        console.print(Text(closing(work, summaries), style="bold"))
     for one in failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     if not summaries:
@@ -182,6 +182,21 @@ def _show(console: Console, script: Path, work: Work, results: Results, report: 
         _report(console, script, work, results, report)
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
+
+
+def closing(work: Work, summaries: Sequence[Summary]) -> str:
+    """The finding; where nobody got as far as was asked for, with what to try."""
+    words = finding(summaries, work.target)
+    if work.target is None:
+        goals = " or ".join(f"{limit:,} {name}" for name, limit in work.limits.items())
+        if not goals or any(getattr(one, name) >= limit for one in summaries for name, limit in work.limits.items()):
+            return words
+        words = f"No strategy got to {goals} within {work.budget_s:g} s. {words}"
+    elif any(one.time_to(*work.target) is not None for one in summaries):
+        return words
+    if all(one.ended == "finished" for one in summaries):
+        return f"{words} All were through with train(worker) by then: try more epochs, or a lower target."
+    return f"{words} Try more than --budget-s {work.budget_s:g}, or a lower target."
 
 
 def _report(console: Console, script: Path, work: Work, results: Results, report: Path) -> None:

@@ -74,8 +74,9 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for: 0 done, 1 a run failed, 2 asked for what cannot be, 130 Ctrl-C."""
     command = typer.main.get_command(commands)
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = command.main(arguments, prog_name="plesio", standalone_mode=False)
+        result = command.main(typed, prog_name="plesio", standalone_mode=False, obj=typed)
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except PlesioError as error:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from plesio.cli import options
 from plesio.cli.live import Board, terminal
-from plesio.cli.options import work_of
 from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
+from plesio.cli.work import work_of
+from plesio.errors import RunInterrupted
 from plesio.observe.tables import run_table
+from plesio.rules import Server
+from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
     from plesio.checkpoint import Checkpoint
+    from plesio.runner import Run
 
 StrategyName = Annotated[
     str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
@@ -38,6 +45,7 @@ BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop aft
 
 
 def run(
+    context: typer.Context,
     script: options.ScriptPath,
     strategy: StrategyName = "async_sgd",
     settings: Settings = None,
@@ -81,12 +89,43 @@ def run(
     chosen = strategy_of(strategy, workers, settings or ())
     chosen.check_workers(workers)
     console = terminal()
-    with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
-        watch = board.watch(0)
-        loaded = load(script, work.metrics)
-        done = work.run(loaded, chosen, watch, checkpoint=_checkpoint(checkpoint_every_s), resume=resume)
-    console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
+    try:
+        with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
+            watch = board.watch(0)
+            loaded = load(script, work.metrics)
+            done = work.run(loaded, chosen, watch, checkpoint=_checkpoint(checkpoint_every_s), resume=resume)
+    except RunInterrupted as stop:
+        _show(console, stop.run)
+        if stop.run is not None or stop.resume is not None:
+            console.print(how_to_go_on(context.obj, stop.resume, chosen), markup=False, soft_wrap=True)
+        raise
+    _show(console, done)
     return 0
+
+
+def _show(console: Console, done: Run | None) -> None:
+    if done is not None:
+        console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
+
+
+def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -> str:
+    """The command that resumes from `place` what was started by the one `typed`, or why there is none.
+
+    >>> how_to_go_on(["run", "train.py", "--resume", "runs/a", "--seed=1"], Path("runs/b"), Strategy(name="any"))
+    'go on with: plesio run train.py --seed=1 --resume runs/b'
+    >>> how_to_go_on(["run", "train.py"], None, Strategy(name="any"))
+    'there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them'
+    """
+    if place is None and isinstance(strategy.via, Server):
+        return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
+    if place is None:
+        return f"there is no checkpoint to go on from: under {strategy.name} there is no server that keeps them"
+    same = [
+        word
+        for before, word in zip(["", *typed], typed, strict=False)
+        if "--resume" not in (before, word) and not word.startswith("--resume=")
+    ]
+    return f"go on with: {shlex.join(['plesio', *same, '--resume', str(place)])}"
 
 
 def _checkpoint(every_s: float | None) -> Checkpoint | None:

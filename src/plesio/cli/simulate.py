@@ -9,10 +9,10 @@ from rich.text import Text
 
 from plesio.cli import options
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.options import work_of
 from plesio.cli.run import BudgetS, Settings, StrategyName
 from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
+from plesio.cli.work import work_of
 from plesio.observe.tables import run_table
 
 

@@ -154,10 +154,12 @@ class Sequencer:
         """Take one event at time `now_s` (any monotonic clock); the effects, in the order they are to be done."""
         self._effects = []
         self._now_s = now_s
-        self._speaker = -1 if isinstance(event, Ticked) else event.worker
-        if isinstance(event, Pushed):
+        if isinstance(event, Pushed):  # as most are
+            self._speaker = event.worker
             self._pushed(event)
-        elif isinstance(event, LeaseWanted):
+            return self._effects
+        self._speaker = -1 if isinstance(event, Ticked) else event.worker
+        if isinstance(event, LeaseWanted):
             self._lease_wanted(event)
         elif isinstance(event, Joined):
             self._joined(event)
@@ -329,7 +331,7 @@ class Sequencer:
         """Members in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
         if len(counting) > 1 and not self._holds:
             counting.sort(key=lambda one: one.event.worker)
-        total = sum([one.weight for one in counting])
+        total = sum([one.weight for one in counting]) if len(counting) > 1 else counting[0].weight
         members = tuple([self._member(one, one.weight / total) for one in counting])
         mean_weight = 1.0 if self._weigh.normalised else total / len(counting)
         scale = self._outer.scale(len(counting), self.workers) * mean_weight

@@ -49,6 +49,8 @@ class Outcome:
     incidents: list[Incident] = field(default_factory=list)
     start_up_s: float = 0.0
     ended: str = "finished"
+    interrupted: bool = False
+    """By Ctrl-C: what there is may be kept, but nobody waits for it."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,8 @@ class Keeper:
         self.before = [Progress()] * workers
         self._contributions = [0] * workers
         self._steps = [0] * workers
-        self._coming = [1] * workers  # local steps in the contribution that came last
+        self._coming = [0] * workers  # local steps in a contribution that came and is not dealt with
+        self._taken = 0
 
     @property
     def writes(self) -> bool:
@@ -53,8 +54,9 @@ class Keeper:
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         self._contributions[worker] = self.before[worker].contributions + number
-        self._steps[worker] += self._coming[worker]
-        self._coming[worker] = 1
+        self._steps[worker] += self._coming[worker] or 1
+        self._taken += self._coming[worker]
+        self._coming[worker] = 0
 
     def due(self, now_s: float) -> bool:
         """Whether one is to be written now."""
@@ -85,6 +87,7 @@ class Keeper:
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(map(Progress, self._contributions, self._steps)),
+            steps=self._taken,
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
@@ -110,6 +113,7 @@ class Keeper:
         self.before = list(manifest.progress)
         self._contributions = [one.contributions for one in self.before]
         self._steps = [one.steps for one in self.before]
+        self._taken = manifest.steps
         self._kept = manifest.version
         return Sequencer.restore(
             self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s

@@ -12,6 +12,8 @@ import signal
 import time
 from itertools import count
 
+from msgspec.structs import replace
+
 from plesio.engine.assembly import arenas
 from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.engine.job import Job, Live, Outcome, Watch
@@ -48,6 +50,12 @@ START_S = 60.0
 """How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
 GRACE_S = 3.0
 """How long processes that were asked to end may take before they are killed."""
+INTERRUPT_GRACE_S = 2.0
+"""The same after Ctrl-C,"""
+INTERRUPT_S = 2.5
+"""and how long after it nobody is waited for any more: with what is written then, it is to take less than 5 s."""
+DIED = "died; the others go on"
+"""What the server says of a worker whose line closed."""
 _runs = count(1)
 
 
@@ -72,6 +80,8 @@ class LocalEngine:
         self._started_s = time.monotonic()
         self._stop_sent_s: float | None = None
         self._interrupts = 0
+        self._interrupted_s = 0.0
+        self._raised: set[int] = set()
         self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
         self._final_judged = job.evaluate is None
 
@@ -83,7 +93,7 @@ class LocalEngine:
             WorkerLostError: every worker died.
             ServerLostError: the server died.
             PlesioError: what else a worker or the server refused to go on with.
-            KeyboardInterrupt: Ctrl-C, after a graceful end.
+            KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
         fork_server = ForkServer.shared(PRELOAD)
         self._processes = Processes(fork_server, next(_runs))
@@ -95,20 +105,41 @@ class LocalEngine:
             self._processes.start(self._job)
             self._loop(fork_server)
         finally:
-            self._processes.end(0.0 if self._error or self._interrupts > 1 else GRACE_S)
-            if in_main:
-                signal.signal(signal.SIGINT, before)
-        if self._interrupts:
-            raise KeyboardInterrupt
-        if self._error is not None:
+            try:
+                self._processes.end(self._patience_s())
+            finally:  # a second Ctrl-C while they were given time
+                self._processes.end(0.0)
+                if in_main:
+                    signal.signal(signal.SIGINT, before)
+        self._outcome.interrupted = self._interrupts > 0
+        if self._error is not None and not self._interrupts:
             raise self._error
+        self._tell_once()
         return self._outcome
 
     def _interrupted(self, *_: object) -> None:
-        """Ctrl-C: end gracefully; the second time, at once."""
+        """Ctrl-C: end gracefully; the second time, at once. Further ones change nothing: all is being killed by then."""
         self._interrupts += 1
-        if self._interrupts > 1:
+        if self._interrupts == 1:
+            self._interrupted_s = time.monotonic()
+        elif self._interrupts == 2:
             raise KeyboardInterrupt
+
+    def _patience_s(self) -> float:
+        """How much longer anybody is waited for."""
+        if self._error or self._interrupts > 1:
+            return 0.0
+        return max(0.0, self._interrupted_s + INTERRUPT_S - time.monotonic()) if self._interrupts else GRACE_S
+
+    def _tell_once(self) -> None:
+        """A worker that raised closed its line, too: the server calls that a death, and its exception says more."""
+        outcome, raised = self._outcome, self._raised
+        outcome.incidents = [one for one in outcome.incidents if not (one.worker in raised and DIED in one.what)]
+        if outcome.final is not None and raised:
+            workers = tuple(
+                replace(one, left="raised") if one.worker in raised else one for one in outcome.final.workers
+            )
+            outcome.final = replace(outcome.final, workers=workers)
 
     # While it runs
 
@@ -133,6 +164,8 @@ class LocalEngine:
             return True
         if self._interrupts and self._stop_sent_s is None:
             self._ask_to_stop("interrupted")
+        if self._interrupts and not self._patience_s():
+            return True
         if self._outcome.final is not None:
             return self._final_judged or self._late(GRACE_S * 10)
         return False
@@ -196,6 +229,7 @@ class LocalEngine:
         elif self._job.continue_on_worker_error and self._zero_s is not None:
             what = f"worker {process.worker} raised {message.kind}: {message.why}; the others go on"
             self._outcome.incidents.append(Incident(self._live.time_s, process.worker, what))
+            self._raised.add(process.worker)
         else:
             self._error = self._error or _worker_error(process.worker, message)
 
@@ -233,7 +267,7 @@ class LocalEngine:
             self._error = DeadlineError(
                 f"the server did not say within {self._job.timeout_s + START_S:g} s who is late"
             )
-        if self._stop_sent_s is not None and self._late(GRACE_S):
+        if self._late(INTERRUPT_GRACE_S if self._interrupts else GRACE_S):
             for process in self._processes.workers:
                 if not process.done:
                     process.kill()
@@ -267,6 +301,8 @@ class LocalEngine:
                 f"every worker died; the last at version {message.version}, {message.wall_s:.1f} s into training"
             )
         elif message.lost:
+            self._outcome.state_dict = {}
+            self._outcome.incidents.append(Incident(message.wall_s, None, message.lost))
             self._error = self._error or WorkerLostError(message.lost)
 
 

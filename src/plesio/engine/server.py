@@ -140,8 +140,7 @@ class Server:
         for line in self._lines:
             self._watch(line.headers.descriptor, partial(self._from_doorbell, line))
             self._watch(line.channel.fileno(), partial(self._from_channel, line))
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout = Lookout(self._poller)
         while not all(line.gone for line in self._lines):
             for descriptor, _ in lookout.wait(TICK_S):

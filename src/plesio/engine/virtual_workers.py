@@ -54,6 +54,8 @@ class TimedWorker:
         nbytes: what it sends.
     """
 
+    __slots__ = ("_due", "_nbytes", "_samples", "_step_s")
+
     def __init__(self, timetable: Timetable, every: Every, samples: int = 1, nbytes: int = 0) -> None:
         self._step_s = timetable.step_s
         self._due = every.due

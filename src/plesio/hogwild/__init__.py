@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from plesio.strategy import Strategy
 
 _HOMES = {
+    "plesio.hogwild.embedding": ("SharedEmbedding",),
+    "plesio.hogwild.epochs": ("DivergedError", "Epoch"),
     "plesio.hogwild.factorisation": ("MatrixFactorization",),
     "plesio.hogwild.kernel": ("Kernel",),
     "plesio.hogwild.linear": ("HogwildClassifier", "HogwildRegressor"),
@@ -31,12 +33,15 @@ _HOMES = {
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # spelled out for type checkers
+    "DivergedError",
+    "Epoch",
     "HogwildClassifier",
     "HogwildRegressor",
     "Kernel",
     "KeyedVectors",
     "MatrixFactorization",
     "Report",
+    "SharedEmbedding",
     "SkipGram",
 ]
 

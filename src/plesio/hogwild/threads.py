@@ -72,11 +72,19 @@ class Threads:
                 begin.release()
             self._work(0)
             for _ in self._begin:
-                self._done.acquire()
+                self._wait_for_one()
             self._call = None
             if self._errors:
                 raise self._errors[0]
             return list(self._results)
+
+    def _wait_for_one(self) -> None:
+        while True:
+            try:
+                self._done.acquire()
+                return
+            except KeyboardInterrupt as interrupted:  # kept until all are back: they still work on the caller's arrays
+                self._errors.append(interrupted)
 
     def _serve(self, thread: int) -> None:
         while True:

@@ -112,16 +112,23 @@ def _finding_of_speed(summaries: Sequence[Summary]) -> str:
 
 
 def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) -> str:
-    finals = [(value, s) for s in summaries if (value := s.final(metric)) is not None and math.isfinite(value)]
-    who = summaries[0].strategy if len(summaries) == 1 else "No strategy"
-    verdict = f"{who} did not reach {goal}" if len(summaries) == 1 else f"{who} reached {goal}"
-    if not finals:
-        return f"{verdict}: {metric} was never evaluated."
+    alone = len(summaries) == 1
+    within = f"within {number(max(s.wall_s for s in summaries))} s"
+    verdict = (
+        f"{summaries[0].strategy} did not reach {goal} {within}" if alone else f"No strategy reached {goal} {within}"
+    )
     sign = -1 if "loss" in metric else 1
-    value, best = max(finals, key=lambda pair: sign * pair[0])
-    if len(summaries) == 1:
-        return f"{verdict}: it ended at {number(value, 4)} after {number(best.wall_s)} s."
-    return f"{verdict}; {best.strategy} came closest and ended at {number(value, 4)} after {number(best.wall_s)} s."
+    seen = [
+        (sign * one.metrics[metric], -one.time_s, s.strategy)
+        for s in summaries
+        for one in s.history
+        if math.isfinite(one.metrics.get(metric, math.nan))
+    ]
+    if not seen:
+        return f"{verdict}: {metric} was never evaluated."
+    best, minus_s, who = max(seen, key=lambda one: one[:2])  # of equals the first
+    reached = f"{number(sign * best, 4)} after {number(-minus_s)} s"
+    return f"{verdict}; its best was {reached}." if alone else f"{verdict}; the best was {who} with {reached}."
 
 
 def setting(summaries: Sequence[Summary]) -> str:

@@ -120,23 +120,34 @@ def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: 
     )
 
 
-def buffered(k: int = 2, *, weigh: str | Weigh = "equal", lr_scale: str = "share") -> Strategy:
+def buffered(
+    k: int = 2, *, correct: str | Correct = "dana", weigh: str | Weigh = "equal", lr_scale: str = "share"
+) -> Strategy:
     """K-async, softsync: every `k` gradients, whoever sent them, make a version; nobody waits.
 
-    Rule: w -= (lr k/N) * (1/k) sum of the k gradients, each weighted by its staleness.
+    Rule (`plain`): w -= (lr k/N) * (1/k) sum of the k gradients, each weighted by its staleness. Rule (`dana`, the
+    default): each of the k moves its own worker's momentum, and w by it, as in `async_sgd`; the k are published together.
+
     Args:
         k: contributions a version; N/2 is usual.
+        correct: "dana" (one momentum for each worker, parameters sent with look-ahead) or "plain".
+        weigh: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
     Sources: Gupta et al. 2016 (Rudra, softsync), arXiv 1509.04210; Dutta et al. 2018 (K-async), arXiv 1803.01113.
 
     >>> buffered(3).answers()["gather"]
     'buffer of 3'
     """
+    correction, adopt = _correction(correct)
     weight = _weight(weigh)
+    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
     return Strategy(
-        name=call(buffered, f"k={k}", weigh=word(weight, WEIGHTS), lr_scale=lr_scale),
+        name=call(buffered, f"k={k}", **words),
         weigh=weight,
         gather=Buffer(k),
+        correct=correction,
         outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plesio.recipes.naming import call
-from plesio.rules import AfterFold, AllReduce, Fresh, Round, UserOptimizer
+from plesio.rules import AfterFold, AllReduce, Fresh, Round, UserOptimizer, check
 from plesio.strategy import Strategy
 
 
@@ -54,9 +54,13 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
             them finish it for nothing.
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981; arXiv 2602.03802.
 
+    Raises:
+        StrategyError: `m` is no whole number of at least 1.
+
     >>> first_of(3).name, first_of(3, cancel_late=False).name
     ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
+    check.whole("first_of", "m", m, least=1)
     return Strategy(
         name=call(first_of, str(m), cancel_late=cancel_late),
         admit=Fresh(within=0),

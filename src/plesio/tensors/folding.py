@@ -16,7 +16,7 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
-from plesio.tensors.outer import Groups, Kept, OptimizerSpec, ServerOptimizer, kept_copies
+from plesio.tensors.outer import Groups, Kept, OptimizerSpec, ServerOptimizer, kept_copies, scale_for
 from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]
@@ -70,9 +70,9 @@ class Folding:
         self._versions = versions
         self._slots = slots
         self._workers = workers
+        self._outer = strategy.outer
         self._correction = _correction(strategy, new_arena)
-        holds = not strategy.release.after_fold and strategy.gather.size(None) > 1
-        self._held = Accumulator(new_arena("buffer")) if holds else None
+        self._held = Accumulator(new_arena("buffer")) if _holds(strategy) else None
 
     def set_groups(self, groups: Groups) -> None:
         """Use these hyper-parameters from now on."""
@@ -112,13 +112,15 @@ class Folding:
         return slots[0]
 
     def _step(self, optimizer: ServerOptimizer, target: Arena, current: Arena, mean: Arena, fold: Fold) -> None:
+        folded = len(fold.members)
+        scale = scale_for(optimizer.kind, fold.scale, self._outer.scale(folded, self._workers))
         if optimizer.plain:
-            optimizer.step_plain(target, current, mean, fold.scale)
+            optimizer.step_plain(target, current, mean, scale)
         else:
             if target is not current:
                 target.copy_from(current, Kind.TRAINED)
-            optimizer.step(target, mean, fold.scale)
-        blend_buffers(target, current, mean, min(1.0, len(fold.members) / self._workers))
+            optimizer.step(target, mean, scale)
+        blend_buffers(target, current, mean, min(1.0, folded / self._workers))
 
     def publish(self, reader: int) -> int:
         """Pin the buffer `reader` is to go on from; its index."""
@@ -163,13 +165,19 @@ def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:
     return None
 
 
+def _holds(strategy: Strategy) -> int:
+    """How many contributions a buffer keeps whose workers went on before the fold."""
+    together = int(strategy.gather.size(None))
+    return together if together > 1 and not strategy.release.after_fold else 0
+
+
 def state_copies(strategy: Strategy, spec: OptimizerSpec | None, workers: int) -> int:
     """How many times the size of the model is kept at the server beside versions and slots."""
-    holds = not strategy.release.after_fold and strategy.gather.size(None) > 1
     mean_square = isinstance(strategy.correct, DelayCompensated) and strategy.correct.adaptive
     kept = kept_copies(spec) if spec is not None else 0
-    looks_ahead = isinstance(strategy.adopt, LookAhead) and kept > 0
-    return holds + mean_square + kept + (workers if looks_ahead else 0)
+    if isinstance(strategy.adopt, LookAhead) and kept:
+        return kept + workers + _holds(strategy)
+    return kept + mean_square + min(1, _holds(strategy))
 
 
 def build_folder(
@@ -190,5 +198,7 @@ def build_folder(
     if isinstance(strategy.adopt, LookAhead) and optimizer is not None:
         key = momentum_key(optimizer)
         if key is not None:
-            return LookAheadFolding(key, optimizer, versions, slots, workers, new_arena)
+            return LookAheadFolding(
+                key, optimizer, versions, slots, workers, strategy.outer.scale(1, workers), _holds(strategy), new_arena
+            )
     return Folding(strategy, optimizer, versions, slots, workers, new_arena)

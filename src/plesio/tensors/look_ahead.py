@@ -29,7 +29,7 @@ from plesio.core.events import Fold
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
-from plesio.tensors.outer import Groups, Kept, ServerOptimizer
+from plesio.tensors.outer import Groups, Kept, ServerOptimizer, scale_for
 from plesio.tensors.versions import Versions
 
 CHUNK = 1 << 18
@@ -59,9 +59,10 @@ def keeps_momentum(groups: Groups) -> bool:
 
 
 class LookAheadFolding:
-    """Folds one contribution at a time into a master copy and publishes it with look-ahead.
+    """Folds contributions one after the other into a master copy and publishes it with look-ahead.
 
-    Args as for `plesio.tensors.folding.Folding`; `key` is where the optimizer keeps its momentum.
+    Args as for `plesio.tensors.folding.Folding`; `key` is where the optimizer keeps its momentum, `share` what part of
+    the learning rate is one contribution's, `held` how many contributions are kept until they are folded together.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class LookAheadFolding:
         versions: Versions,
         slots: Sequence[Arena],
         workers: int,
+        share: float,
+        held: int,
         new_arena: Callable[[str], Arena],
     ) -> None:
         self._key = key
@@ -79,13 +82,16 @@ class LookAheadFolding:
         self._versions = versions
         self._slots = slots
         self._workers = workers
+        self._share = share
         self._live: set[int] = set()
         self._master = versions.buffers[versions.current]  # never published itself
+        self._held = [new_arena("buffer") for _ in range(held)]
+        self._waiting = 0
         self._momenta = [new_arena("momentum") for _ in range(workers)]
         self._sum = new_arena("sum of momenta")
         self._damping = GapDamping()
         self._scale = 0.0  # running mean of what folds scale the learning rate by
-        self._folds = 0
+        self._steps = 0
         self.set_groups(optimizer.groups)
 
     def set_groups(self, groups: Groups) -> None:
@@ -100,27 +106,39 @@ class LookAheadFolding:
         return {**group, "betas": (first, second ** (1.0 / self._workers))}
 
     def hold(self, worker: int, weight: float) -> None:
-        """Never asked for: a correction takes contributions one at a time."""
-        raise AssertionError("worker momentum goes with gather=Each()")
+        """Keep a copy until the fold; its slot is free again, and what it was computed from need not stay pinned."""
+        self._damp(worker)
+        self._held[self._waiting].copy_from(self._slots[worker])
+        self._waiting += 1
 
     def fold(self, fold: Fold) -> None:
-        """Step the master copy with the momentum of the worker that contributed."""
-        (member,) = fold.members
-        own = self._optimizer.select(self._momenta[member.worker])
+        """Step the master copy with the momentum of each worker that contributed, in the order they came."""
+        for place, member in enumerate(fold.members):
+            if not fold.held:
+                self._damp(member.worker)
+            gradient = self._held[place] if fold.held else self._slots[member.worker]
+            self._step(member.worker, gradient, scale_for(self._optimizer.kind, fold.scale * member.share, self._share))
+            if member.worker not in self._live:  # gone since: its momentum will not act any more
+                self._forget_momentum(member.worker)
+        self._waiting = 0
+
+    def _damp(self, worker: int) -> None:
+        self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
+
+    def _step(self, worker: int, gradient: Arena, scale: float) -> None:
+        own = self._optimizer.select(self._momenta[worker])
         total = self._optimizer.select(self._sum)
-        slot = self._slots[member.worker]
-        self._scale += (fold.scale - self._scale) / self._workers if self._folds else fold.scale
-        self._damping.correct(slot, self._master, self._versions.of(member.worker))
+        self._scale += (scale - self._scale) / self._workers if self._steps else scale
         for whole, part in zip(total, own, strict=True):
             whole.sub_(part)
         self._swap_in(own)
-        self._optimizer.step(self._master, slot, fold.scale)
+        self._optimizer.step(self._master, gradient, scale)
         self._swap_out(own)
         for whole, part in zip(total, own, strict=True):
             whole.add_(part)
-        blend_buffers(self._master, self._master, slot, 1.0 / self._workers)
-        self._folds += 1
-        if self._folds % RESUM_EVERY == 0:
+        blend_buffers(self._master, self._master, gradient, 1.0 / self._workers)
+        self._steps += 1
+        if self._steps % RESUM_EVERY == 0:
             self._resum()
 
     def _swap_in(self, own: Sequence[torch.Tensor]) -> None:
@@ -188,9 +206,12 @@ class LookAheadFolding:
         return index
 
     def forget(self, worker: int) -> None:
-        """`worker` is gone: its momentum will not act any more."""
+        """`worker` is gone."""
         self._live.discard(worker)
         self._versions.release(worker)
+        self._forget_momentum(worker)
+
+    def _forget_momentum(self, worker: int) -> None:
         for part in self._optimizer.select(self._momenta[worker]):
             part.zero_()
         self._resum()
@@ -200,17 +221,18 @@ class LookAheadFolding:
         optimizer = self._optimizer.kept()
         momenta = {f"momentum {worker}": arena for worker, arena in enumerate(self._momenta)}
         arenas = {**optimizer.arenas, **momenta, "sum of momenta": self._sum}
-        own = {"scale": self._scale, "folds": self._folds, "damping": self._damping.kept().numbers}
+        own = {"scale": self._scale, "steps": self._steps, "damping": self._damping.kept().numbers}
         return Kept(arenas, {"optimizer": optimizer.numbers, "look-ahead": own})
 
     def restore(self, numbers: dict[str, Any]) -> None:
         """Go on from these; the arenas that `kept` then names are to be filled."""
         own = numbers["look-ahead"]
         self._optimizer.restore(numbers["optimizer"])
-        self._scale, self._folds = own["scale"], own["folds"]
+        self._scale, self._steps = own["scale"], own["steps"]
         self._damping.restore(own["damping"])
 
     def begin_anew(self) -> None:
-        """As after a restore: nobody reads anything."""
+        """As after a restore: nobody reads anything, and nothing is held."""
         self._versions.release_all()
+        self._waiting = 0
         self._live.clear()

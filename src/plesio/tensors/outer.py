@@ -8,6 +8,7 @@ whole tensor, such as Adafactor or Muon, or one we do not know) gets the model's
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ from plesio.tensors.arena import Arena, Kind, Layout
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
+NORMALISING: tuple[type[Optimizer], ...] = (Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
+"""They divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FLAT_DTYPES = ("float32", "float64")
 FUSED: tuple[type[Optimizer], ...] = (Adam, AdamW, Adagrad)
 FUSED_FROM = 1 << 17
@@ -103,6 +106,19 @@ def settings_of(optimizer: Optimizer) -> list[list[Any]]:
     return values
 
 
+def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
+    """What to multiply the learning rate by, where the strategy says `scale`, in which `share` is k/N.
+
+    The mean of k of N workers' gradients has N/k times the variance of all of them, so that an optimizer which divides by
+    the root of the second moment moves by the root of k/N as it is; only the other root is left to us to take (the square
+    root scaling rule, Malladi et al. 2022, arXiv 2205.10287). docs/decisions/0006.
+
+    >>> scale_for(SGD, 0.25, 0.25), scale_for(Adam, 0.25, 0.25)
+    (0.25, 0.5)
+    """
+    return scale / math.sqrt(share) if issubclass(kind, NORMALISING) else scale
+
+
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
@@ -117,6 +133,7 @@ class ServerOptimizer:
     """
 
     def __init__(self, spec: OptimizerSpec, arena: Arena, new_arena: Callable[[], Arena]) -> None:
+        self.kind = spec.kind
         self._new_arena = new_arena
         self._state_arenas: dict[str, Arena] = {}
         self._selected: dict[int, list[torch.Tensor]] = {}

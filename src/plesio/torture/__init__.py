@@ -16,7 +16,7 @@ membership, leases, both sides of the sessions, and their checkpoints.
 | process.py | a worker around its session; clocks that drift and jump                                    |
 | model.py   | parameters that are the multiset of what was folded                                        |
 | oracle.py  | raises at the first promise that is broken                                                 |
-| bugs.py    | bugs to plant: each must be found                                                          |
+| bugs/      | bugs to plant: each must be found                                                          |
 | story.py   | letters in words                                                                           |
 | shrink.py  | the smallest run that still fails, as a story                                              |
 

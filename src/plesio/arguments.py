@@ -1,0 +1,74 @@
+"""What `ps.run` is given, looked at before anything starts: each refusal names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from plesio.errors import ConfigurationError, StrategyError, unknown_name
+from plesio.faults import Pace
+from plesio.recipes import RECIPES, recipe
+from plesio.strategy import Strategy
+from plesio.until import Until
+
+
+def as_strategy(strategy: Strategy | str | Callable[..., Strategy]) -> Strategy:
+    """A strategy, given as one, as the name of a recipe, or as the recipe itself.
+
+    >>> as_strategy("sync_sgd").name
+    'sync_sgd'
+    """
+    if isinstance(strategy, str):
+        return recipe(strategy)
+    if not isinstance(strategy, Strategy) and getattr(strategy, "__name__", None) in RECIPES:
+        return recipe(strategy.__name__)
+    if not isinstance(strategy, Strategy):
+        raise StrategyError(
+            f"strategy={strategy!r}: give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
+        )
+    return strategy
+
+
+def as_pace(pace: Pace | float | None) -> Pace | None:
+    """A pace, given as one or as the seconds of a step.
+
+    >>> as_pace(0.02)
+    Pace(step_s=0.02, jitter=0.0)
+    """
+    if pace is None or isinstance(pace, Pace):
+        return pace
+    if isinstance(pace, (int, float)) and not isinstance(pace, bool):
+        return Pace(step_s=pace)
+    raise ConfigurationError(f"pace={pace!r}: seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)")
+
+
+def check_choice(field: str, value: str, known: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for a word that is none of those `known`."""
+    if value not in known:
+        raise ConfigurationError(unknown_name(field, str(value), known))
+
+
+def check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float, most: int) -> None:
+    """Raise `ConfigurationError` for a number out of bounds; there are at `most` so many workers."""
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= most:
+        raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {most} on one host")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0")
+    for name, value in (("evaluate_every_s", evaluate_every_s), ("timeout_s", timeout_s)):
+        if not isinstance(value, (int, float)) or not value > 0:
+            raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0")
+
+
+def check_kinds(train: object, evaluate: object, until: object) -> None:
+    """Raise `ConfigurationError` for something else than a function or an `Until`, or a target nobody measures."""
+    if not callable(train):
+        raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
+    if evaluate is not None and not callable(evaluate):
+        raise ConfigurationError(
+            f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers"
+        )
+    if until is not None and not isinstance(until, Until):
+        raise ConfigurationError(f"until={until!r}: such as ps.Until(accuracy=0.95, seconds=30)")
+    if isinstance(until, Until) and until.metrics and evaluate is None:
+        raise ConfigurationError(
+            f"until={until!r} needs evaluate=, a function that measures {', '.join(until.metrics)}"
+        )

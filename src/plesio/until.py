@@ -1,0 +1,62 @@
+"""`Until`: when a run is over before its training functions are."""
+
+from __future__ import annotations
+
+from plesio.engine.job import Live
+from plesio.errors import ConfigurationError, unknown_name
+
+
+class Until:
+    """When a run is over before its training functions are: the first of what is given.
+
+    Args:
+        seconds: of training, since it began or was last resumed.
+        samples: visited by all workers together, since then.
+        steps: local optimizer steps of all workers together; in a resumed run those before count, too.
+        metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss" in it.
+
+    >>> Until(accuracy=0.95, seconds=30)
+    Until(accuracy=0.95, seconds=30)
+    """
+
+    def __init__(
+        self, *, seconds: float | None = None, samples: int | None = None, steps: int | None = None, **metrics: float
+    ) -> None:
+        self.seconds = seconds
+        self.samples = samples
+        self.steps = steps
+        self.metrics = metrics
+        limits = {"seconds": seconds, "samples": samples, "steps": steps}
+        self._limits = {name: value for name, value in limits.items() if value is not None}
+        for name, value in self._limits.items():
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise ConfigurationError(f"Until({name}={value!r}): {name} must be a number above 0")
+        for name, value in metrics.items():
+            if not isinstance(value, (int, float)):
+                raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
+
+    def reached(self, live: Live, steps_before: int = 0) -> str | None:
+        """Why the run is over, if it is; `steps_before` were taken before it was resumed.
+
+        Raises:
+            ConfigurationError: a target that `evaluate` does not measure would never be reached.
+
+        >>> Until(steps=100).reached(Live(steps=40)), Until(steps=100).reached(Live(steps=40), steps_before=60)
+        (None, '100 steps were up')
+        """
+        unknown = self.metrics.keys() - live.metrics.keys() if live.metrics else set()
+        if unknown:
+            raise ConfigurationError(unknown_name("metric", min(unknown), live.metrics))
+        for name, wanted in self.metrics.items():
+            got = live.metrics.get(name)
+            if got is not None and (got <= wanted if "loss" in name else got >= wanted):
+                return f"{name} {wanted:g} reached"
+        now = {"seconds": live.time_s, "samples": live.samples, "steps": steps_before + live.steps}
+        for name, limit in self._limits.items():
+            if now[name] >= limit:
+                return f"{limit:g} {name} were up"
+        return None
+
+    def __repr__(self) -> str:
+        parts = {**self.metrics, **self._limits}
+        return f"Until({', '.join(f'{name}={value:g}' for name, value in parts.items())})"
