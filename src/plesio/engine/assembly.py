@@ -7,7 +7,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | ring of versions | (N + 2) W, one more with an evaluator; 1 W where everybody folds in place |
 | mirrors | where everybody folds in itself: 1 W for the final weights, one more with an evaluator |
 | slots | N W |
-| state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer of k: 1 W, under DANA k W |
+| state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 """
 
 from __future__ import annotations
