@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -141,10 +142,10 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'plesio' has no attribute {name!r}")
     home = importlib.import_module(_WHERE[name])
-    for one in _HOMES[
-        home.__name__
-    ]:  # all at once: importing plesio.replay has just put the module where `replay` goes
-        globals()[one] = getattr(home, one)
+    for one in _HOMES[home.__name__]:  # all: importing plesio.replay has just put the module where `replay` goes
+        room = f"plesio.{one}"
+        if room == home.__name__ or room not in sys.modules:  # plesio.hogwild stays the room: it can be called
+            globals()[one] = getattr(home, one)
     return globals()[name]
 
 

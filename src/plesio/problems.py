@@ -55,6 +55,8 @@ class Quadratic:
         self._dtype: type[np.float32] | type[np.float64] = np.float32 if single else np.float64
         self._minimum = -d / (8 * (d + 1))
         self._stencil = np.array([-0.25, 0.5, -0.25], self._dtype)
+        self._minus_b = np.zeros(d, self._dtype)
+        self._minus_b[0] = 0.25
         self._source: np.random.Generator | None = None
         self._rows: list[Vector] = []
 
@@ -65,18 +67,17 @@ class Quadratic:
     def gradient(self, at: Vector, rng: np.random.Generator, draws: float = 1.0) -> Vector:
         """Ax - b, with the noise of the mean of `draws` gradients."""
         gradient = self._times(at)
-        gradient.T[0] += 0.25  # of every row
-        if self.noise:
-            noise = self._drawn(rng)
-            gradient += noise if draws == 1.0 else noise * self._dtype(1.0 / math.sqrt(draws))
+        row = self._drawn(rng) if self.noise else self._minus_b
+        gradient += row if draws == 1.0 else self._minus_b + (row - self._minus_b) * self._dtype(draws**-0.5)
         return gradient
 
     def _drawn(self, rng: np.random.Generator) -> Vector:
-        """The noise of one gradient; many are drawn at once, which gives the same numbers sooner."""
+        """-b and the noise of one gradient; many are drawn at once, which gives the same numbers sooner."""
         if rng is not self._source or not self._rows:
             self._source = rng
             drawn = rng.standard_normal((AT_ONCE, self.d), self._dtype)
             drawn *= self.noise
+            drawn += self._minus_b
             self._rows = list(drawn[::-1])
         return self._rows.pop()
 

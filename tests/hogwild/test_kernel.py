@@ -220,7 +220,7 @@ def test_divergence_tells_the_epoch_the_rate_and_what_to_try():
     x, y = rng.normal(size=(100, 4)), np.ones(100)
     start = {"w": np.zeros(4), "b": np.zeros(1)}
     with pytest.raises(
-        DivergedError, match=r"after epoch \d .* at learning rate 100: .* Try a learning rate of 10, or"
+        DivergedError, match=r"after epoch \d .* at learning rate 100: .* Try a learning rate of 10; if"
     ):
         Kernel(least_squares, start, epochs=50, lr=100.0, threads=1).fit((x, y))
 

@@ -121,7 +121,8 @@ def _watch(epoch: Epoch, epochs: range) -> None:
         return
     raise DivergedError(
         f"the loss is {epoch.loss} after epoch {epoch.number} (of {epochs.start} to {epochs.stop - 1}) at learning rate "
-        f"{epoch.lr:g}: the model diverged. Try a learning rate of {epoch.lr / 10:.2g}, or scale the features to about 1."
+        f"{epoch.lr:g}: the model diverged. Try a learning rate of {epoch.lr / 10:.2g}; if the data holds numbers much "
+        "larger than 1, scale them."
     )
 
 

@@ -1,0 +1,275 @@
+"""Rows of a sparse matrix as the kernels want them, checked once: CSR with uint32 indices and float32 values.
+
+A kernel looks at no bounds, so everything is looked at here. float32 and uint32 halve what has to come from memory,
+and an unsigned index needs no test for "from the end". Rows may also lie in a folder and be mapped instead of read: then
+training needs memory for the model alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.errors import ConfigurationError
+
+log = logging.getLogger("plesio.hogwild")
+
+MOST_FEATURES = 2**32
+_FORMAT = 1
+_FILES = {"indptr": np.int64, "indices": np.uint32, "values": np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A checked CSR matrix: row r holds `values[indptr[r]:indptr[r+1]]` at the columns `indices[...]`.
+
+    Attributes:
+        features: the number of columns.
+        notes: what was converted to get here, in words ("float64 values to float32"); empty if nothing was.
+        mapped: the arrays are files, so that reading in order is much faster than jumping about.
+        dense: they were a dense array.
+
+    >>> rows = as_rows(np.array([[0.0, 2.0], [0.0, 0.0]]))
+    >>> rows.indices.tolist(), rows.values.tolist(), rows.notes
+    ([1], [2.0], ('a dense array to CSR', 'float64 values to float32'))
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.uint32]
+    values: NDArray[np.float32]
+    features: int
+    notes: tuple[str, ...] = ()
+    mapped: bool = False
+    dense: bool = False
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.features
+
+    @property
+    def nonzeros(self) -> int:
+        return len(self.indices)
+
+    def scipy(self) -> Any:
+        """The same as a `scipy.sparse.csr_array`, sharing the values."""
+        import scipy.sparse as sparse
+
+        indices = self.indices.view(np.int32) if self.features <= 2**31 else self.indices.astype(np.int64)
+        return sparse.csr_array((self.values, indices, self.indptr), shape=self.shape)
+
+    def take(self, which: NDArray[Any]) -> Rows:
+        """Copies of some rows, in the order given (numbers, not a mask)."""
+        lengths = np.diff(self.indptr)[which]
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        source = np.repeat(self.indptr[which] - indptr[:-1], lengths) + np.arange(indptr[-1])
+        return _frozen(indptr, self.indices[source], self.values[source], self.features, dense=self.dense)
+
+    def span(self, begin: int, end: int) -> Rows:
+        """The rows from `begin` to `end`, without a copy of their values."""
+        at = self.indptr[begin : end + 1]
+        inside = slice(at[0], at[-1])
+        return _frozen(at - at[0], self.indices[inside], self.values[inside], self.features, dense=self.dense)
+
+
+def as_rows(matrix: Any) -> Rows:
+    """Check a matrix and bring it into the kernels' form, without a copy where it is in that form already.
+
+    Takes `Rows`, anything of scipy.sparse, or a dense two-dimensional array. What is converted is named in `notes`
+    and told to the log "plesio.hogwild".
+
+    Raises:
+        ConfigurationError: values are not finite (or not as float32), an index is outside the matrix or needs more
+            than 32 bits, or the row pointer does not fit.
+    """
+    if isinstance(matrix, Rows):
+        return matrix
+    if hasattr(matrix, "tocsr"):
+        return _from_sparse(matrix)
+    return _from_dense(np.asarray(matrix))
+
+
+def _from_dense(array: NDArray[Any]) -> Rows:
+    if array.ndim != 2:
+        raise ConfigurationError(f"the shape of the rows is {array.shape}; give two dimensions: rows and features.")
+    present = array != 0  # a NaN is unequal to zero, so it stays to be refused
+    indptr = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
+    indices = np.nonzero(present)[1].astype(np.uint32)
+    values, notes = _float32(array[present])
+    return _told(_frozen(indptr, indices, values, array.shape[1], ("a dense array to CSR", *notes), dense=True))
+
+
+def _from_sparse(matrix: Any) -> Rows:
+    notes: tuple[str, ...] = ()
+    if matrix.format != "csr":
+        notes = (f"{matrix.format} to csr",)
+        matrix = matrix.tocsr()
+    rows, features = matrix.shape
+    if features > MOST_FEATURES:
+        raise ConfigurationError(
+            f"the matrix has {features} columns; indices are 32 bits wide, so at most {MOST_FEATURES} are allowed: "
+            "hash the features into fewer (HashingVectorizer, or FeatureHasher, with n_features)."
+        )
+    _check_structure(matrix.indptr, matrix.indices, matrix.data, rows, features)
+    if not matrix.has_sorted_indices:
+        notes = (*notes, "unsorted indices to sorted ones")
+        matrix = matrix.sorted_indices()
+    indices = matrix.indices
+    if indices.dtype.itemsize == 4:
+        indices = indices.view(np.uint32)  # int32 and uint32 are the same bits: none is negative
+    else:
+        notes = (*notes, f"{indices.dtype} indices to uint32")
+        indices = indices.astype(np.uint32)
+    values, more = _float32(matrix.data)
+    end = int(matrix.indptr[-1])
+    return _told(_frozen(matrix.indptr, indices[:end], values[:end], features, (*notes, *more)))
+
+
+def _check_structure(indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], rows: int, features: int) -> None:
+    if len(indptr) != rows + 1 or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+        raise ConfigurationError(
+            f"the row pointer has {len(indptr)} entries for {rows} rows; it must have one more than rows, begin at 0 "
+            "and never fall: build the matrix again with scipy.sparse.csr_array."
+        )
+    if not indptr[-1] <= len(indices) == len(data):
+        raise ConfigurationError(
+            f"the row pointer ends at {indptr[-1]}, but there are {len(indices)} indices and {len(data)} values."
+        )
+    if not len(indices):
+        return
+    unsigned = indices.view(f"u{indices.dtype.itemsize}") if indices.dtype.kind == "i" else indices
+    if unsigned.max() >= features:  # a negative index is a very large unsigned one: one look finds both
+        raise ConfigurationError(
+            f"the indices go from {indices.min()} to {indices.max()}; "
+            f"the matrix has {features} columns, so allowed is 0 to {features - 1}."
+        )
+
+
+def _float32(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = values.astype(np.float32, copy=False)
+        finite = bool(
+            np.isfinite(converted.sum()) or np.isfinite(converted).all()
+        )  # a sum is faster than a look at each
+    if not finite:
+        bad = values[~np.isfinite(converted)]
+        raise ConfigurationError(
+            f"{len(bad)} values are NaN, infinite or beyond float32 (the first is {bad[0]}); "
+            "only finite numbers are allowed: drop or fill them, or scale the feature."
+        )
+    notes = () if values.dtype == np.float32 else (f"{values.dtype} values to float32",)
+    return converted, notes
+
+
+def _frozen(
+    indptr: NDArray[Any], indices: NDArray[Any], values: NDArray[Any], features: int, notes: tuple[str, ...] = (), *,
+    mapped: bool = False, dense: bool = False,
+) -> Rows:  # fmt: skip
+    """Rows over read-only views: Numba compiles for read-only and writable arrays apart, and once is enough."""
+    views = _view(indptr, np.int64), _view(indices, np.uint32), _view(values, np.float32)
+    return Rows(*views, features, notes, mapped, dense)
+
+
+def _view(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    view = np.ascontiguousarray(array, dtype=dtype).view(np.ndarray)
+    view.flags.writeable = False
+    return view
+
+
+def _told(rows: Rows) -> Rows:
+    if rows.notes:
+        log.info("converted: %s", "; ".join(rows.notes))
+    return rows
+
+
+def save_rows(folder: str | Path, X: Any, y: Any = None) -> None:
+    """Write rows and their targets into a folder that `open_rows` maps. The folder is there whole or not at all.
+
+    Args:
+        X: a matrix as for `as_rows`, or an iterable of (matrix, targets) pairs with the same number of columns:
+            then no more than one pair is in memory at a time.
+        y: the targets, one a row; with pairs they come from these.
+
+    Raises ConfigurationError for what `as_rows` refuses, for a number of targets that is not that of the rows, and
+    if the folder is there already.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as parent:
+    ...     save_rows(f"{parent}/rows", np.eye(3), [0, 1, 1])
+    ...     rows, y = open_rows(f"{parent}/rows")
+    ...     rows.shape, y.tolist()
+    ((3, 3), [0, 1, 1])
+    """
+    place = Path(folder)
+    if place.exists():
+        raise ConfigurationError(f"{str(place)!r} is there already; give the name of a new folder.")
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    blocks = [(X, y)] if hasattr(X, "shape") or isinstance(X, (Rows, list)) else X
+    beside.mkdir(parents=True)
+    try:
+        _write_blocks(beside, blocks)
+        beside.rename(place)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:
+    features, count, targets = None, 0, []
+    files = {name: (folder / name).open("wb") for name in _FILES}
+    try:
+        files["indptr"].write(np.zeros(1, np.int64).tobytes())
+        for matrix, y in blocks:
+            rows = as_rows(matrix)
+            features = rows.features if features is None else features
+            if rows.features != features or (y is not None and len(y) != len(rows)):
+                raise ConfigurationError(
+                    f"a block has {rows.features} columns, {len(rows)} rows and {'no' if y is None else len(y)} targets; "
+                    f"{features} columns and one target a row are wanted."
+                )
+            files["indptr"].write((rows.indptr[1:] + count).tobytes())
+            files["indices"].write(rows.indices.data)
+            files["values"].write(rows.values.data)
+            count += rows.nonzeros
+            if y is not None:
+                targets.append(np.asarray(y))
+    finally:
+        for file in files.values():
+            file.close()
+    if targets:
+        np.save(folder / "targets.npy", np.concatenate(targets), allow_pickle=False)
+    (folder / "about.json").write_text(json.dumps({"format": _FORMAT, "features": features or 0, "nonzeros": count}))
+
+
+def open_rows(folder: str | Path) -> tuple[Rows, NDArray[Any] | None]:
+    """Map what `save_rows` wrote: (rows, targets), or None for targets that were not given. Nothing is read yet.
+
+    Raises ConfigurationError if there are no rows in the folder or a file of it is cut short.
+    """
+    place = Path(folder)
+    try:
+        about = json.loads((place / "about.json").read_text())
+        arrays = {name: _mapped(place / name, dtype) for name, dtype in _FILES.items()}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no rows in {str(place)!r}: {error}; write them with save_rows.") from error
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if about.get("format") != _FORMAT or sizes["indices"] != about["nonzeros"] or sizes["values"] != about["nonzeros"]:
+        raise ConfigurationError(f"the rows in {str(place)!r} are damaged: {sizes} entries, expected {about}.")
+    path = place / "targets.npy"
+    targets = np.load(path, mmap_mode="r", allow_pickle=False) if path.exists() else None
+    return _frozen(arrays["indptr"], arrays["indices"], arrays["values"], about["features"], mapped=True), targets
+
+
+def _mapped(path: Path, dtype: Any) -> NDArray[Any]:
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)

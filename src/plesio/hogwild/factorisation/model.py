@@ -1,0 +1,313 @@
+"""Matrix factorisation with the interface its users know."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.errors import CheckpointError, ConfigurationError, unknown_name
+from plesio.hogwild import saving
+from plesio.hogwild.epochs import Epoch, run_epochs
+from plesio.hogwild.factorisation.kernels import Step
+from plesio.hogwild.factorisation.layout import blocks, strips
+from plesio.hogwild.factorisation.ratings import triples
+from plesio.hogwild.factorisation.recommender import Recommender
+from plesio.hogwild.factorisation.training import Best, Falling, Training, key_of, lrs_of
+from plesio.hogwild.rates import rate
+from plesio.hogwild.report import Report, measure
+from plesio.hogwild.threads import thread_count
+
+REGULARIZATION = {"bpr": 0.01, "squared": 0.08}
+LOSSES = tuple(REGULARIZATION)
+OPTIMIZERS = ("adagrad", "sgd")
+MODELS = ("auto", "shared")
+
+
+class MatrixFactorization(Recommender):
+    """Predicts what a user thinks of an item as mean + user bias + item bias + user factors · item factors.
+
+    Learnt by stochastic gradient descent over the known ratings, without locks: threads hold different users and
+    hardly ever meet at an item (Niu, Recht, Ré and Wright, 2011). Ratings are brought to mean 0 and deviation 1 inside,
+    so `lr` and `regularization` mean the same on every scale. For each rating, with e its error:
+
+        p += lr/√G_p (e q - regularization p),  G_p += mean of the squared gradient      (q and the biases alike)
+
+    where G, one number a row, is AdaGrad's (Chin et al., 2015); "sgd" is the same with G = 1. "bpr" ranks instead
+    (Rendle et al., 2009): it knows only what a user liked, draws an item the user has not, and takes for e the doubt
+    that the liked one is ranked above it.
+
+    Args:
+        factors: how many numbers describe a user or an item.
+        loss: "squared" for ratings, "bpr" for what was bought, heard, seen.
+        optimizer: "adagrad", or "sgd" (then try lr=0.05).
+        lr: the learning rate at the start.
+        schedule: how it falls: "linear" to 0 over all epochs, "constant", "decay", "invscaling", "adaptive"
+            (plesio.hogwild.rates).
+        regularization: pulls what is used towards 0; None for what suited MovieLens: 0.08, under "bpr" 0.01.
+        biases: whether users and items have one.
+        epochs: how often to go through the ratings.
+        threads: None for every core.
+        model: "shared", one for all threads; "auto", the same with one thread if a trial of 0.2 s finds that faster.
+        deterministic: the same bits for any number of threads, by blocks of a grid that share no user and no item;
+            on large sets it needs more epochs to the same error.
+        seed: of the first factors and of everything drawn.
+        early_stopping: after how many epochs in a row without a better validation score to stop and go back to
+            the best; 0 for never.
+        callbacks: each is called with an `Epoch` after every epoch; one that returns True ends the fit.
+        checkpoint: a folder to keep the model in after every epoch.
+        resume: a folder that an earlier fit of the same ratings kept its model in: the fit goes on from there.
+        progress: show a progress bar.
+
+    Attributes:
+        user_factors_, item_factors_: arrays (users, factors) and (items, factors), in the ratings' own scale.
+        user_bias_, item_bias_, mean_: what else a prediction is the sum of. Under "bpr" users have none.
+        user_ids_, item_ids_: whose each row is.
+        history_: an `Epoch` for each one done; its `loss` is the mean squared error before each step, or -ln P under "bpr".
+        threads_: how many the last fit used.
+        report_: how sparse the ratings are, how often threads meet there, how fast they were; `print` it.
+
+    Raises:
+        ConfigurationError: an argument that cannot work.
+
+    >>> users, items = np.divmod(np.arange(400), 20)
+    >>> model = MatrixFactorization(factors=4, epochs=60, threads=1).fit(users, items, 1.0 + users * items % 5)
+    >>> model.rmse(users, items, 1.0 + users * items % 5) < 0.5
+    True
+    >>> model.recommend(3, n=2, exclude_seen=False)[0].shape
+    (2,)
+    """
+
+    def __init__(
+        self,
+        factors: int = 32,
+        *,
+        loss: str = "squared",
+        optimizer: str = "adagrad",
+        lr: float = 0.2,
+        schedule: str = "linear",
+        regularization: float | None = None,
+        biases: bool = True,
+        epochs: int = 20,
+        threads: int | None = None,
+        model: str = "auto",
+        deterministic: bool = False,
+        seed: int = 0,
+        early_stopping: int = 0,
+        callbacks: Iterable[Callable[[Epoch], object]] = (),
+        checkpoint: str | Path | None = None,
+        resume: str | Path | None = None,
+        progress: bool = False,
+    ) -> None:
+        for what, value, known in (("loss", loss, LOSSES), ("optimizer", optimizer, OPTIMIZERS)):
+            if value not in known:
+                raise ConfigurationError(unknown_name(what, value, known))
+        if model not in MODELS:
+            raise ConfigurationError(
+                f"{unknown_name('model for a factorisation', model, MODELS)}. Its tables are large and touched sparsely; "
+                "a replica would only be a copy of mostly idle rows."
+            )
+        for name, number, least in (
+            ("factors", factors, 1),
+            ("epochs", epochs, 0),
+            ("early_stopping", early_stopping, 0),
+            ("seed", seed, 0),
+        ):
+            if not isinstance(number, int) or isinstance(number, bool) or number < least:
+                raise ConfigurationError(f"{name}={number!r}: allowed is a whole number of at least {least}.")
+        if regularization is None:
+            regularization = REGULARIZATION[loss]
+        if not (math.isfinite(regularization) and regularization >= 0):
+            raise ConfigurationError(f"regularization={regularization!r}: allowed is a finite number of at least 0.")
+        if schedule == "optimal":
+            raise ConfigurationError("schedule='optimal' is for linear models; take 'invscaling' here.")
+        rate(schedule, lr=lr)  # complains now
+        self.factors, self.loss, self.optimizer = factors, loss, optimizer
+        self.lr, self.schedule, self.regularization, self.biases = lr, schedule, regularization, biases
+        self.epochs, self.threads, self.model = epochs, threads, model
+        self.deterministic, self.seed, self.early_stopping = deterministic, seed, early_stopping
+        self.callbacks, self.checkpoint, self.resume, self.progress = callbacks, checkpoint, resume, progress
+        self._fresh()
+
+    # Learning
+
+    def fit(self, users: Any, items: Any = None, ratings: Any = None, *, validation: Any = None) -> MatrixFactorization:
+        """Learn from the beginning, and return this model.
+
+        Args:
+            users, items: who and what, as 1-d arrays of whole numbers or of words; or, alone, an array of shape
+                (n, 3), or a SciPy sparse matrix with a row a user (what is not stored is unknown, not 0).
+            ratings: float32 numbers, other types are converted. "bpr" needs none; if there are, all must be above 0.
+            validation: (users, items, ratings) that the model is scored on after each epoch: `Epoch.score`.
+
+        Raises:
+            ConfigurationError: arrays of different length, none at all, NaN or infinite ratings, counts not above 0.
+            DivergedError: the loss is not finite.
+        """
+        if self.early_stopping and validation is None:
+            raise ConfigurationError("early_stopping needs validation=(users, items, ratings) to see when to stop.")
+        self._fresh()
+        return self._learn(users, items, ratings, self.epochs, self.schedule, validation, self.resume)
+
+    def partial_fit(self, users: Any, items: Any = None, ratings: Any = None) -> MatrixFactorization:
+        """One more sweep, over these ratings only; users and items never met before get rows of their own.
+
+        The mean and the scale stay those of the first ratings ever given; a "linear" rate, whose end nobody knows here,
+        does not fall. Arguments and errors as in `fit`.
+        """
+        schedule = "constant" if self.schedule == "linear" else self.schedule
+        return self._learn(users, items, ratings, len(self.history_) + 1, schedule)
+
+    def _fresh(self) -> None:
+        Recommender.__init__(self, self.factors)
+        self.threads_ = 0
+        self._report: Report | None = None
+        self.history_: list[Epoch] = []
+
+    def _learn(
+        self,
+        users: Any,
+        items: Any,
+        ratings: Any,
+        epochs: int,
+        schedule: str,
+        validation: Any = None,
+        resume: str | Path | None = None,
+    ) -> MatrixFactorization:
+        threads = thread_count(self.threads)
+        users, items, ratings = triples(users, items, ratings)
+        numbers = self._numbers(users, ratings)
+        rng = np.random.default_rng((self.seed, len(self._pairs)))
+        self._pairs.append((self._users.learn(users, rng), self._items.learn(items, rng)))
+        falling = Falling(rate(schedule, lr=self.lr))
+        first = len(self.history_) if resume is None else self._resumed(resume, falling, len(numbers))
+        training = self._training(numbers)
+        layout = training.layout
+        if self.model == "auto" and not self.deterministic:
+            order = layout.order(self.seed, first)
+            lrs = lrs_of(falling.rate, layout, order, first, epochs)
+            training = training.fastest(self._copies, order, lrs, epochs - first, threads)
+        else:
+            training = replace(training, threads=threads)
+        self.threads_, self._report = training.threads, None
+
+        def one(number: int) -> Epoch:
+            began = time.perf_counter()
+            order = layout.order(self.seed, number)
+            lrs = lrs_of(falling.rate, layout, order, number, epochs)
+            loss, done = training.sweep(order, lrs, key_of(self.seed, number))
+            seconds = time.perf_counter() - began
+            score = None if validation is None else self.score(*validation)
+            loss *= self._scale**2 / len(numbers)
+            falling.see(loss)
+            return Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score)
+
+        best = Best(self.early_stopping, self._copies)
+        self.history_ += run_epochs(
+            range(first, epochs),
+            one,
+            callbacks=[*self.callbacks, best, lambda epoch: falling.over],
+            progress=self.progress,
+            label="factorisation",
+            save=None if self.checkpoint is None else lambda epoch: self._save(epoch, falling, len(numbers)),
+        )
+        if best.tables is not None:
+            self._users.table[:], self._items.table[:] = best.tables
+        return self
+
+    @property
+    def report_(self) -> Report:
+        """How sparse the ratings last learnt from are, what the threads do to each other there, and how fast they were.
+
+        Measured when first asked for, in about half a second.
+        """
+        if self._report is None:
+            self._check_fitted()
+            users, items = self._pairs[-1]
+            pairs = np.stack([users, items + np.uint32(len(self._users))], axis=1).reshape(-1)
+            rows = 2 if self.loss == "squared" else 3
+            self._report = measure(
+                np.arange(len(users) + 1) * 2,
+                pairs,
+                len(self._users) + len(self._items),
+                threads=self.threads_,
+                model="deterministic" if self.deterministic else "shared",
+                hot=np.arange(len(self._users)),  # a strip's users are one thread's alone
+                epochs=self.history_,
+                bytes_per_example=2 * rows * self._users.table.strides[0] + 12,
+                seed=self.seed,
+            )
+        return self._report
+
+    def _numbers(self, users: NDArray[Any], ratings: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """Ratings of mean 0 and deviation 1; under "bpr" nothing but as many zeros."""
+        if self.loss == "bpr":
+            if ratings is not None and not (ratings > 0).all():
+                at = int(np.flatnonzero(~(ratings > 0))[0])
+                raise ConfigurationError(
+                    f"rating {at} is {ratings[at]:g}; 'bpr' takes every pair for one that was liked, so a count or weight must "
+                    "be above 0: leave the others out."
+                )
+            return np.zeros(len(users), np.float32)
+        if ratings is None:
+            raise ConfigurationError(
+                "ratings are missing; loss='squared' learns from them, loss='bpr' from pairs alone."
+            )
+        if not self._pairs:
+            self.mean_ = float(ratings.mean(dtype=np.float64))
+            self._scale = float(ratings.std(dtype=np.float64)) or 1.0
+        return (ratings - np.float32(self.mean_)) * np.float32(1 / self._scale)
+
+    def _training(self, numbers: NDArray[np.float32]) -> Training:
+        """Of the pairs that came last."""
+        shape = len(self._users), len(self._items)
+        if self.deterministic:
+            layout = blocks(*self._pairs[-1], numbers, shape, self.seed)
+        else:
+            layout = strips(*self._pairs[-1], numbers, shape[0], self._users.table.strides[0], self.seed)
+        step = Step(
+            np.float32(self.regularization),
+            np.float32(1 / (self.factors + self.biases)),
+            self.optimizer == "adagrad",
+            bool(self.biases),
+        )
+        rivals = layout.rivals(self._items.met, self._seen_items()) if self.loss == "bpr" else None
+        return Training((self._users.table, self._items.table), layout, step, rivals)
+
+    def _copies(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self._users.copy_of_table(), self._items.copy_of_table()
+
+    # Keeping
+
+    def _save(self, epoch: Epoch, falling: Falling, ratings: int) -> None:
+        assert self.checkpoint is not None
+        about = {**self._about(ratings), "epoch": epoch.number, "lr": falling.rate.lr, "least_loss": falling.least}
+        saving.save(self.checkpoint, {"users": self._users.table, "items": self._items.table}, about)
+
+    def _resumed(self, folder: str | Path, falling: Falling, ratings: int) -> int:
+        """Take the tables over; the epoch to go on with."""
+        arrays, about = saving.load(folder)
+        for name, value in self._about(ratings).items():
+            if about.get(name) != value:
+                raise CheckpointError(
+                    f"{str(folder)!r} was written with {name}={about.get(name)!r} and this fit has {value!r}; "
+                    "resume with the ratings and the settings of the first fit."
+                )
+        self._users.table[:], self._items.table[:] = arrays["users"], arrays["items"]
+        falling.rate.lr, falling.least = about["lr"], about["least_loss"]
+        return int(about["epoch"]) + 1
+
+    def _about(self, ratings: int) -> dict[str, Any]:
+        names = ("factors", "loss", "optimizer", "regularization", "biases", "deterministic", "seed")
+        counts = {"users": len(self._users), "items": len(self._items), "ratings": ratings}
+        return {"family": "factorisation", **{name: getattr(self, name) for name in names}, **counts}
+
+    def score(self, users: Any, items: Any = None, ratings: Any = None) -> float:
+        """The larger the better: minus `rmse`, under "bpr" `auc`."""
+        return self.auc(users, items, ratings) if self.loss == "bpr" else -self.rmse(users, items, ratings)

@@ -1,0 +1,147 @@
+"""Which way to train: how many threads, on what layout of the weights, over which deal of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.errors import ConfigurationError, unknown_name
+from plesio.hogwild.csr import Rows
+from plesio.hogwild.linear.deals import LARGEST_CHUNK, Deal, deal, deal_without_conflicts
+from plesio.hogwild.linear.layouts import Coloured, HotCopies, Layout, Replicas, Shared
+from plesio.hogwild.linear.ranking import rank
+from plesio.hogwild.machine import last_level_cache_bytes
+
+MODELS = ("auto", "hot", "replica", "shared")
+_EPOCHS_WORTH_RANKING = 16
+_WORTH_THREADS = 200_000  # non-zeros: fewer are done before another thread has begun
+_MOSTLY = 0.5  # a colouring with fewer of its rows in groups for several threads is serial, more or less
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for, and what it depends on.
+
+    Attributes:
+        memory: each weight has to remember something (L1, averaging).
+        cold: the weights are all zero, so that those of features that do not occur need no decay.
+        largest_chunk: a longer one would decay the weights too far.
+    """
+
+    model: str
+    threads: int
+    deterministic: bool
+    seed: int
+    epochs: int
+    learners: int
+    memory: bool
+    cold: bool
+    largest_chunk: int = LARGEST_CHUNK
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigurationError(unknown_name("model", self.model, MODELS))
+        if self.model == "hot" and (self.memory or self.deterministic):
+            raise ConfigurationError(
+                "model='hot' works without L1, averaging and deterministic=True; allowed with these: "
+                "'shared', 'replica', 'auto'."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A decision: rows (ranked or not), their deal, and a layout for each learner.
+
+    Attributes:
+        model, threads: what it came to, in the words of the estimators' settings.
+        features: which feature each weight is, if the features were ranked.
+        by_learner: threads take whole learners, instead of all working at one.
+        remark: what the user should know of the decision.
+    """
+
+    model: str
+    threads: int
+    rows: Rows
+    deal: Deal
+    layouts: list[Layout]
+    features: NDArray[np.uint32] | None = None
+    by_learner: bool = False
+    remark: str = ""
+    speeds: dict[tuple[str, int], float] = field(default_factory=dict)
+
+
+Prober = Callable[[list[tuple[str, int]]], tuple[str, int, dict[tuple[str, int], float]]]
+"""Tries (model, threads) pairs; the fastest, and the examples/s of all."""
+
+
+def decide(wish: Wish, rows: Rows, probe: Prober) -> Way:
+    """Choose. `probe` is called only where several threads could be slower than one and there is work enough to ask."""
+    if wish.deterministic:
+        return _deterministic(wish, rows)
+    if wish.model == "auto" and 1 < wish.threads <= wish.learners:
+        layouts: list[Layout] = [Shared(1)] * wish.learners
+        return Way("shared", wish.threads, rows, deal(rows, wish.largest_chunk), layouts, by_learner=True)
+    model, threads = wish.model, wish.threads
+    speeds: dict[tuple[str, int], float] = {}
+    if model == "auto":
+        model = "shared"
+        if threads > 1:
+            model, threads, speeds = probe(_candidates(wish, rows))
+    return laid_out(wish, rows, model, threads, speeds)
+
+
+def laid_out(wish: Wish, rows: Rows, model: str, threads: int, speeds: dict[tuple[str, int], float]) -> Way:
+    """The way of this model with so many threads."""
+    features = None
+    if _is_worth_ranking(wish, rows):
+        rows, features = rank(rows)
+    cut = deal(rows, wish.largest_chunk)
+    layouts = [_layout(model, threads, rows) for _ in range(wish.learners)]
+    return Way(model, threads, rows, cut, layouts, features, speeds=speeds)
+
+
+def _layout(model: str, threads: int, rows: Rows) -> Layout:
+    if model == "hot":
+        return HotCopies(threads, rows)
+    return Replicas(threads) if model == "replica" and threads > 1 else Shared(threads)
+
+
+def _candidates(wish: Wish, rows: Rows) -> list[tuple[str, int]]:
+    pairs = [("shared", 1), ("shared", wish.threads)]
+    if 4 * rows.features <= last_level_cache_bytes():
+        return [*pairs, ("replica", wish.threads)]
+    return pairs if wish.memory else [*pairs, ("hot", wish.threads)]
+
+
+def _is_worth_ranking(wish: Wish, rows: Rows) -> bool:
+    larger_than_cache = 4 * rows.features > last_level_cache_bytes()
+    return (
+        wish.cold and larger_than_cache and not rows.mapped and wish.epochs >= _EPOCHS_WORTH_RANKING and not wish.memory
+    )
+
+
+def _deterministic(wish: Wish, rows: Rows) -> Way:
+    """The same way for any number of threads: only the data and the settings may decide."""
+    remark = ""
+    if wish.model == "auto" and rows.nonzeros < _WORTH_THREADS:
+        serial: list[Layout] = [Shared(1)] * wish.learners
+        return Way("shared", 1, rows, deal(rows, wish.largest_chunk), serial)
+    if wish.model != "replica":
+        groups = deal_without_conflicts(rows, wish.seed)
+        share = groups.parallel_share
+        if wish.model == "shared" or share >= _MOSTLY:
+            if share < _MOSTLY:
+                remark = (
+                    f"frequent features put {1 - share:.0%} of the rows into groups too narrow for several threads: "
+                    "they are done one by one; model='replica' is deterministic and parallel."
+                )
+            coloured: list[Layout] = [
+                Coloured(wish.threads, groups, rows.nonzeros / max(len(rows), 1)) for _ in range(wish.learners)
+            ]
+            return Way("shared", wish.threads, rows, groups, coloured, remark=remark)
+        remark = f"frequent features leave {share:.0%} of the rows free of conflicts: replicas instead of one model."
+    replicas: list[Layout] = [Replicas(wish.threads, fixed=True) for _ in range(wish.learners)]
+    return Way("replica", wish.threads, rows, deal(rows, wish.largest_chunk), replicas, remark=remark)
