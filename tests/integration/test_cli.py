@@ -147,7 +147,7 @@ def test_names_in_the_table_can_be_given_back() -> None:
         ("buffered(j=3)", "known: correct, k, lr_scale, weigh"),
         ("buffered(k=__import__('os'))", "whole number"),
         ("buffered(k=", "NAME(key=value"),
-        ("buffered(1,2,3,4)", "write key=value"),
+        ("buffered(1,2,3,4,5)", "write key=value"),
         ("local_sgd(every=often)", "every=0.3s"),
         ("local_sgd(every=0.3)", "every=0.3s"),
     ],

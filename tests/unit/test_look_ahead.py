@@ -120,7 +120,7 @@ class Plain:
     def fold(self, i: int, g: Vector, scale: float | None = None) -> None:
         scale = 1.0 / self.n if scale is None else scale
         if "betas" in self.settings:
-            scale *= self.n**0.5
+            scale *= self.n**0.25
         self.scale = scale if self.scale is None else self.scale + (scale - self.scale) / self.n
         self.steps += 1
         self.ahead = self._adam(i, g, scale) if "betas" in self.settings else self._sgd(i, g, scale)

@@ -241,9 +241,10 @@ class Sequencer:
         if admission is not Admission.NEW:
             self._refuse(event, admission)
             return
-        seat = self.members.seats[event.worker]
+        members = self.members
+        seat = members.seats[event.worker]
         assert seat.waiting is None, "a worker waits for one answer at a time"
-        self.members.pushed(seat, event.number)
+        members.pushed(seat, event.number)
         seat.staleness = self.version - seat.computing
         assert seat.staleness >= 0, "nothing is computed from a version to come"
         batches = self.leases.consume(event.worker, event.batches)
@@ -332,23 +333,11 @@ class Sequencer:
         if len(counting) > 1 and not self._holds:
             counting.sort(key=lambda one: one.event.worker)
         total = sum([one.weight for one in counting]) if len(counting) > 1 else counting[0].weight
-        members = tuple([self._member(one, one.weight / total) for one in counting])
+        before = self.version - 1
+        members = tuple([_member(one, one.weight / total, before - one.computed_from) for one in counting])
         mean_weight = 1.0 if self._weigh.normalised else total / len(counting)
         scale = self._outer.scale(len(counting), self.workers) * mean_weight
         return Fold(self.version, members, scale, self._holds, total)
-
-    def _member(self, one: _Pending, share: float) -> Member:
-        event, staleness = one.event, self.version - 1 - one.computed_from
-        return Member(
-            event.worker,
-            event.incarnation,
-            event.number,
-            one.computed_from,
-            staleness,
-            share,
-            event.steps,
-            event.samples,
-        )
 
     def _grant_if_seated(self, event: Pushed) -> None:
         seat = self.members.seats.get(event.worker)
@@ -368,10 +357,11 @@ class Sequencer:
 
     def _release_by_clock(self) -> None:
         """Grant to every waiting worker whom the release rule lets go on: the others only once the slowest moved."""
-        speaker = self.members.seats.get(self._speaker)
-        moved, self._released_at = self.members.slowest != self._released_at, self.members.slowest
-        for seat in self.members.seats.values() if moved else [speaker] if speaker is not None else []:
-            if seat.waiting is not None and self._release.may_go(seat.clock, self.members.slowest):
+        members, slowest = self.members, self.members.slowest
+        speaker = members.seats.get(self._speaker)
+        moved, self._released_at = slowest != self._released_at, slowest
+        for seat in members.seats.values() if moved else (speaker,):
+            if seat is not None and seat.waiting is not None and self._release.may_go(seat.clock, slowest):
                 self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:
@@ -386,3 +376,17 @@ class Sequencer:
         self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0
     ) -> None:
         self._effects.append(Discard(worker, incarnation, number, verdict, staleness, samples))
+
+
+def _member(one: _Pending, share: float, staleness: int) -> Member:
+    event = one.event
+    return Member(
+        event.worker,
+        event.incarnation,
+        event.number,
+        one.computed_from,
+        staleness,
+        share,
+        event.steps,
+        event.samples,
+    )

@@ -12,8 +12,8 @@ class UserOptimizer:
     """The user's own `torch.optim` optimizer, run at the server on the gathered gradient.
 
     `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of the learning rate (at most all of it),
-    so that equal samples make equal movement and a rate tuned for `sync_sgd` carries over to every strategy; by the root
-    of k/N where the optimizer divides by the root of a second moment, as Adam does (see `plesio.tensors.outer.scale_for`).
+    so that equal samples make equal movement and a rate tuned for `sync_sgd` carries over to every strategy; by
+    (k/N)^(3/4) where the optimizer divides by the root of a second moment, as Adam does (`plesio.tensors.outer.scale_for`).
     `"full"`: the learning rate as the user gave it, whatever was folded.
     """
 

@@ -8,7 +8,6 @@ whole tensor, such as Adafactor or Muon, or one we do not know) gets the model's
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,14 +108,15 @@ def settings_of(optimizer: Optimizer) -> list[list[Any]]:
 def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
     """What to multiply the learning rate by, where the strategy says `scale`, in which `share` is k/N.
 
-    The mean of k of N workers' gradients has N/k times the variance of all of them, so that an optimizer which divides by
-    the root of the second moment moves by the root of k/N as it is; only the other root is left to us to take (the square
-    root scaling rule, Malladi et al. 2022, arXiv 2205.10287). docs/decisions/0006.
+    The mean of k of N workers' gradients has N/k times the noise variance of all of them, so that an optimizer which
+    divides by the root of a second moment shortens its step by itself: by nothing where gradients are mostly signal, by
+    the root of k/N where they are mostly noise (Malladi et al. 2022, arXiv 2205.10287). What is left to take is k/N in
+    the one case and its root in the other; we take their geometric mean, (k/N)^(3/4). docs/decisions/0006.
 
-    >>> scale_for(SGD, 0.25, 0.25), scale_for(Adam, 0.25, 0.25)
-    (0.25, 0.5)
+    >>> scale_for(SGD, 0.0625, 0.0625), scale_for(Adam, 0.0625, 0.0625)
+    (0.0625, 0.125)
     """
-    return scale / math.sqrt(share) if issubclass(kind, NORMALISING) else scale
+    return scale / share**0.25 if issubclass(kind, NORMALISING) else scale
 
 
 def _number(value: Any) -> Any:
