@@ -23,8 +23,9 @@ from plesio.hogwild.machine import needs_prefetch
 from plesio.hogwild.threads import pool
 
 _EPOCHS_EXPECTED = 20  # most fits stop before max_iter
-_NONZERO_S = 2e-9  # what one thread takes for a non-zero, roughly
+_NONZERO_S, _FAR_NONZERO_S = 2e-9, 8e-9  # what one thread takes for a non-zero, roughly: in cache, beyond it
 _WORTH_A_PROBE_S = 0.1
+_WORTH_COPIES_S = 0.5  # copies of a part of the weights take about as long to set up as a tenth of this
 _PROBE_NONZEROS = 1_000_000
 _HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much do not come back
 
@@ -171,9 +172,12 @@ class Training:
     def _probe(self, pairs: list[tuple[str, int]]) -> tuple[str, int, dict[tuple[str, int], float]]:
         """Try (model, threads) pairs on a copy of the first learner, for at most a tenth of what the fit may take."""
         rows = self._problem.rows
-        expected_s = rows.nonzeros * min(self._wish.epochs, _EPOCHS_EXPECTED) * _NONZERO_S
+        nonzero_s = _FAR_NONZERO_S if needs_prefetch(4 * rows.features) else _NONZERO_S
+        expected_s = rows.nonzeros * min(self._wish.epochs, _EPOCHS_EXPECTED) * nonzero_s
         if expected_s < _WORTH_A_PROBE_S:
             return "shared", 1, {}
+        if expected_s < _WORTH_COPIES_S:
+            pairs = [(model, threads) for model, threads in pairs if model == "shared"]
         some = rows.span(0, max(1, len(rows) * _PROBE_NONZEROS // max(rows.nonzeros, _PROBE_NONZEROS)))
         copy = self._learners[0].copy()
         chosen = choose([self._trial(some, replace(copy), *pair) for pair in pairs], min(0.2, expected_s / 10))
