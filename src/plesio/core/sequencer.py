@@ -333,11 +333,23 @@ class Sequencer:
         if len(counting) > 1 and not self._holds:
             counting.sort(key=lambda one: one.event.worker)
         total = sum([one.weight for one in counting]) if len(counting) > 1 else counting[0].weight
-        before = self.version - 1
-        members = tuple([_member(one, one.weight / total, before - one.computed_from) for one in counting])
+        members = tuple([self._member(one, one.weight / total) for one in counting])
         mean_weight = 1.0 if self._weigh.normalised else total / len(counting)
         scale = self._outer.scale(len(counting), self.workers) * mean_weight
         return Fold(self.version, members, scale, self._holds, total)
+
+    def _member(self, one: _Pending, share: float) -> Member:
+        event, staleness = one.event, self.version - 1 - one.computed_from
+        return Member(
+            event.worker,
+            event.incarnation,
+            event.number,
+            one.computed_from,
+            staleness,
+            share,
+            event.steps,
+            event.samples,
+        )
 
     def _grant_if_seated(self, event: Pushed) -> None:
         seat = self.members.seats.get(event.worker)
@@ -376,17 +388,3 @@ class Sequencer:
         self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0
     ) -> None:
         self._effects.append(Discard(worker, incarnation, number, verdict, staleness, samples))
-
-
-def _member(one: _Pending, share: float, staleness: int) -> Member:
-    event = one.event
-    return Member(
-        event.worker,
-        event.incarnation,
-        event.number,
-        one.computed_from,
-        staleness,
-        share,
-        event.steps,
-        event.samples,
-    )
