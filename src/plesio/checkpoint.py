@@ -24,10 +24,11 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_hexdigest
 
 from plesio.core.sequencer import SequencerState
+from plesio.disk import to_disk
 from plesio.errors import CheckpointError, ConfigurationError
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
-FORMAT = 1
+FORMAT = 2  # 1 counted folds where look-ahead counts steps
 PREFIX = "version-"
 FOLDER = "checkpoints"
 """Their folder in a run folder."""
@@ -132,10 +133,10 @@ def save(
         body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
         (hidden / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
         for name in (WEIGHTS, STATE, MANIFEST):
-            _to_disk(hidden / name)
-        _to_disk(hidden)
+            to_disk(hidden / name)
+        to_disk(hidden)
         hidden.rename(path)
-        _to_disk(folder)
+        to_disk(folder)
         for old in _versions(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -199,11 +200,3 @@ def read(path: Path) -> Saved:
 
 def _versions(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

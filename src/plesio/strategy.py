@@ -113,7 +113,11 @@ class Strategy:
         if isinstance(self.correct, WorkerMomentum) and isinstance(self.gather, Round):
             self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
         if not isinstance(self.correct, (Plain, WorkerMomentum)) and not isinstance(self.gather, Each):
-            self._refuse("correct", "gather", "this correction is for one contribution at a time; use gather=Each()")
+            self._refuse(
+                "correct",
+                "gather",
+                "this correction is for one contribution at a time; use gather=Each(), or correct='dana'",
+            )
         if isinstance(self.adopt, LookAhead) != isinstance(self.correct, WorkerMomentum):
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
 

@@ -180,7 +180,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(path):
         raise OSError("no room")
 
-    monkeypatch.setattr(saving, "_to_disk", full)
+    monkeypatch.setattr(saving, "to_disk", full)
     with pytest.raises(CheckpointError, match="no room"):
         saving.save(tmp_path, {"w": np.ones(3)}, {"epoch": 1})
     assert saving.load(tmp_path)[1] == {"epoch": 0}

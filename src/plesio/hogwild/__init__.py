@@ -53,9 +53,10 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_WHERE[name])
     except ModuleNotFoundError as error:
-        if error.name in ("numba", "llvmlite", "scipy", "sklearn"):
-            message = f"plesio.hogwild.{name} needs {error.name}, which is not installed: pip install 'plesio[hogwild]'"
-            raise ModuleNotFoundError(message, name=error.name) from error
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("numba", "llvmlite", "scipy", "sklearn"):
+            message = f"plesio.hogwild.{name} needs {missing}, which is not installed: pip install 'plesio[hogwild]'"
+            raise ModuleNotFoundError(message, name=missing) from error
         raise
     value = globals()[name] = getattr(home, name)
     return value

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from xxhash import xxh3_64_hexdigest
 
+from plesio.disk import to_disk
 from plesio.errors import CheckpointError
 
 JSON: TypeAlias = Any
@@ -51,9 +52,9 @@ def save(folder: str | Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
     try:
         place.mkdir(parents=True, exist_ok=True)
         save_file(whole, beside, metadata=header)
-        _to_disk(beside)
+        to_disk(beside)
         os.replace(beside, place / FILE)
-        _to_disk(place)
+        to_disk(place)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             beside.unlink()
@@ -90,11 +91,3 @@ def load(folder: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, JSON]]:
 
 def _checksum(array: NDArray[Any]) -> str:
     return xxh3_64_hexdigest(array.reshape(-1).view(np.uint8).data)
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
