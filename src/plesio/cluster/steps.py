@@ -62,8 +62,8 @@ class Exponential(Law, frozen=True):
             )
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
-        least_s, rate, draw = self.least_s, 1.0 / (self.mean_s - self.least_s), rng.expovariate
-        return lambda: least_s + draw(rate)
+        least_s, rate, draw, log = self.least_s, 1.0 / (self.mean_s - self.least_s), rng.random, math.log
+        return lambda: least_s - log(1.0 - draw()) / rate  # random's expovariate, without its call
 
 
 class Pareto(Law, frozen=True):

@@ -55,6 +55,8 @@ from plesio.core.ledger import Admission, Ledger
 from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.core.questions import Questions
 
+_TAKEN, _NEW = Verdict.TAKEN, Admission.NEW  # to look a member up in its enum costs as much as to build an effect
+
 
 class _Pending(msgspec.Struct, frozen=True, gc=False):
     """A contribution on its way into a fold; `counts` is False for one that came but was not finite."""
@@ -104,6 +106,7 @@ class Sequencer:
         self._cancels = getattr(strategy.release, "cancel_late", False)
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
         self._pending: list[_Pending] = []
+        self._blank = 0  # pending contributions that do not count
         self._orphans = 0  # pending contributions whose worker is gone
         self._released_at = -1  # the slowest clock when all who wait were looked through
         self._speaker = -1  # whose event is being dealt with
@@ -238,7 +241,7 @@ class Sequencer:
 
     def _pushed(self, event: Pushed) -> None:
         admission = self.ledger.admit(event.worker, event.incarnation, event.number)
-        if admission is not Admission.NEW:
+        if admission is not _NEW:
             self._refuse(event, admission)
             return
         members = self.members
@@ -247,7 +250,7 @@ class Sequencer:
         members.pushed(seat, event.number)
         seat.staleness = self.version - seat.computing
         assert seat.staleness >= 0, "nothing is computed from a version to come"
-        batches = self.leases.consume(event.worker, event.batches)
+        batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
         if not event.finite:
             self._not_finite(event, seat, batches)
         elif not self._admit.admits(seat.staleness):
@@ -276,6 +279,7 @@ class Sequencer:
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
         if self._after_fold:
             self._pending.append(_Pending(event, seat.computing, 0.0, (), counts=False))
+            self._blank += 1
 
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count; no fold will release its worker, so it starts again from the current version now."""
@@ -286,9 +290,9 @@ class Sequencer:
             self._grant(seat)
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
-        seat.verdict = Verdict.TAKEN
+        seat.verdict = _TAKEN
         weight = self._weigh.weight(seat.staleness, self.workers, event.samples)
-        self._pending.append(_Pending(event, seat.computing, weight, batches, counts=True))
+        self._pending.append(_Pending(event, seat.computing, weight, batches, True))
         if self._holds:
             self._effects.append(Hold(event.worker, event.number, weight))
 
@@ -316,12 +320,14 @@ class Sequencer:
 
     def _fold(self) -> None:
         came, self._pending, self._orphans = self._pending, [], 0
-        counting = [one for one in came if one.counts]
+        counting = [one for one in came if one.counts] if self._blank else came
+        self._blank = 0
         if counting:
             self.version += 1
             self._effects.append(self._fold_effect(counting))
             for one in counting:
-                self.leases.folded(one.batches)
+                if one.batches:
+                    self.leases.folded(one.batches)
         if self._after_fold:
             for one in came:
                 self._grant_if_seated(one.event)
@@ -330,22 +336,28 @@ class Sequencer:
 
     def _fold_effect(self, counting: list[_Pending]) -> Fold:
         """Members in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
-        if len(counting) > 1 and not self._holds:
-            counting.sort(key=lambda one: one.event.worker)
-        total = sum([one.weight for one in counting]) if len(counting) > 1 else counting[0].weight
-        members = tuple([self._member(one, one.weight / total) for one in counting])
-        mean_weight = 1.0 if self._weigh.normalised else total / len(counting)
-        scale = self._outer.scale(len(counting), self.workers) * mean_weight
+        count = len(counting)
+        if count == 1:
+            total = counting[0].weight
+            members: tuple[Member, ...] = (self._member(counting[0], 1.0),)
+        else:
+            if not self._holds:
+                counting = sorted(counting, key=lambda one: one.event.worker)
+            total = sum([one.weight for one in counting])
+            members = tuple([self._member(one, one.weight / total) for one in counting])
+        scale = self._outer.scale(count, self.workers)
+        if not self._weigh.normalised:
+            scale *= total / count
         return Fold(self.version, members, scale, self._holds, total)
 
     def _member(self, one: _Pending, share: float) -> Member:
-        event, staleness = one.event, self.version - 1 - one.computed_from
+        event, read = one.event, one.computed_from
         return Member(
             event.worker,
             event.incarnation,
             event.number,
-            one.computed_from,
-            staleness,
+            read,
+            self.version - 1 - read,
             share,
             event.steps,
             event.samples,

@@ -73,7 +73,7 @@ class Star:
 
     def _across(self, worker: int, sent_s: float) -> float:
         """When what is sent then is across: the latency later, or at the end of a partition that it leaves or arrives in."""
-        if worker not in self._partitions:
+        if not self._partitions or worker not in self._partitions:
             return sent_s + self._latency_s[worker]
         cuts = self._partitions[worker]
         return _healed(cuts, _healed(cuts, sent_s) + self._latency_s[worker])

@@ -59,7 +59,8 @@ class WorkerMeter:
         self.ready_s = ready_s
         if ready_s > self.granted_s:  # not if it crossed its own cancellation
             self.compute_s += ready_s - self.granted_s
-            self._span("compute", self.granted_s, ready_s, steps)
+            if self._spans_max:
+                self._span("compute", self.granted_s, ready_s, steps)
 
     def cancelled(self, now_s: float) -> None:
         """The step under way was called off: the time went into it all the same."""
@@ -99,7 +100,8 @@ class WorkerMeter:
 
     def _exchange(self, start_s: float, end_s: float) -> None:
         self.exchange_s += end_s - start_s
-        self._span("exchange", start_s, end_s)
+        if self._spans_max:
+            self._span("exchange", start_s, end_s)
 
     def _span(self, kind: str, start_s: float, end_s: float, steps: int = 0) -> None:
         if len(self.spans) < self._spans_max:
@@ -141,7 +143,9 @@ class Meter:
         """A contribution went into a version."""
         one = self.workers[worker]
         one.folded += 1
-        one.staleness[staleness] += 1
+        one.staleness[staleness] = (
+            one.staleness.get(staleness, 0) + 1
+        )  # among thousands of workers most are new to a Counter
 
     def dropped(self, worker: int, reason: str) -> None:
         """A contribution does not count."""

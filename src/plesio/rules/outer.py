@@ -25,7 +25,7 @@ class UserOptimizer:
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
-        return min(1.0, folded / workers) if self.lr_scale == "share" else 1.0
+        return folded / workers if folded < workers and self.lr_scale == "share" else 1.0
 
     def __str__(self) -> str:
         return "user's optimizer" + (", lr x k/N" if self.lr_scale == "share" else "")
