@@ -22,7 +22,7 @@ from plesio.faults import Pace
 from plesio.rules import AfterFold, Every, Gradient
 from plesio.seeding import seed_step
 from plesio.strategy import Strategy
-from plesio.tensors.outer import hyper_parameters, settings_of
+from plesio.tensors.outer import Groups, hyper_parameters, settings_of
 from plesio.tensors.replica import Replica
 from plesio.warn import warn_not_finite
 
@@ -157,8 +157,8 @@ class Bell(Protocol):
         """Tell the server."""
         ...
 
-    def answer(self, timeout_s: float, number: int, version: int) -> Answer:
-        """Wait for the next answer."""
+    def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...) -> Answer:
+        """Wait for the next answer; `meanwhile` is done while it is waited for, or then if others run in this process."""
         ...
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
@@ -194,14 +194,14 @@ class ServerExchange:
         self._number = 0
         self._steps = 0
         self._exchanged_s = 0.0
-        self._sent_values: object = None
+        self._sent: Groups | None = None
 
     def begin(self) -> None:
         """Wait for the first version."""
         answer = self._doorbell.answer(self._timeout_s, 0, 0)
         self._standing.before, self._standing.steps_before = answer.number, answer.staleness
         answer.staleness = 0
-        self._number = 1
+        self._next()
         self._adopt(answer)
         self._pacer.begin()
 
@@ -229,7 +229,7 @@ class ServerExchange:
         batches, _ = self._used()
         answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
         self._doorbell.send(self._header(Note.ABANDON, True, batches, 0))
-        self._number += 1
+        self._next()
         self._adopt(answer)
         self._pacer.begin()
 
@@ -237,9 +237,12 @@ class ServerExchange:
         finite = self._replica.fill_slot()
         batches, samples = self._used()
         self._doorbell.send(self._header(Note.PUSH, finite, batches, samples, self._changed_groups()))
-        answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
+        self._adopt(self._doorbell.answer(self._timeout_s, self._number, self._standing.version, self._next))
+
+    def _next(self) -> None:
+        """The next contribution begins. What is random in it is known before the answer: seeding takes long enough to tell."""
         self._number += 1
-        self._adopt(answer)
+        self._standing.begin(self._number)
 
     def _header(self, note: Note, finite: bool, batches: int, samples: int, extra: bytes = b"") -> Header:
         return Header(
@@ -259,10 +262,9 @@ class ServerExchange:
         """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
         if self._local:
             return b""
-        values = settings_of(self._optimizer)
-        if values == self._sent_values:
+        if self._optimizer.param_groups == self._sent:
             return b""
-        self._sent_values = values
+        self._sent = settings_of(self._optimizer)
         return msgspec.msgpack.encode(hyper_parameters(self._optimizer))
 
     def _adopt(self, answer: Answer) -> None:
@@ -275,7 +277,6 @@ class ServerExchange:
             standing.discarded += 1
         if standing.verdict is Verdict.NOT_FINITE:
             warn_not_finite(standing.worker)
-        standing.begin(self._number)
         self._steps = 0
         self._exchanged_s = self._pacer.now_s()
 

@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from plesio.engine.messages import Hello, LeaseRequest, Ready
 from plesio.errors import PlesioError, StopRun, WorkerError
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
-from plesio.fabric.doorbell import Answer, Header, Note
+from plesio.fabric.doorbell import Answer, Header, Note, nothing
 from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
 from plesio.strategy import Strategy
@@ -227,9 +227,10 @@ class _Switch:
         if header.note == Note.PUSH:
             self._request = header
 
-    def answer(self, timeout_s: float, number: int, version: int) -> Answer:
+    def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing) -> Answer:
         """Let the others run until this is answered."""
         answer: Answer = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        meanwhile()  # the others share the random sources: not before they ran
         return answer
 
     def waiting(self, timeout_s: float = 0.0) -> bool:

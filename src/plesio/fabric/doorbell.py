@@ -10,6 +10,7 @@ import os
 import select
 import struct
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from math import nan
 from typing import Any
@@ -182,6 +183,10 @@ def write_answer(
     return True
 
 
+def nothing() -> None:
+    """What there is to do meanwhile, where there is nothing."""
+
+
 class Doorbell:
     """A worker's end of its two pipes."""
 
@@ -208,14 +213,15 @@ class Doorbell:
         """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
         return bool(self._poller.poll(timeout_s * 1000))
 
-    def answer(self, timeout_s: float, number: int, version: int) -> Answer:
-        """Wait for the next answer.
+    def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing) -> Answer:
+        """Wait for the next answer, after doing what can be done `meanwhile`.
 
         Raises:
             ServerLostError: the server is gone.
             DeadlineError: it did not answer in time.
         """
         started_s = time.monotonic()
+        meanwhile()
         if not self._lookout.wait(timeout_s):
             raise DeadlineError(
                 f"worker {self._worker} {_phase(number, version)} for {time.monotonic() - started_s:.0f} s: the server "

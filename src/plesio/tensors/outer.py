@@ -94,15 +94,13 @@ def hyper_parameters(optimizer: Optimizer) -> Groups:
     ]
 
 
-def settings_of(optimizer: Optimizer) -> list[list[Any]]:
-    """What `hyper_parameters` would say, in the form that is quickest to compare.
+def settings_of(optimizer: Optimizer) -> Groups:
+    """The parameter groups as they are now: equal to `optimizer.param_groups` until somebody changes a setting.
 
-    The list of parameters is among the values: it is the same object every time, and compared as that.
+    The list of parameters is among the values, the same object every time and compared as that. A learning rate held in a
+    tensor, which may change under its own name, is kept as a number.
     """
-    values = [[*group.values()] for group in optimizer.param_groups]
-    if any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups):
-        return [[_number(value) for value in group] for group in values]
-    return values
+    return [{key: _number(value) for key, value in group.items()} for group in optimizer.param_groups]
 
 
 def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
