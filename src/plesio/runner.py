@@ -184,7 +184,7 @@ def _watch(until: Until | None, watch: Callable[[Live], object] | None, steps_be
 def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool) -> Run | None:
     """The finished run, once its folder is written; None if it was interrupted before there was anything to write."""
     final = outcome.final
-    if final is None or (outcome.interrupted and final.model is None):
+    if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
         return None
     summary = _summary(job.strategy, outcome, final, simulated)
     if not outcome.interrupted:  # nobody who presses Ctrl-C waits for advice

@@ -18,6 +18,7 @@ import torch
 
 from plesio.cluster import Cluster, Timetable
 from plesio.core.events import Cancel, Grant, Leased, Verdict
+from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.evaluator import as_metrics
 from plesio.engine.job import Job, Live, Outcome, Watch
 from plesio.engine.messages import LeaseRequest
@@ -149,15 +150,16 @@ class SimulatedEngine:
         Raises:
             WorkerError: a training function raised.
             NonFiniteError: a contribution was not finite and the job is to stop at that.
+            KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
         outcome = self.outcome
-        with apart(), no_wall_clock(self.job.train):
+        with apart(), no_wall_clock(self.job.train), CtrlC(lambda: self.run_of.end("interrupted")) as ctrl_c:
             outcome.final = self.run_of.run()
-        outcome.ended = self.run_of.ended
+        outcome.ended, outcome.interrupted = self.run_of.ended, ctrl_c.pressed > 0
         if self.run_of.recorder is not None:
             self.run_of.recorder.end(outcome.final.version, outcome.final.wall_s)
         outcome.incidents += self.run_of.incidents
-        if self.job.evaluate is not None:
+        if self.job.evaluate is not None and not outcome.interrupted:
             self._judge(outcome.final.wall_s, outcome.final.version)
         outcome.state_dict = self.server.state_dict
         return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -54,6 +55,27 @@ def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.
     assert "All times are virtual: 5.00 s of them were simulated in " in out
     (folder,) = Path("here").iterdir()
     assert {"journal.bin", "weights.safetensors"} <= {one.name for one in folder.iterdir()}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_keeps_what_was_simulated_and_a_second_one_ends_at_once(
+    times: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handled = "signal.getsignal(signal.SIGINT) is not signal.default_int_handler"  # not while it is replayed
+    press = f"if worker.version > 20 and {handled}: [signal.raise_signal(signal.SIGINT) for _ in range({times})]"
+    script = SCRIPT.replace("with worker.step():", f"with worker.step():\n                {press}")
+    Path("script.py").write_text(f"import signal\n{script}")
+    assert main(["simulate", "script.py", "--cluster", "uniform", "--workers", "3", "--runs", "here"]) == 130
+    out, error = capsys.readouterr()
+    assert error == "plesio: interrupted\n"
+    (folder,) = Path("here").iterdir()
+    written = {one.name for one in folder.iterdir()}
+    assert ("weights.safetensors" in written) == (times == 1)
+    if times == 1:
+        assert "async_sgd: interrupted after " in out
+        assert main(["replay", str(folder)]) == 0
+        assert "bit-identical: " in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(

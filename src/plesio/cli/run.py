@@ -95,15 +95,15 @@ def run(
             loaded = load(script, work.metrics)
             done = work.run(loaded, chosen, watch, checkpoint=_checkpoint(checkpoint_every_s), resume=resume)
     except RunInterrupted as stop:
-        _show(console, stop.run)
+        show(console, stop.run)
         if stop.run is not None or stop.resume is not None:
             console.print(how_to_go_on(context.obj, stop.resume, chosen), markup=False, soft_wrap=True)
         raise
-    _show(console, done)
+    show(console, done)
     return 0
 
 
-def _show(console: Console, done: Run | None) -> None:
+def show(console: Console, done: Run | None) -> None:
     if done is not None:
         console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
 

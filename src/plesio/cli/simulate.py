@@ -9,11 +9,11 @@ from rich.text import Text
 
 from plesio.cli import options
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.run import BudgetS, Settings, StrategyName
+from plesio.cli.run import BudgetS, Settings, StrategyName, show
 from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
 from plesio.cli.work import work_of
-from plesio.observe.tables import run_table
+from plesio.errors import RunInterrupted
 
 
 def simulate(
@@ -54,9 +54,12 @@ def simulate(
     console = terminal()
     console.print(Text(f"{script}: {work.setting()}"), soft_wrap=True)
     started_s = time.monotonic()
-    with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
-        watch = board.watch(0)
-        done = work.run(load(script, work.metrics, processes=False), chosen, watch)
-    console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
+    try:
+        with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
+            done = work.run(load(script, work.metrics, processes=False), chosen, board.watch(0))
+    except RunInterrupted as stop:
+        show(console, stop.run)
+        raise
+    show(console, done)
     console.print(Text(simulated_in(done.summary.wall_s, time.monotonic() - started_s)), soft_wrap=True)
     return 0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import select
-import signal
 import time
 from itertools import count
 
 from msgspec.structs import replace
 
 from plesio.engine.assembly import arenas
+from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.engine.job import Job, Live, Outcome, Watch
 from plesio.engine.messages import (
@@ -79,8 +79,7 @@ class LocalEngine:
         self._zero_s: float | None = None
         self._started_s = time.monotonic()
         self._stop_sent_s: float | None = None
-        self._interrupts = 0
-        self._interrupted_s = 0.0
+        self._ctrl_c = CtrlC()
         self._raised: set[int] = set()
         self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
         self._final_judged = job.evaluate is None
@@ -97,39 +96,27 @@ class LocalEngine:
         """
         fork_server = ForkServer.shared(PRELOAD)
         self._processes = Processes(fork_server, next(_runs))
-        before = signal.getsignal(signal.SIGINT)
-        in_main = before is not None and _in_main_thread()
-        if in_main:
-            signal.signal(signal.SIGINT, self._interrupted)
-        try:
-            self._processes.start(self._job)
-            self._loop(fork_server)
-        finally:
+        with self._ctrl_c:
             try:
-                self._processes.end(self._patience_s())
-            finally:  # a second Ctrl-C while they were given time
-                self._processes.end(0.0)
-                if in_main:
-                    signal.signal(signal.SIGINT, before)
-        self._outcome.interrupted = self._interrupts > 0
-        if self._error is not None and not self._interrupts:
+                self._processes.start(self._job)
+                self._loop(fork_server)
+            finally:
+                try:
+                    self._processes.end(self._patience_s())
+                finally:  # a second Ctrl-C while they were given time
+                    self._processes.end(0.0)
+        self._outcome.interrupted = self._ctrl_c.pressed > 0
+        if self._error is not None and not self._outcome.interrupted:
             raise self._error
         self._tell_once()
         return self._outcome
 
-    def _interrupted(self, *_: object) -> None:
-        """Ctrl-C: end gracefully; the second time, at once. Further ones change nothing: all is being killed by then."""
-        self._interrupts += 1
-        if self._interrupts == 1:
-            self._interrupted_s = time.monotonic()
-        elif self._interrupts == 2:
-            raise KeyboardInterrupt
-
     def _patience_s(self) -> float:
         """How much longer anybody is waited for."""
-        if self._error or self._interrupts > 1:
+        ctrl_c = self._ctrl_c
+        if self._error or ctrl_c.pressed > 1:
             return 0.0
-        return max(0.0, self._interrupted_s + INTERRUPT_S - time.monotonic()) if self._interrupts else GRACE_S
+        return max(0.0, ctrl_c.first_s + INTERRUPT_S - time.monotonic()) if ctrl_c.pressed else GRACE_S
 
     def _tell_once(self) -> None:
         """A worker that raised closed its line, too: the server calls that a death, and its exception says more."""
@@ -162,9 +149,9 @@ class LocalEngine:
     def _over(self) -> bool:
         if self._error is not None:
             return True
-        if self._interrupts and self._stop_sent_s is None:
+        if self._ctrl_c.pressed and self._stop_sent_s is None:
             self._ask_to_stop("interrupted")
-        if self._interrupts and not self._patience_s():
+        if self._ctrl_c.pressed and not self._patience_s():
             return True
         if self._outcome.final is not None:
             return self._final_judged or self._late(GRACE_S * 10)
@@ -267,7 +254,7 @@ class LocalEngine:
             self._error = DeadlineError(
                 f"the server did not say within {self._job.timeout_s + START_S:g} s who is late"
             )
-        if self._late(INTERRUPT_GRACE_S if self._interrupts else GRACE_S):
+        if self._late(INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S):
             for process in self._processes.workers:
                 if not process.done:
                     process.kill()
@@ -312,9 +299,3 @@ def _worker_error(worker: int, message: Failed) -> PlesioError:
     if kind is not None:
         return kind(message.why)
     return WorkerError(f"worker {worker} raised {message.kind}: {message.why}\n{message.traceback}")
-
-
-def _in_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()
