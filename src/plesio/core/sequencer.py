@@ -108,6 +108,7 @@ class Sequencer:
         self._pending: list[_Pending] = []
         self._blank = 0  # pending contributions that do not count
         self._orphans = 0  # pending contributions whose worker is gone
+        self._wanted = 1  # contributions that make the next fold
         self._released_at = -1  # the slowest clock when all who wait were looked through
         self._speaker = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
@@ -188,6 +189,7 @@ class Sequencer:
             return
         self.ledger.open(event.worker, event.incarnation)
         self.leases.joined(event.worker)
+        self._count_anew()
         self._effects.append(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
 
     def _left(self, worker: int, incarnation: int) -> None:
@@ -200,6 +202,7 @@ class Sequencer:
         self.ledger.close(worker)
         if seat.waiting is not None and self._after_fold:
             self._orphans += 1
+        self._count_anew()
         self._settle()
 
     def _ticked(self) -> None:
@@ -300,13 +303,17 @@ class Sequencer:
 
     def _settle(self) -> None:
         """Fold what is foldable, then let go on whoever may."""
-        if self._pending and len(self._pending) >= self._gather.size(self._reachable()):
+        if self._pending and len(self._pending) >= self._wanted:
             self._fold()
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
         assert self.members.waiting < len(self.members.seats) or not self.members.seats, (
             "promise 4: every live worker waits for another"
         )
+
+    def _count_anew(self) -> None:
+        """Who may contribute to the next fold changed."""
+        self._wanted = self._gather.size(self._reachable())
 
     def _reachable(self) -> int | None:
         """How many contributions can come together for the next fold; None: any number.
@@ -319,7 +326,10 @@ class Sequencer:
         return None
 
     def _fold(self) -> None:
-        came, self._pending, self._orphans = self._pending, [], 0
+        came, self._pending = self._pending, []
+        if self._orphans:
+            self._orphans = 0
+            self._count_anew()
         counting = [one for one in came if one.counts] if self._blank else came
         self._blank = 0
         if counting:
