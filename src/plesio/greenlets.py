@@ -176,7 +176,7 @@ class _Station:
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
         described, tensors = describe(model, optimizer)
-        spec = OptimizerSpec.of(optimizer)
+        spec = OptimizerSpec.of(optimizer, fresh=self._strategy.steps_at_server)
         place = wait(
             Hello(
                 worker=self.rank,

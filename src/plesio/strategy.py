@@ -147,6 +147,11 @@ class Strategy:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
         return isinstance(self.gather, Round) and self.gather.first is None and isinstance(self.every, Steps)
 
+    @property
+    def steps_at_server(self) -> bool:
+        """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
+        return isinstance(self.outer, UserOptimizer) and isinstance(self.via, Server)
+
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         answers = {name: getattr(self, name) for name in ANSWERS}

@@ -159,7 +159,7 @@ class ProcessStation:
         self, model: nn.Module, optimizer: Optimizer, described: Described, tensors: list[torch.Tensor]
     ) -> tuple[Welcome, list[int]]:
         """Show the server what we have; it answers when everybody has."""
-        spec = OptimizerSpec.of(optimizer)
+        spec = OptimizerSpec.of(optimizer, fresh=self._strategy.steps_at_server)
         self._server.send(
             Hello(
                 worker=self.rank,

@@ -108,6 +108,29 @@ def test_the_usual_loop_keeps_its_meaning(strategy: ps.Strategy) -> None:
     assert all(torch.equal(got[name], value) for name, value in want.items())
 
 
+def warm_adam(model: nn.Module) -> torch.optim.Optimizer:
+    """An Adam that holds state, as one that was loaded from a file does."""
+    optimizer = loops.adam(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("strategy", [ps.local_sgd(every=1), ps.allreduce(), ps.hogwild()], ids=str)
+def test_an_optimizer_that_stays_in_the_worker_keeps_its_state(strategy: ps.Strategy) -> None:
+    train = partial(loops.follow, build=loops.mlp, optimizers=warm_adam, steps=8)
+    got = ps.run(train, strategy, workers=1).state_dict
+    want = loops.plain_pytorch(loops.mlp, warm_adam, 8)
+    assert all(torch.equal(got[name], value) for name, value in want.items())
+
+
+def test_the_server_refuses_state_that_it_would_lose() -> None:
+    train = partial(loops.follow, build=loops.mlp, optimizers=warm_adam, steps=8)
+    with pytest.raises(ps.ConfigurationError, match=r"Adam .* already holds state for 4 parameters.*: local_sgd, "):
+        ps.run(train, ps.async_sgd(), workers=1)
+
+
 def test_shared_memory_is_what_the_formula_says() -> None:
     """N + 2 versions (one more to evaluate), N slots, and the state that optimizer and correction keep."""
     model = loops.mlp()

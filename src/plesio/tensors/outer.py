@@ -60,11 +60,11 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     groups: Groups
 
     @classmethod
-    def of(cls, optimizer: Optimizer) -> OptimizerSpec:
-        """Describe `optimizer`.
+    def of(cls, optimizer: Optimizer, fresh: bool = True) -> OptimizerSpec:
+        """Describe `optimizer`; `fresh`: it is to run at the server, which begins without state.
 
         Raises:
-            ConfigurationError: an optimizer that cannot run at a server.
+            ConfigurationError: an optimizer that cannot run there.
         """
         name = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -73,10 +73,11 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             )
         if isinstance(optimizer, SparseAdam):
             raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
-        if any(_has_stepped(state) for state in optimizer.state.values()):
+        if fresh and any(_has_stepped(state) for state in optimizer.state.values()):
             raise ConfigurationError(
-                f"the {name} given to prepare already holds state for {len(optimizer.state)} parameters; "
-                "prepare a fresh optimizer (resuming one is done from a checkpoint)"
+                f"the {name} given to prepare already holds state for {len(optimizer.state)} parameters, and the server "
+                "that runs it begins without: prepare a fresh one (resume= goes on from a run's checkpoint), or take a "
+                "strategy whose optimizer stays in the worker: local_sgd, allreduce, hogwild"
             )
         return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer))
 
