@@ -8,7 +8,7 @@ import pytest
 
 from plesio.errors import ConfigurationError
 from plesio.hogwild import corpus as module
-from plesio.hogwild.corpus import LONGEST, Corpus, open_corpus, read_corpus, save_corpus
+from plesio.hogwild.corpus import LONGEST, Corpus, longest, open_corpus, read_corpus, save_corpus
 
 TEXT = [["to", "be", "or", "not", "to", "be"], [], ["that", "is", "the", "question", "to", "ask"], ("or", "so")]
 
@@ -25,7 +25,7 @@ def test_what_goes_in_comes_out(tmp_path, monkeypatch, blocks) -> None:
         assert sentences(corpus) == [list(words) for words in TEXT if words]
         assert corpus.words[:3] == ["to", "be", "or"]  # by count, then as they came
         assert corpus.counts.tolist() == [3, 2, 2] + [1] * 7
-        assert len(corpus) == 14
+        assert (len(corpus), longest(corpus.sentences)) == (14, 6)
         assert (corpus.tokens.dtype, corpus.sentences.dtype) == (np.uint32, np.int64)
         assert not corpus.tokens.flags.writeable
 

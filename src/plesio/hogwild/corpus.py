@@ -25,7 +25,7 @@ from plesio.errors import ConfigurationError
 
 LONGEST = 10_000
 """Longer sentences are cut, as in word2vec.c and gensim: a text without line ends is one sentence otherwise."""
-_BLOCK = 1 << 20  # tokens
+_BLOCK = 1 << 20  # tokens, or sentences
 FORMAT = 1
 
 
@@ -137,6 +137,12 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
     )
 
 
+def longest(sentences: NDArray[np.int64]) -> int:
+    """The words of the longest sentence, of their bounds; block by block, as these may be larger than memory too."""
+    starts = range(0, len(sentences) - 1, _BLOCK)
+    return max((int(np.diff(sentences[at : at + _BLOCK + 1]).max()) for at in starts), default=0)
+
+
 def _locked(corpus: Corpus) -> Corpus:
     """Not to be written to: a memory-mapped corpus cannot be, and kernels are compiled for one kind of array."""
     corpus.tokens.flags.writeable = corpus.sentences.flags.writeable = False
@@ -150,13 +156,19 @@ def _words(sentences: Sentences) -> Iterator[Sequence[str]]:
         yield from ([sentences.words[token] for token in sentences.tokens[begin:end]] for begin, end in bounds)
         return
     for number, words in enumerate(_read(sentences)):
-        if isinstance(words, str | bytes) or not isinstance(words, Sequence | np.ndarray):
+        if not isinstance(words, list) and not _is_sentence(words):  # a line of text is a list: no more looks at it
             raise ConfigurationError(
                 f"sentence {number} is {words!r:.60}, a {type(words).__name__}; a sentence is a list of words: "
                 "split it, or give the name of a text file with a sentence a line."
             )
-        for begin in range(0, len(words), LONGEST):
-            yield words[begin : begin + LONGEST]
+        if len(words) <= LONGEST:
+            yield words
+        else:
+            yield from (words[begin : begin + LONGEST] for begin in range(0, len(words), LONGEST))
+
+
+def _is_sentence(words: Any) -> bool:
+    return isinstance(words, (Sequence, np.ndarray)) and not isinstance(words, (str, bytes))
 
 
 def _read(sentences: Any) -> Iterator[Sequence[str]]:

@@ -166,7 +166,8 @@ class SharedReplica(_Bound):
         """Nothing is sent; whether the gradient is finite."""
         gradients = [tensor.grad for tensor in self._trained]
         self.missing = sum(gradient is None for gradient in gradients)
-        return all(gradient is None or is_finite(gradient.detach().reshape(-1)) for gradient in gradients)
+        numbers = (one._values() if one.is_sparse else one for one in gradients if one is not None)
+        return all(is_finite(flat.detach().reshape(-1)) for flat in numbers)
 
     def adopt(self, buffer: int) -> None:
         """Point the model at the shared parameters; they are always the current ones."""

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.errors import CheckpointError, ConfigurationError, unknown_name
 from plesio.hogwild.chunks import chunk_order
-from plesio.hogwild.corpus import Corpus, Sentences, read_corpus
+from plesio.hogwild.corpus import Corpus, Sentences, longest, read_corpus
 from plesio.hogwild.epochs import Epoch, run_epochs
 from plesio.hogwild.keyed_vectors import KeyedVectors
 from plesio.hogwild.lanes import LANES
@@ -210,7 +210,7 @@ class SkipGram:
                 f"{len(corpus):,} words of text (most often: {corpus.words[0]!r}, {corpus.counts[0]} times); "
                 f"word vectors need two: {advice}."
             )
-        if np.diff(corpus.sentences).max() < 2:
+        if longest(corpus.sentences) < 2:
             raise ConfigurationError(
                 f"none of the {len(corpus.sentences) - 1:,} sentences has two words; the context of a word is the rest of "
                 "its sentence: give longer ones."
@@ -228,7 +228,8 @@ class SkipGram:
         width = -(-self.vector_size // LANES) * LANES
         model = Model(numbers(words * width), numbers(words * width), width)
         drawn = np.random.default_rng(self.seed).random((words, self.vector_size), np.float32)
-        self._rows(model.inputs)[:] = (drawn - np.float32(0.5)) / np.float32(self.vector_size)
+        drawn -= np.float32(0.5)
+        np.divide(drawn, np.float32(self.vector_size), out=self._rows(model.inputs))
         text = Text(corpus.tokens, corpus.sentences, chunks)
         return Work(text, rules, model, tables.sigmoid(), self.cbow)
 

@@ -40,17 +40,22 @@ def alias(weights: NDArray[np.float64], parts: int) -> NDArray[np.uint64]:
 
 
 def _vose(levels: NDArray[np.float64], words: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Columns of height 1: what a column lacks is filled up by one word that has more."""
-    height, other = levels.tolist(), words.copy()
-    full = [at for at, level in enumerate(height) if level >= 1]
-    lacking = [at for at, level in enumerate(height) if level < 1]
-    share = np.ones(len(words))
-    while full and lacking:
-        low, high = lacking.pop(), full[-1]
-        share[low], other[low] = height[low], words[high]
-        height[high] -= 1 - height[low]
-        if height[high] < 1:
-            lacking.append(full.pop())
+    """Columns of height 1: what a column lacks is filled up by one word that has more.
+
+    Words with more fill up the lacking columns in order, each until it has less than 1 itself: that is for the next.
+    So it is told by running sums who fills up whom, and by how much.
+    """
+    share, other = np.ones(len(words)), words.copy()
+    low, high = np.flatnonzero(levels < 1), np.flatnonzero(levels >= 1)
+    if len(low) and len(high):
+        lack, spare = np.cumsum(1 - levels[low]), np.cumsum(levels[high] - 1)
+        begun_at = np.concatenate([[0.0], lack[:-1]])
+        last = len(high) - 1  # sums that are equal but for rounding may point beyond it
+        share[low] = levels[low]
+        other[low] = words[high[np.minimum(np.searchsorted(spare, begun_at, side="right"), last)]]
+        given = lack[np.minimum(np.searchsorted(lack, spare), len(low) - 1)]
+        share[high] = np.where(spare > 0, 1 - np.maximum(given - spare, 0), 1)
+        other[high[:-1]] = words[high[1:]]
     return ((share * _ALL).astype(np.uint64) << np.uint64(32)) | other.astype(np.uint64)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plesio.hogwild.choosing import Chosen, Trial, choose
+from plesio.hogwild.corpus import longest
 from plesio.hogwild.epochs import advance
 from plesio.hogwild.skipgram.deal import WHOLE, Rules, Share, Text, deal
 from plesio.hogwild.skipgram.step import PAIR, Model, Scratch, Steps, learn, numbers
@@ -66,7 +67,7 @@ class Hand:
     def __init__(self, work: Work) -> None:
         text, rules, model = work.text, work.rules, work.model
         self._work = work
-        sentence = int(np.diff(text.sentences).max(initial=1))
+        sentence = longest(text.sentences)
         chunk = int(np.diff(text.sentences[text.chunks]).max(initial=1))
         self._count = (rules.negative + PAIR) // PAIR * PAIR
         window = 2 * rules.window
