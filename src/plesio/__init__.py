@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         ringmaster,
         sync_sgd,
     )
-    from plesio.replay import Replayed, ReplayError, replay
+    from plesio.replaying import Replayed, ReplayError, replay
     from plesio.rules import Seconds, Steps
     from plesio.runner import Run, Until, run
     from plesio.simulated import Simulated
@@ -78,7 +78,7 @@ _HOMES = {
         "ringmaster",
         "sync_sgd",
     ),
-    "plesio.replay": ("Replayed", "ReplayError", "replay"),
+    "plesio.replaying": ("Replayed", "ReplayError", "replay"),
     "plesio.rules": ("Seconds", "Steps"),
     "plesio.runner": ("Run", "Until", "run"),
     "plesio.simulated": ("Simulated",),
@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'plesio' has no attribute {name!r}")
     home = importlib.import_module(_WHERE[name])
-    for one in _HOMES[home.__name__]:  # all: importing plesio.replay has just put the module where `replay` goes
+    for one in _HOMES[home.__name__]:
         room = f"plesio.{one}"
         if room == home.__name__ or room not in sys.modules:  # plesio.hogwild stays the room: it can be called
             globals()[one] = getattr(home, one)

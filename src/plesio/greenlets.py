@@ -1,7 +1,7 @@
 """Many workers in one process: each runs the user's unmodified training function in a greenlet.
 
 A greenlet runs until it wants something of the server (its *request*), and lies still until that is answered. Who is
-answered when is decided elsewhere: by the virtual clock (`plesio.simulated`) or by a journal (`plesio.replay`). Everything
+answered when is decided elsewhere: by the virtual clock (`plesio.simulated`) or by a journal (`plesio.replaying`). Everything
 between two requests is done at once when the first is answered: only its time passes later, if time passes at all. So a
 version needs to be kept no longer than it takes to answer.
 

@@ -13,7 +13,7 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.hogwild import saving
 from plesio.hogwild.choosing import Trial, choose
 from plesio.hogwild.chunks import chunk_bounds, chunk_order
-from plesio.hogwild.conflict_free import NARROW, colour, grid
+from plesio.hogwild.conflict_free import NARROW, colour
 from plesio.hogwild.epochs import DivergedError, Epoch, run_epochs, slices
 from plesio.hogwild.machine import last_level_cache_bytes, memory_bandwidth, needs_prefetch
 from plesio.hogwild.rates import NAMES, rate
@@ -288,30 +288,6 @@ def test_rows_that_all_share_a_parameter_are_done_one_by_one():
 def test_rows_without_conflicts_make_one_group():
     groups = colour(np.arange(101), np.arange(100, dtype=np.uint32), np.arange(100))
     assert groups.parallel.tolist() == [True]
-
-
-@pytest.mark.parametrize("p", [1, 2, 5, 8])
-def test_the_blocks_of_a_diagonal_share_no_row_and_no_column(p):
-    rng = np.random.default_rng(0)
-    rows, columns = rng.zipf(1.5, 2000) % 60, rng.integers(0, 40, 2000)
-    found = grid(rows, columns, p)
-    assert sorted(found.order.tolist()) == list(range(2000))
-    assert len(found.bounds) == p * p + 1
-    for diagonal in range(p):
-        for ids in (rows, columns):
-            seen = set()
-            for block in range(diagonal * p, diagonal * p + p):
-                here = set(ids[found.order[found.bounds[block] : found.bounds[block + 1]]].tolist())
-                assert not seen & here
-                seen |= here
-    for block in range(p * p):
-        part = found.order[found.bounds[block] : found.bounds[block + 1]]
-        assert (np.diff(part) > 0).all()
-
-
-def test_grids_that_cannot_be():
-    with pytest.raises(ConfigurationError, match="p=0"):
-        grid(np.zeros(1, int), np.zeros(1, int), 0)
 
 
 # --- replicas ---

@@ -43,7 +43,7 @@ def replay(
     from plesio.cli.script import load
     from plesio.journal import read_journal
     from plesio.observe.files import save_weights
-    from plesio.replay import replay as do
+    from plesio.replaying import replay as do
 
     journal = read_journal(run)
     path = script or Path(journal.head.script)

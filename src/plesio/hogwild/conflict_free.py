@@ -3,8 +3,7 @@
 `colour` puts the examples of a batch into groups that share no parameter: within a group the order does not matter,
 between groups threads wait for each other. An example's group comes after those of all earlier examples it shares a
 parameter with, so the result is the very one of doing them one by one (serial equivalence, as in Cyclades:
-Pan et al., 2016). `grid` cuts a matrix to be factorised into p x p blocks, of which the p on a diagonal share no
-row and no column (Gemulla et al., 2011). p is fixed, not the number of threads, so the bits do not depend on it.
+Pan et al., 2016). For ratings see the grid of `plesio.hogwild.factorisation.layout`.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -15,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
-
-from plesio.errors import ConfigurationError
 
 NARROW = 8
 """Groups of fewer rows than this are not worth the threads' meeting: neighbours are joined, and one thread does them."""
@@ -77,41 +74,3 @@ def _levels(indptr: Any, indices: Any, rows: Any, parameters: int, batch: int) -
         levels[at] = level
         top = max(top, level)
     return levels
-
-
-class Grid(NamedTuple):
-    """The ratings ordered by block: block k is order[bounds[k]:bounds[k + 1]]; diagonal d is the blocks d·p to d·p + p - 1.
-
-    The p blocks of a diagonal share no row and no column: threads may do them at once. Diagonals come one after the other.
-    """
-
-    order: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    p: int
-
-
-def grid(rows: NDArray[Any], columns: NDArray[Any], p: int = 8) -> Grid:
-    """Cut the (row, column) pairs of a matrix into p x p blocks, diagonal by diagonal; pairs of a block keep their order.
-
-    Rows and columns are cut into p ranges of neighbours that hold about equally many pairs. p is fixed: it must not
-    depend on the number of threads if the result is not to.
-
-    Raises ConfigurationError if p is not 1 to 255.
-
-    >>> grid(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), p=2)
-    Grid(order=array([0, 3, 1, 2]), bounds=array([0, 1, 2, 3, 4]), p=2)
-    """
-    if not 1 <= p <= 255:
-        raise ConfigurationError(f"p={p}: a grid has 1 to 255 blocks a side.")
-    band, across = _ranges(rows, p)[rows], _ranges(columns, p)[columns]
-    block = (across + p - band) % p * p + band  # diagonal first, then the place on it
-    order = np.argsort(block.astype(np.uint16), kind="stable")
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(block, minlength=p * p))])
-    return Grid(order, bounds, p)
-
-
-def _ranges(ids: NDArray[Any], p: int) -> NDArray[np.int64]:
-    """Which of p ranges each id is in: by how many pairs come before it and half its own."""
-    counts = np.bincount(ids, minlength=1)
-    middle = np.cumsum(counts) - counts / 2
-    return np.minimum(middle * p / max(len(ids), 1), p - 1).astype(np.int64)

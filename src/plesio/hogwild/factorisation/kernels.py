@@ -15,9 +15,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, uintp
+from numba import uintp
 from numpy.typing import NDArray
 
+from plesio.hogwild.factorisation.compiled import compiled, inlined
 from plesio.hogwild.intrinsics import fetch_add, prefetch
 from plesio.hogwild.lanes import LANES, fill, load, store, total
 
@@ -29,9 +30,6 @@ ATTEMPTS = 16
 NOBODY = np.uint32(0xFFFFFFFF)
 
 _ZERO, _ONE, _LINE, _MASK = np.uintp(0), np.uintp(1), np.uintp(LANES), np.uintp(AHEAD - 1)
-
-_inlined: Any = njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-"""For what kernels call: a call would pass the 50 words that tuples of arrays come to, for every rating."""
 
 
 class Work(NamedTuple):
@@ -77,7 +75,7 @@ class Rivals(NamedTuple):
     key: Any
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def squared(work, tables, step, users, items, ratings):
     """Squared error: sweep over the chunks that are left; how many ratings were done."""
     done = 0
@@ -99,7 +97,7 @@ def squared(work, tables, step, users, items, ratings):
         done += end - begin
 
 
-@_inlined
+@inlined
 def _rate(tables, step, lr, user, item, rating):
     """One rating: the error before the step, and the step."""
     user_rows, item_rows = tables.users, tables.items
@@ -127,11 +125,13 @@ def _rate(tables, step, lr, user, item, rating):
     return error
 
 
-@njit(nogil=True, cache=True)
-def bpr(work, tables, step, users, items, rivals):
-    """Bayesian personalised ranking: sweep over the chunks that are left; how many pairs were done."""
+@compiled
+def bpr(work, tables, step, users, items, rivals, drawn):
+    """Bayesian personalised ranking: sweep over the chunks that are left; how many pairs were done.
+
+    `drawn` (uint32, at least `AHEAD` of them) is this thread's own.
+    """
     done = 0
-    drawn = np.empty(AHEAD, np.uint32)
     while True:
         turn = fetch_add(work.counter, 0, 1)
         if turn >= work.stop:
@@ -157,7 +157,7 @@ def bpr(work, tables, step, users, items, rivals):
         done += end - begin
 
 
-@_inlined
+@inlined
 def _prefer(tables, step, lr, user, item, rival):
     """One pair: -ln(chance that `user` prefers `item` to `rival`) before the step, and the step."""
     user_rows, item_rows = tables.users, tables.items
@@ -192,7 +192,7 @@ def _prefer(tables, step, lr, user, item, rival):
     return math.log1p(odds) if lead > -30 else -lead
 
 
-@_inlined
+@inlined
 def _row_lr(step, lr, rows, head):
     """The row's own learning rate."""
     if step.adagrad:
@@ -200,7 +200,7 @@ def _row_lr(step, lr, rows, head):
     return lr
 
 
-@_inlined
+@inlined
 def _finish(step, rows, head, lr, error, squares):
     """The step of the bias, and the squared gradients into the state."""
     if step.biases:
@@ -212,14 +212,14 @@ def _finish(step, rows, head, lr, error, squares):
         rows[head + _ONE] += squares * step.share
 
 
-@_inlined
+@inlined
 def _ask(rows, row, stride):
     """Prefetch a row."""
     for k in range(_ZERO, stride, _LINE):
         prefetch(rows, row + k)
 
 
-@_inlined
+@inlined
 def _draw(rivals, block, user, at):
     """An item that `user` has not seen, drawn for the rating `at`; NOBODY if none is found soon."""
     first = rivals.first[block]
@@ -233,7 +233,7 @@ def _draw(rivals, block, user, at):
     return NOBODY
 
 
-@_inlined
+@inlined
 def _has_seen(rivals, user, item):
     low, high = uintp(rivals.starts[user]), uintp(rivals.starts[uintp(user) + _ONE])
     end = high
@@ -246,7 +246,7 @@ def _has_seen(rivals, user, item):
     return low < end and rivals.seen[low] == item
 
 
-@_inlined
+@inlined
 def mix(number):
     """Random bits of a number (the finisher of splitmix64): no state, so whoever draws, draws the same."""
     number = (number + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)

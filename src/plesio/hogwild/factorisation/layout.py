@@ -5,24 +5,22 @@ ratings lie together, in random order. A thread takes a strip at a time: its use
 thread writes them, so that threads meet at items only. It needs fewer sweeps, too, than ratings in random order: what a
 user's first ratings taught is used while the sweep is still under way.
 
-A grid, the deterministic order, cuts items as well: blocks of a diagonal share neither a user nor an item.
+A grid, the deterministic order, cuts items as well: blocks of a diagonal share neither a user nor an item (Gemulla et al.,
+2011).
 """
 
-# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from plesio.hogwild.chunks import chunk_order
-from plesio.hogwild.conflict_free import grid
 from plesio.hogwild.epochs import advance, slices
-from plesio.hogwild.factorisation.kernels import Rivals, mix
+from plesio.hogwild.factorisation.dealing import Parts, Triples, deal
+from plesio.hogwild.factorisation.kernels import Rivals
 
 STRIP_BYTES = 128 << 10
 """Users' rows in a strip: a quarter of a small second-level cache, for the items want room as well."""
@@ -35,44 +33,49 @@ BLOCKS = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """The ratings in the order they are done in; chunk k holds bounds[k] to bounds[k + 1] - 1."""
+    """The ratings in the order they are done in; chunk k holds bounds[k] to bounds[k + 1] - 1.
+
+    In a grid chunk k is the block in row k // BLOCKS and column k % BLOCKS; `columns` says where each item is.
+    """
 
     users: NDArray[np.uint32]
     items: NDArray[np.uint32]
     ratings: NDArray[np.float32]
     bounds: NDArray[np.int64]
-    in_grid: bool
+    columns: NDArray[np.uint16] | None = None
 
     @property
     def chunks(self) -> int:
         """How many."""
         return len(self.bounds) - 1
 
+    @property
+    def in_grid(self) -> bool:
+        """Whether chunks are blocks; else they are strips or pieces of them."""
+        return self.columns is not None
+
     def order(self, seed: int, epoch: int) -> NDArray[np.uint32]:
         """The chunks in an epoch's order; in a grid diagonal after diagonal."""
         if not self.in_grid:
             return chunk_order(self.chunks, seed, epoch)
-        diagonals = chunk_order(BLOCKS, seed, epoch)
-        order = diagonals[:, None] * BLOCKS + np.arange(BLOCKS)
-        return order.reshape(-1).astype(np.uint32)
+        diagonals, row = chunk_order(BLOCKS, seed, epoch)[:, None], np.arange(BLOCKS)
+        return (row * BLOCKS + (row + diagonals) % BLOCKS).reshape(-1).astype(np.uint32)
 
-    def rounds(self) -> Iterable[tuple[int, int]]:
-        """(first, stop) of the chunks in that order that threads may do at once; between rounds they wait."""
-        return slices(self.chunks) if not self.in_grid else _diagonals()
+    def rounds(self, begin: int = 0) -> Iterable[tuple[int, int]]:
+        """(first, stop) of the chunks in that order that threads may do at once; between rounds they wait.
+
+        In strips `begin` chunks are done already.
+        """
+        if self.in_grid:
+            return _diagonals()
+        return ((begin + first, begin + stop) for first, stop in slices(self.chunks - begin))
 
     def rivals(self, known: NDArray[np.bool_], seen: Seen) -> Rivals:
         """Where `bpr` draws items from: all that are `known`, in a grid those of the block's own columns."""
-        if not self.in_grid:
-            items = np.flatnonzero(known).astype(np.uint32)
-            first = np.zeros(self.chunks, np.int64)
-            return Rivals(items, first, np.full(self.chunks, len(items)), seen.starts, seen.items, np.uint64(0))
-        blocks = np.repeat(np.arange(self.chunks), np.diff(self.bounds))
-        across = np.full(len(known), BLOCKS)
-        across[self.items] = (blocks + blocks // BLOCKS) % BLOCKS
-        items = np.argsort(across, kind="stable").astype(np.uint32)
-        edges = np.searchsorted(across[items], np.arange(BLOCKS + 1))
-        block = np.arange(self.chunks)
-        column = (block + block // BLOCKS) % BLOCKS
+        column_of = np.where(known, 0 if self.columns is None else self.columns, BLOCKS)
+        items = np.argsort(column_of, kind="stable").astype(np.uint32)
+        edges = np.searchsorted(column_of[items], np.arange(BLOCKS + 1))
+        column = np.arange(self.chunks) % BLOCKS if self.in_grid else np.zeros(self.chunks, np.intp)
         return Rivals(items, edges[column], edges[column + 1], seen.starts, seen.items, np.uint64(0))
 
 
@@ -82,62 +85,35 @@ def _diagonals() -> Iterable[tuple[int, int]]:
         advance(1 / BLOCKS)
 
 
-def strips(
-    users: NDArray[np.uint32],
-    items: NDArray[np.uint32],
-    ratings: NDArray[np.float32],
-    rows: int,
-    row_bytes: int,
-    seed: int,
-) -> Layout:
-    """Ratings in strips of users, of which there are `rows`."""
+def strips(given: Triples, shape: tuple[int, int], row_bytes: int, seed: int, threads: int = 1) -> Layout:
+    """Ratings in strips of users; `shape` is the number of users and of items."""
+    rows = shape[0]
     count = min(max(rows * row_bytes // STRIP_BYTES, STRIPS_LEAST), rows, STRIPS_MOST)
     rng = np.random.default_rng(seed)
     strip_of = (rng.permutation(rows) * count // rows).astype(np.uint16)
-    sizes = np.bincount(strip_of, np.bincount(users, minlength=rows), count)
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    dealt = np.empty_like(users), np.empty_like(items), np.empty_like(ratings)
-    _deal(users, items, ratings, *dealt, strip_of, edges, rng.integers(2**63, dtype=np.uint64))
-    longest = -(-len(users) // STRIPS_LEAST)  # a user with most of the ratings is not one thread's alone
-    bounds = np.union1d(edges, np.arange(0, len(users), longest))
-    return Layout(*dealt, bounds, in_grid=False)
+    parts = Parts(strip_of, np.zeros(shape[1], np.uint16))
+    dealt, edges = deal(given, parts, count, rng.integers(2**63, dtype=np.uint64), threads)
+    longest = -(-len(given.users) // STRIPS_LEAST)  # a user with most of the ratings is not one thread's alone
+    return Layout(*dealt, np.union1d(edges, np.arange(0, len(given.users), longest)))
 
 
-@njit(nogil=True, cache=True)
-def _deal(
-    users: Any, items: Any, ratings: Any, to_users: Any, to_items: Any, to_ratings: Any, strip_of: Any, edges: Any, key: Any
-) -> None:  # fmt: skip
-    """Sort by strip, then shuffle each strip where it lies, in the cache: that is much faster than through all of memory."""
-    ends = edges.copy()
-    for at in range(len(users)):
-        strip = strip_of[users[at]]
-        to = ends[strip]
-        ends[strip] = to + 1
-        to_users[to], to_items[to], to_ratings[to] = users[at], items[at], ratings[at]
-    for strip in range(len(edges) - 1):
-        first = edges[strip]
-        for at in range(edges[strip + 1] - 1, first, -1):  # Fisher and Yates
-            number = mix(key + np.uint64(at)) >> np.uint64(32)
-            other = first + np.int64(number * np.uint64(at - first + 1) >> np.uint64(32))
-            to_users[at], to_users[other] = to_users[other], to_users[at]
-            to_items[at], to_items[other] = to_items[other], to_items[at]
-            to_ratings[at], to_ratings[other] = to_ratings[other], to_ratings[at]
-
-
-def blocks(
-    users: NDArray[np.uint32],
-    items: NDArray[np.uint32],
-    ratings: NDArray[np.float32],
-    shape: tuple[int, int],
-    seed: int,
-) -> Layout:
-    """Ratings in the blocks of a grid, diagonal by diagonal; which users and items share a block is random."""
+def blocks(given: Triples, shape: tuple[int, int], seed: int, threads: int = 1) -> Layout:
+    """Ratings in the blocks of a grid; which users and items share a block is random."""
     rng = np.random.default_rng(seed)
-    shuffled = rng.permutation(len(users)).astype(np.uint32)
-    places = rng.permutation(shape[0]).astype(np.uint32), rng.permutation(shape[1]).astype(np.uint32)
-    cut = grid(places[0][users[shuffled]], places[1][items[shuffled]], BLOCKS)
-    order = shuffled[cut.order]
-    return Layout(users[order], items[order], ratings[order], cut.bounds.astype(np.int64), in_grid=True)
+    row_of, column_of = (_bands(ids, rows, rng) for ids, rows in zip(given[:2], shape, strict=True))
+    parts = Parts(row_of * np.uint16(BLOCKS), column_of)
+    dealt, edges = deal(given, parts, BLOCKS**2, rng.integers(2**63, dtype=np.uint64), threads)
+    return Layout(*dealt, edges, column_of)
+
+
+def _bands(ids: NDArray[np.uint32], rows: int, rng: np.random.Generator) -> NDArray[np.uint16]:
+    """For each row one of `BLOCKS` bands, drawn so that all hold about equally many ratings."""
+    order = rng.permutation(rows)
+    counts = np.bincount(ids, minlength=rows)[order]
+    middle = np.cumsum(counts) - counts / 2
+    bands = np.empty(rows, np.uint16)
+    bands[order] = np.minimum(middle * BLOCKS / len(ids), BLOCKS - 1)
+    return bands
 
 
 class Seen:

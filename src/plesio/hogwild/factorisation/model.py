@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 from plesio.errors import CheckpointError, ConfigurationError, unknown_name
 from plesio.hogwild import saving
 from plesio.hogwild.epochs import Epoch, run_epochs
+from plesio.hogwild.factorisation.dealing import Triples
 from plesio.hogwild.factorisation.kernels import Step
 from plesio.hogwild.factorisation.layout import blocks, strips
-from plesio.hogwild.factorisation.ratings import triples
+from plesio.hogwild.factorisation.ratings import moments, triples
 from plesio.hogwild.factorisation.recommender import Recommender
 from plesio.hogwild.factorisation.training import Best, Falling, Training, key_of, lrs_of
 from plesio.hogwild.rates import rate
@@ -54,7 +54,8 @@ class MatrixFactorization(Recommender):
         biases: whether users and items have one.
         epochs: how often to go through the ratings.
         threads: None for every core.
-        model: "shared", one for all threads; "auto", the same with one thread if a trial of 0.2 s finds that faster.
+        model: "shared", one for all threads; "auto", the same with one thread if the fit is small (less than about a
+            quarter of a second), or if its first chunks go no faster with all.
         deterministic: the same bits for any number of threads, by blocks of a grid that share no user and no item;
             on large sets it needs more epochs to the same error.
         seed: of the first factors and of everything drawn.
@@ -184,17 +185,13 @@ class MatrixFactorization(Recommender):
         users, items, ratings = triples(users, items, ratings)
         numbers = self._numbers(users, ratings)
         rng = np.random.default_rng((self.seed, len(self._pairs)))
-        self._pairs.append((self._users.learn(users, rng), self._items.learn(items, rng)))
+        self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
         falling = Falling(rate(schedule, lr=self.lr))
         first = len(self.history_) if resume is None else self._resumed(resume, falling, len(numbers))
-        training = self._training(numbers)
+        training = self._training(numbers, threads)
         layout = training.layout
         if self.model == "auto" and not self.deterministic:
-            order = layout.order(self.seed, first)
-            lrs = lrs_of(falling.rate, layout, order, first, epochs)
-            training = training.fastest(self._copies, order, lrs, epochs - first, threads)
-        else:
-            training = replace(training, threads=threads)
+            training.doubt(epochs - first)
         self.threads_, self._report = training.threads, None
 
         def one(number: int) -> Epoch:
@@ -203,6 +200,7 @@ class MatrixFactorization(Recommender):
             lrs = lrs_of(falling.rate, layout, order, number, epochs)
             loss, done = training.sweep(order, lrs, key_of(self.seed, number))
             seconds = time.perf_counter() - began
+            self.threads_ = training.threads
             score = None if validation is None else self.score(*validation)
             loss *= self._scale**2 / len(numbers)
             falling.see(loss)
@@ -260,17 +258,19 @@ class MatrixFactorization(Recommender):
                 "ratings are missing; loss='squared' learns from them, loss='bpr' from pairs alone."
             )
         if not self._pairs:
-            self.mean_ = float(ratings.mean(dtype=np.float64))
-            self._scale = float(ratings.std(dtype=np.float64)) or 1.0
-        return (ratings - np.float32(self.mean_)) * np.float32(1 / self._scale)
+            self.mean_, deviation = moments(ratings)
+            self._scale = deviation or 1.0
+        numbers = ratings - np.float32(self.mean_)
+        numbers *= np.float32(1 / self._scale)
+        return numbers
 
-    def _training(self, numbers: NDArray[np.float32]) -> Training:
+    def _training(self, numbers: NDArray[np.float32], threads: int = 1) -> Training:
         """Of the pairs that came last."""
-        shape = len(self._users), len(self._items)
+        given, shape = Triples(*self._pairs[-1], numbers), (len(self._users), len(self._items))
         if self.deterministic:
-            layout = blocks(*self._pairs[-1], numbers, shape, self.seed)
+            layout = blocks(given, shape, self.seed, threads)
         else:
-            layout = strips(*self._pairs[-1], numbers, shape[0], self._users.table.strides[0], self.seed)
+            layout = strips(given, shape, self._users.table.strides[0], self.seed, threads)
         step = Step(
             np.float32(self.regularization),
             np.float32(1 / (self.factors + self.biases)),
@@ -278,7 +278,7 @@ class MatrixFactorization(Recommender):
             bool(self.biases),
         )
         rivals = layout.rivals(self._items.met, self._seen_items()) if self.loss == "bpr" else None
-        return Training((self._users.table, self._items.table), layout, step, rivals)
+        return Training((self._users.table, self._items.table), layout, step, rivals, threads)
 
     def _copies(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self._users.copy_of_table(), self._items.copy_of_table()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from plesio.errors import ConfigurationError
 
+BLOCK = 1 << 14
+"""Ratings in one go: as float64 they fit a cache near the core."""
 LARGEST = 2**32 - 2
 SPARSE = 8
 """Whole numbers are row numbers as they are, unless that wastes more than this many rows a rating."""
@@ -58,11 +61,26 @@ def finite(ratings: ArrayLike) -> NDArray[np.float32]:
     if array.ndim != 1 or array.dtype.kind not in "fiub":
         raise ConfigurationError(f"ratings have shape {array.shape} and type {array.dtype}; allowed: n numbers.")
     with np.errstate(over="ignore"):
-        numbers = array.astype(np.float32)
+        numbers = array.astype(np.float32, copy=False)
     if not np.isfinite(numbers).all():
         at = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise ConfigurationError(f"rating {at} is {array[at]}; ratings must be finite numbers: drop or repair it.")
     return numbers
+
+
+def moments(ratings: NDArray[np.float32]) -> tuple[float, float]:
+    """Mean and standard deviation, in one pass of blocks that stay in the cache; a deviation of 0 is 0 exactly.
+
+    >>> moments(np.array([1, 2, 3, 4], np.float32))
+    (2.5, 1.118033988749895)
+    """
+    origin, total, squares = float(ratings[0]), 0.0, 0.0
+    for start in range(0, len(ratings), BLOCK):
+        block = ratings[start : start + BLOCK].astype(np.float64) - origin
+        total += float(block.sum())
+        squares += float(block @ block)
+    mean = total / len(ratings)
+    return origin + mean, math.sqrt(max(squares / len(ratings) - mean**2, 0.0))
 
 
 class Ids:

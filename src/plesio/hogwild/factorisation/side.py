@@ -1,17 +1,25 @@
 """One side of the matrix, the users or the items: who they are, and the row each has in the table."""
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numba import uintp
 from numpy.typing import NDArray
 
+from plesio.hogwild.factorisation.compiled import by_shares, compiled, shares
+from plesio.hogwild.factorisation.dealing import mark
+from plesio.hogwild.factorisation.kernels import mix
 from plesio.hogwild.factorisation.ratings import Ids
 from plesio.hogwild.lanes import LANES, LINE_BYTES
 
 SPREAD = 0.1
 """Standard deviation of the factors at first."""
+_UNIT = np.float32(SPREAD * math.sqrt(3) / 2**63)
+"""What makes 64 random bits a number of that deviation, and mean 0."""
 
 
 class Side:
@@ -43,17 +51,16 @@ class Side:
         """(rows,)."""
         return self.table[:, self._head]
 
-    def learn(self, ids: NDArray[Any], rng: np.random.Generator) -> NDArray[np.uint32]:
+    def learn(self, ids: NDArray[Any], rng: np.random.Generator, threads: int = 1) -> NDArray[np.uint32]:
         """The rows of `ids`; those never met before get one, of small random factors, bias 0 and state 1."""
         rows = self.ids.learn(ids)
-        met = np.zeros(len(self.ids), bool)
-        met[rows] = True
-        met[: len(self.met)] |= self.met
-        old, table = np.flatnonzero(self.met), self._zeros(len(met))
-        table[:, : self._factors] = rng.standard_normal((len(met), self._factors), np.float32) * np.float32(SPREAD)
-        table[:, self._head + 1] = 1
-        table[~met] = 0
-        table[old] = self.table[old]
+        before, table = np.zeros(len(self.ids), bool), self._zeros(len(self.ids))
+        before[: len(self)], table[: len(self)] = self.met, self.table
+        met = before.copy()
+        mark(rows, met, threads)
+        new, key = met & ~before, rng.integers(2**64, dtype=np.uint64)
+        cuts = shares(len(table), threads, table.shape[1])
+        by_shares(cuts, lambda first, stop: _begin(table, new, first, stop, key, self._factors, self._head))
         self.table, self.met = table, met
         return rows
 
@@ -63,7 +70,7 @@ class Side:
         return np.where((rows >= 0) & self.met[rows], rows, -1)
 
     def copy_of_table(self) -> NDArray[np.float32]:
-        """For a trial, or to come back to."""
+        """To come back to."""
         copy = self._zeros(len(self))
         copy[:] = self.table
         return copy
@@ -74,3 +81,14 @@ class Side:
         memory = np.zeros(rows * width + LANES, np.float32)
         start = -memory.ctypes.data % LINE_BYTES // 4
         return memory[start : start + rows * width].reshape(rows, width)
+
+
+@compiled
+def _begin(table, new, first, stop, key, factors, head):
+    """Factors, uniformly distributed about 0, and a state of 1 for those of the rows `first` to `stop` - 1 that are new."""
+    for row in range(uintp(first), uintp(stop)):
+        if new[row]:
+            for k in range(uintp(factors)):
+                number = np.int64(mix(key + row * uintp(factors) + k))
+                table[row, k] = np.float32(number) * _UNIT
+            table[row, uintp(head + 1)] = 1

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.hogwild.choosing import Trial, choose
+from plesio.hogwild.choosing import MARGIN
 from plesio.hogwild.epochs import Epoch
-from plesio.hogwild.factorisation.kernels import Rivals, Step, Tables, Work, bpr, squared
+from plesio.hogwild.factorisation.kernels import AHEAD, Rivals, Step, Tables, Work, bpr, squared
 from plesio.hogwild.factorisation.layout import Layout
 from plesio.hogwild.rates import Rate
 from plesio.hogwild.threads import pool
 
 LEAST_FALL = 1e-3
 """A loss that falls by a smaller share than this in an epoch has stopped falling."""
-WORTH_A_TRIAL_S = 0.6
-"""A fit that one thread finishes within this is hardly sped up by a trial of 0.2 s and then two threads."""
+WORTH_THREADS = 4e8
+"""Numbers in the users' rows that a fit goes through. With fewer it takes a quarter of a second, and one thread."""
+RIVAL_COST = 4
+"""How much longer `bpr` takes for a row: it draws items, and looks up whether the user has them."""
+TRIED = 8
+"""Chunks a thread in a slice of the trial: fewer would not end at about the same time."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
     """A model, the ratings it learns from, and how many threads do it. `rivals` are for `bpr`, which has no ratings."""
 
@@ -32,55 +36,63 @@ class Training:
     step: Step
     rivals: Rivals | None
     threads: int = 1
+    on_trial: bool = False
+    """Whether the next sweep is to find out if `threads` are faster than one."""
+
+    def doubt(self, epochs: int) -> None:
+        """Take one thread for a small fit, of so many epochs; for a large one, find out in the first."""
+        numbers = len(self.layout.users) * epochs * self.tables[0].shape[1]
+        numbers *= 1 if self.rivals is None else RIVAL_COST
+        self.on_trial = self.threads > 1 and numbers >= WORTH_THREADS
+        if not self.on_trial:
+            self.threads = 1
 
     def sweep(self, order: NDArray[np.uint32], lrs: NDArray[np.float32], key: int) -> tuple[float, list[int]]:
         """An epoch: the sum of the losses, and the ratings by thread."""
         losses, done = np.zeros(self.layout.chunks), [0] * self.threads
-        for first, stop in self.layout.rounds():
-            more = self.chunks(order, lrs, key, losses, first, stop)
-            done = [before + by for before, by in zip(done, more, strict=True)]
+
+        def do(first: int, stop: int, threads: int) -> int:
+            more = self._chunks(order, lrs, key, losses, first, stop, threads)
+            done[:threads] = [before + by for before, by in zip(done, more, strict=False)]
+            return sum(more)
+
+        tried = self._try(do) if self.on_trial else 0
+        for first, stop in self.layout.rounds(tried):
+            do(first, stop, self.threads)
         return float(losses.sum()), done  # summed by chunk, whoever did it
 
-    def chunks(self, order: Any, lrs: Any, key: int, losses: Any, first: int, stop: int) -> list[int]:
+    def _try(self, do: Callable[[int, int, int], int]) -> int:
+        """Go on with one thread if all are not faster on the first chunks, done in turn; how many chunks that took.
+
+        Each has two slices, of which the better counts: what else the machine does only ever slows it down.
+        """
+        do(0, 0, 1)  # nothing, but compiled
+        speeds = {1: 0.0, self.threads: 0.0}
+        length = min(TRIED * self.threads, self.layout.chunks // 4)
+        for turn, threads in enumerate([1, self.threads] * 2):
+            began = time.perf_counter()
+            examples = do(turn * length, (turn + 1) * length, threads)
+            speeds[threads] = max(speeds[threads], examples / (time.perf_counter() - began))
+        if speeds[self.threads] < MARGIN * speeds[1]:
+            self.threads = 1
+        self.on_trial = False
+        return 4 * length
+
+    def _chunks(self, order: Any, lrs: Any, key: int, losses: Any, first: int, stop: int, threads: int) -> list[int]:
         """Do the chunks order[first:stop]; the ratings by thread."""
         work = Work(order, stop, np.array([first]), self.layout.bounds, lrs, losses)
         users, items = self.tables
         tables = Tables(users.reshape(-1), items.reshape(-1), np.uintp(users.shape[1]))
         layout, step = self.layout, self.step
         if self.rivals is None:
-            return pool(self.threads).run(
+            return pool(threads).run(
                 lambda thread: squared(work, tables, step, layout.users, layout.items, layout.ratings)
             )
         rivals = self.rivals._replace(key=np.uint64(key))
-        return pool(self.threads).run(lambda thread: bpr(work, tables, step, layout.users, layout.items, rivals))
-
-    def fastest(self, copies: Callable[[], Any], order: Any, lrs: Any, epochs: int, threads: int) -> Training:
-        """This training with one thread, or with all if that is faster on copies of the tables and some of the chunks."""
-        if threads == 1:
-            return self
-        alone = replace(self, tables=copies())
-        losses = np.zeros(self.layout.chunks)
-        alone.chunks(order, lrs, 0, losses, 0, 0)  # nothing, but compiled
-        began = time.perf_counter()
-        alone.chunks(order, lrs, 0, losses, 0, 1)
-        chunk_s = time.perf_counter() - began
-        if chunk_s * len(order) * epochs < WORTH_A_TRIAL_S:
-            return self
-        length = min(len(order), max(4 * threads, int(0.03 / chunk_s)))
-
-        def trial(training: Training) -> Callable[[], int]:
-            first = -length
-
-            def run() -> int:
-                nonlocal first
-                first = first + length if first + 2 * length <= len(order) else 0
-                return sum(training.chunks(order, lrs, 0, losses, first, first + length))
-
-            return run
-
-        ways = [alone, replace(self, tables=copies(), threads=threads)]
-        chosen = choose([Trial("shared", way.threads, trial(way)) for way in ways])
-        return replace(self, threads=chosen.threads)
+        drawn = np.empty((threads, 4 * AHEAD), np.uint32)  # no cache line has two threads' draws
+        return pool(threads).run(
+            lambda thread: bpr(work, tables, step, layout.users, layout.items, rivals, drawn[thread])
+        )
 
 
 def lrs_of(falling: Rate, layout: Layout, order: NDArray[np.uint32], epoch: int, epochs: int) -> NDArray[np.float32]:
