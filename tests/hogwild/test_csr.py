@@ -84,6 +84,20 @@ def test_large_values_that_sum_to_infinity_are_fine():
     assert as_rows(np.full((1, 8), 3e38, np.float32)).nonzeros == 8
 
 
+@pytest.mark.parametrize("at", [None, 0, 1, 3, 4])
+def test_one_pair_out_of_order_is_seen_whatever_it_was_taken_for(at):
+    """Indices fall from row to row, past empty ones too; what matters is that they do not within a row."""
+    indices, indptr = [5, 6, 7, 0, 1, 2, 0, 0], [0, 0, 3, 3, 6, 6, 7, 8, 8]
+    if at is not None:
+        indices[at : at + 2] = indices[at + 1], indices[at]
+    matrix = raw(indptr, np.array(indices, np.int32), np.arange(8), (8, 9))
+    matrix.has_sorted_indices = True  # not looked at
+    rows = as_rows(matrix)
+    assert rows.notes == (() if at is None else ("unsorted indices to sorted ones",))
+    assert rows.indices.tolist() == [5, 6, 7, 0, 1, 2, 0, 0]
+    np.testing.assert_array_equal(rows.scipy().toarray(), matrix.toarray())
+
+
 def test_some_rows_can_be_taken_or_spanned():
     rows, dense = as_rows(example()), example().toarray()
     np.testing.assert_array_equal(rows.take(np.array([2, 0, 1, 2])).scipy().toarray(), dense[[2, 0, 1, 2]])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plesio.errors import CheckpointError
 from plesio.hogwild import MatrixFactorization, factorisation
 from plesio.hogwild.epochs import DivergedError
-from plesio.hogwild.factorisation import compiled, training
+from plesio.hogwild.factorisation import training
 from plesio.hogwild.factorisation.dealing import Triples
 from plesio.hogwild.factorisation.kernels import ATTEMPTS, Rivals
 from plesio.hogwild.factorisation.layout import Layout, blocks, strips
@@ -256,7 +256,7 @@ def test_a_layout_holds_every_rating_once(grid: bool) -> None:
 
 @pytest.mark.parametrize("grid", [False, True])
 def test_set_up_by_many_threads_has_the_same_bits(grid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "SHARE", 100)
+    monkeypatch.setattr("plesio.hogwild.threads.SHARE", 100)
     users, items, numbers = ratings()
     given = Triples(users.astype(np.uint32), items.astype(np.uint32), numbers.astype(FLOAT))
     one, *more = (laid_out(grid, given, (60, 40), threads) for threads in (1, 2, 3, 4))

@@ -19,10 +19,12 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.hogwild.csr import as_rows, open_rows, save_rows
 from plesio.hogwild.epochs import DivergedError
 from plesio.hogwild.linear import HogwildClassifier, HogwildRegressor
+from plesio.hogwild.linear.contest import Contest
 from plesio.hogwild.linear.deals import deal
 from plesio.hogwild.linear.kernels import Data, Rules, sweep, sweep_with_memory
 from plesio.hogwild.linear.losses import CLASSIFICATION, LOG, slope_and_loss
 from plesio.hogwild.linear.plans import Learner, Penalty, make_plan
+from plesio.hogwild.linear.renumbering import bring_home, renumber
 from plesio.hogwild.rates import rate
 
 UNLIKE = "sample_weight is not equivalent to removing or repeating samples, as for scikit-learn's SGDClassifier"
@@ -220,14 +222,45 @@ def test_two_threads_learn_as_much_as_one(model):
     assert both.score(X[15_000:], y[15_000:]) > alone.score(X[15_000:], y[15_000:]) - 0.02
 
 
-def test_ranked_features_come_back_to_their_places(monkeypatch):
+def test_renumbered_features_come_back_to_their_places(monkeypatch):
     monkeypatch.setattr("plesio.hogwild.linear.ways.last_level_cache_bytes", lambda: 1000)
     X, y = sparse_classes(features=3_000)
-    settings = {"max_iter": 16, "tol": None, "random_state": 0, "threads": 1}
-    ranked = HogwildClassifier(**settings).fit(X, y)
+    settings = {"max_iter": 4, "tol": None, "random_state": 0, "threads": 1}
+    renumbered = HogwildClassifier(**settings).fit(X, y)
+    both = HogwildClassifier(**settings | {"threads": 2, "model": "shared"}).fit(X, y)
     monkeypatch.undo()
     plain = HogwildClassifier(**settings).fit(X, y)
-    assert ranked.coef_.tobytes() == plain.coef_.tobytes()
+    assert renumbered.coef_.tobytes() == plain.coef_.tobytes()
+    assert np.corrcoef(both.coef_, plain.coef_)[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_every_feature_has_one_number_whatever_thread_came_first(threads):
+    rows = as_rows(sparse_classes(rows=30_000, features=5_000)[0])
+    renumbered, features = renumber(rows, threads)
+    np.testing.assert_array_equal(features[renumbered.indices], rows.indices)
+    known = features[features < rows.features]
+    assert len(np.unique(known)) == len(known) == len(np.unique(rows.indices))
+    weights, home = np.arange(len(features), dtype=np.float32), np.zeros(rows.features, np.float32)
+    bring_home(home, features, weights, threads)
+    np.testing.assert_array_equal(home[rows.indices], weights[renumbered.indices])
+
+
+@pytest.mark.parametrize("speed_up", [0.8, 1.6])
+def test_the_faster_of_one_thread_and_all_goes_on(speed_up, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("plesio.hogwild.linear.contest.time.perf_counter", lambda: now)
+    contest, order, by_all = Contest(nonzeros_per_turn=5e3, open=True), np.arange(203, dtype=np.uint32), []
+    for _ in range(4):
+        turns = []
+        for part, all_threads in contest.parts(order):
+            now += len(part) / (speed_up if all_threads else 1.0)
+            turns += part.tolist()
+            by_all.append(all_threads)
+        assert turns == order.tolist()
+    faster = speed_up > 1
+    assert by_all == [True, False] * 2 + [faster] * 2
+    assert (contest.open, contest.won) == (False, faster)
 
 
 def test_works_in_a_pipeline_with_hashed_text_a_grid_search_clone_and_pickle():

@@ -15,7 +15,7 @@ from plesio.hogwild.choosing import Trial, choose
 from plesio.hogwild.chunks import chunk_bounds, chunk_order
 from plesio.hogwild.conflict_free import NARROW, colour
 from plesio.hogwild.epochs import DivergedError, Epoch, run_epochs, slices
-from plesio.hogwild.machine import last_level_cache_bytes, memory_bandwidth, needs_prefetch
+from plesio.hogwild.machine import last_level_cache_bytes, memory_bandwidth
 from plesio.hogwild.rates import NAMES, rate
 from plesio.hogwild.replicas import merge
 from plesio.hogwild.threads import Threads, cores, pool, thread_count
@@ -215,8 +215,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_the_machine_is_known():
     assert 1 << 20 <= last_level_cache_bytes() < 1 << 34
     assert 1e8 < memory_bandwidth() < 1e13
-    assert needs_prefetch(1 << 40)
-    assert not needs_prefetch(1 << 10)
 
 
 # --- choosing ---

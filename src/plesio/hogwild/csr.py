@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError
@@ -25,6 +26,8 @@ log = logging.getLogger("plesio.hogwild")
 
 MOST_FEATURES = 2**32
 _FORMAT = 1
+_INFINITY = np.uint32(0x7F800000)  # its bits: larger ones are no numbers
+_UNSIGNED = np.uint32(0x7FFFFFFF)  # the bits of a value without its sign
 _FILES = {"indptr": np.int64, "indices": np.uint32, "values": np.float32}
 
 
@@ -63,11 +66,13 @@ class Rows:
         return len(self.indices)
 
     def scipy(self) -> Any:
-        """The same as a `scipy.sparse.csr_array`, sharing the values."""
+        """The same as a `scipy.sparse.csr_array`, sharing indices and values: for which it wants both pointers narrow."""
         import scipy.sparse as sparse
 
-        indices = self.indices.view(np.int32) if self.features <= 2**31 else self.indices.astype(np.int64)
-        return sparse.csr_array((self.values, indices, self.indptr), shape=self.shape)
+        small = max(self.features, self.nonzeros) < 2**31
+        indices = self.indices.view(np.int32) if small else self.indices.astype(np.int64)
+        indptr = self.indptr.astype(np.int32) if small else self.indptr
+        return sparse.csr_array((self.values, indices, indptr), shape=self.shape)
 
     def take(self, which: NDArray[Any]) -> Rows:
         """Copies of some rows, in the order given (numbers, not a mask)."""
@@ -106,7 +111,10 @@ def _from_dense(array: NDArray[Any]) -> Rows:
     present = array != 0  # a NaN is unequal to zero, so it stays to be refused
     indptr = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
     indices = np.nonzero(present)[1].astype(np.uint32)
-    values, notes = _float32(array[present])
+    given = array[present]
+    values, notes = _float32(given)
+    if not np.isfinite(values).all():
+        raise _not_finite(given, values)
     return _told(_frozen(indptr, indices, values, array.shape[1], ("a dense array to CSR", *notes), dense=True))
 
 
@@ -121,23 +129,35 @@ def _from_sparse(matrix: Any) -> Rows:
             f"the matrix has {features} columns; indices are 32 bits wide, so at most {MOST_FEATURES} are allowed: "
             "hash the features into fewer (HashingVectorizer, or FeatureHasher, with n_features)."
         )
-    _check_structure(matrix.indptr, matrix.indices, matrix.data, rows, features)
-    if not matrix.has_sorted_indices:
-        notes = (*notes, "unsorted indices to sorted ones")
-        matrix = matrix.sorted_indices()
-    indices = matrix.indices
-    if indices.dtype.itemsize == 4:
-        indices = indices.view(np.uint32)  # int32 and uint32 are the same bits: none is negative
-    else:
-        notes = (*notes, f"{indices.dtype} indices to uint32")
-        indices = indices.astype(np.uint32)
-    values, more = _float32(matrix.data)
+    _check_pointer(matrix, rows)
     end = int(matrix.indptr[-1])
-    return _told(_frozen(matrix.indptr, indices[:end], values[:end], features, (*notes, *more)))
+    indices, values = matrix.indices[:end], matrix.data[:end]
+    narrow, converted, more = _narrowed(indices, values)
+    found = _frozen(matrix.indptr, narrow, converted, features, (*notes, *more))
+    highest, in_order, finite = _survey(found.indptr, found.indices, found.values.view(np.uint32))
+    cut = narrow.itemsize != indices.itemsize and (narrow != indices).any()
+    if end and (cut or highest >= features):  # a negative index is a very large one without its sign
+        raise ConfigurationError(
+            f"the indices go from {indices.min()} to {indices.max()}; "
+            f"the matrix has {features} columns, so allowed is 0 to {features - 1}."
+        )
+    if not finite:
+        raise _not_finite(values, converted)
+    return _told(found if in_order else _sorted(matrix, found))
 
 
-def _check_structure(indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], rows: int, features: int) -> None:
-    if len(indptr) != rows + 1 or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+def _sorted(matrix: Any, found: Rows) -> Rows:
+    matrix = matrix.copy()
+    matrix.has_sorted_indices = False  # whatever it was taken for before
+    matrix.sort_indices()
+    narrow, converted, _ = _narrowed(matrix.indices[: found.nonzeros], matrix.data[: found.nonzeros])
+    notes = (*found.notes, "unsorted indices to sorted ones")
+    return _frozen(found.indptr, narrow, converted, found.features, notes)
+
+
+def _check_pointer(matrix: Any, rows: int) -> None:
+    indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
+    if len(indptr) != rows + 1 or indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
         raise ConfigurationError(
             f"the row pointer has {len(indptr)} entries for {rows} rows; it must have one more than rows, begin at 0 "
             "and never fall: build the matrix again with scipy.sparse.csr_array."
@@ -146,30 +166,51 @@ def _check_structure(indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[
         raise ConfigurationError(
             f"the row pointer ends at {indptr[-1]}, but there are {len(indices)} indices and {len(data)} values."
         )
-    if not len(indices):
-        return
-    unsigned = indices.view(f"u{indices.dtype.itemsize}") if indices.dtype.kind == "i" else indices
-    if unsigned.max() >= features:  # a negative index is a very large unsigned one: one look finds both
-        raise ConfigurationError(
-            f"the indices go from {indices.min()} to {indices.max()}; "
-            f"the matrix has {features} columns, so allowed is 0 to {features - 1}."
-        )
+
+
+@njit(nogil=True, cache=True)
+def _survey(indptr, indices, bits):  # type: ignore[no-untyped-def]
+    """One look at all rows, in vector registers: (the highest index, whether each row's are in order, whether all is finite).
+
+    `bits` are those of the values. Between two rows indices may fall: these falls are taken off the number of all.
+    """
+    if len(indices) == 0:
+        return np.uint32(0), True, True
+    highest, largest, falls = indices[0], bits[0] & _UNSIGNED, np.uint32(0)
+    for i in range(1, len(indices)):
+        index, size = indices[i], bits[i] & _UNSIGNED
+        highest = index if index > highest else highest  # max() takes twice as long to compile
+        largest = size if size > largest else largest
+        falls += np.uint32(index < indices[i - 1])
+    for row in range(1, len(indptr) - 1):
+        at = indptr[row]
+        if indptr[row - 1] < at < len(indices):
+            falls -= np.uint32(indices[at] < indices[at - 1])
+    return highest, falls == 0, largest < _INFINITY
+
+
+def _narrowed(
+    indices: NDArray[Any], values: NDArray[Any]
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], tuple[str, ...]]:
+    """Both in 32 bits, and what was converted."""
+    converted, notes = _float32(values)
+    if indices.dtype.itemsize == 4:
+        return indices.view(np.uint32), converted, notes  # int32 and uint32 are the same bits: none is negative
+    return indices.astype(np.uint32), converted, (f"{indices.dtype} indices to uint32", *notes)
 
 
 def _float32(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     with np.errstate(over="ignore", invalid="ignore"):
         converted = values.astype(np.float32, copy=False)
-        finite = bool(
-            np.isfinite(converted.sum()) or np.isfinite(converted).all()
-        )  # a sum is faster than a look at each
-    if not finite:
-        bad = values[~np.isfinite(converted)]
-        raise ConfigurationError(
-            f"{len(bad)} values are NaN, infinite or beyond float32 (the first is {bad[0]}); "
-            "only finite numbers are allowed: drop or fill them, or scale the feature."
-        )
-    notes = () if values.dtype == np.float32 else (f"{values.dtype} values to float32",)
-    return converted, notes
+    return converted, () if values.dtype == np.float32 else (f"{values.dtype} values to float32",)
+
+
+def _not_finite(values: NDArray[Any], converted: NDArray[np.float32]) -> ConfigurationError:
+    bad = values[~np.isfinite(converted)]
+    return ConfigurationError(
+        f"{len(bad)} values are NaN, infinite or beyond float32 (the first is {bad[0]}); "
+        "only finite numbers are allowed: drop or fill them, or scale the feature."
+    )
 
 
 def _frozen(

@@ -65,6 +65,20 @@ def _fetch_add(typingctx, array, index, amount):
     return types.int64(array, index, amount), generate
 
 
+def _settle(typingctx, array, index, value):
+    """Make `array[index]` (uint32, one dimension) `value` if it is zero, in one atomic step; return what it is then."""
+    if not isinstance(array, types.Array) or array.dtype != types.uint32 or array.ndim != 1:
+        return None
+
+    def generate(context, builder, signature, args):
+        pointer = _address(context, builder, array, args[0], index, args[1])
+        zero, wanted = ir.IntType(32)(0), context.cast(builder, args[2], value, types.uint32)
+        answer = builder.cmpxchg(pointer, zero, wanted, "acq_rel", "acquire")
+        return builder.select(builder.extract_value(answer, 1), wanted, builder.extract_value(answer, 0))
+
+    return types.uint32(array, index, value), generate
+
+
 def _load(typingctx, array, index):
     """What `array[index]` (int64, one dimension) holds now: read from memory each time, not kept in a register."""
     if not isinstance(array, types.Array) or array.dtype != types.int64 or array.ndim != 1:
@@ -91,6 +105,7 @@ def _give_way(typingctx):
 # by assignment, not by decorator: callers give no typing context, which a type checker would ask them for
 prefetch: Any = intrinsic(_prefetch)
 fetch_add: Any = intrinsic(_fetch_add)
+settle: Any = intrinsic(_settle)
 load: Any = intrinsic(_load)
 give_way: Any = intrinsic(_give_way)
 

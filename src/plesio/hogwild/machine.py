@@ -31,11 +31,6 @@ def last_level_cache_bytes() -> int:
     return max(sizes, default=0) or _ASSUMED_CACHE_BYTES
 
 
-def needs_prefetch(model_bytes: int) -> bool:
-    """Whether the model is larger than the last-level cache: a prefetch then doubles the speed; else it costs a quarter."""
-    return model_bytes > last_level_cache_bytes()
-
-
 @cache
 def memory_bandwidth() -> float:
     """Bytes a second that all cores together read and write when each copies a large array; measured once, in 0.1 s."""

@@ -115,3 +115,22 @@ def pool(count: int) -> Threads:
         if key not in _pools:
             _pools[key] = Threads(count)
         return _pools[key]
+
+
+SHARE = 1 << 18
+"""With fewer numbers a thread, waking it takes longer than its share."""
+
+
+def shares(length: int, threads: int, numbers: int = 1) -> list[tuple[int, int]]:
+    """Cut `length` things, each of so many `numbers`, into (first, stop), one for each thread that is worth waking.
+
+    >>> shares(10, 4)
+    [(0, 10)]
+    """
+    count = max(1, min(threads, length * numbers // SHARE))
+    return [(length * part // count, length * (part + 1) // count) for part in range(count)]
+
+
+def by_shares(parts: list[tuple[int, int]], work: Callable[[int, int], object]) -> None:
+    """Call `work(first, stop)` for each share, all at once."""
+    pool(len(parts)).run(lambda thread: work(*parts[thread]))

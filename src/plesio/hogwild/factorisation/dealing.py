@@ -14,10 +14,10 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
-from plesio.hogwild.factorisation.compiled import by_shares, compiled, shares
+from plesio.hogwild.compiled import compiled
 from plesio.hogwild.factorisation.kernels import mix
 from plesio.hogwild.intrinsics import fetch_add
-from plesio.hogwild.threads import pool
+from plesio.hogwild.threads import by_shares, pool, shares
 
 _ONE = np.uintp(1)
 

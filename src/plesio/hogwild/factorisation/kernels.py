@@ -18,7 +18,7 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
-from plesio.hogwild.factorisation.compiled import compiled, inlined
+from plesio.hogwild.compiled import compiled, inlined
 from plesio.hogwild.intrinsics import fetch_add, prefetch
 from plesio.hogwild.lanes import LANES, fill, load, store, total
 

@@ -10,11 +10,12 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
-from plesio.hogwild.factorisation.compiled import by_shares, compiled, shares
+from plesio.hogwild.compiled import compiled
 from plesio.hogwild.factorisation.dealing import mark
 from plesio.hogwild.factorisation.kernels import mix
 from plesio.hogwild.factorisation.ratings import Ids
 from plesio.hogwild.lanes import LANES, LINE_BYTES
+from plesio.hogwild.threads import by_shares, shares
 
 SPREAD = 0.1
 """Standard deviation of the factors at first."""

@@ -87,7 +87,9 @@ class HogwildLinear(Fitting):
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[Rows, NDArray[Any]]:
         if not isinstance(X, Rows):
-            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float32, np.float64], reset=reset)
+            dense = not hasattr(X, "tocsr")  # of sparse ones `as_rows` looks at every value anyway
+            kinds: Any = {"accept_sparse": "csr", "dtype": [np.float32, np.float64], "ensure_all_finite": dense}
+            X, y = validate_data(self, X, y, reset=reset, **kinds)
             return as_rows(X), y
         if reset:
             self.n_features_in_ = X.features

@@ -54,9 +54,10 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
         warm_start: begin where the last fit ended.
         threads: None for every core.
         model: "shared", one model for all threads; "replica", one for each, merged to the mean after each epoch (best for
-            models within the cache); "hot", copies of the most frequent features only, exchanged after each chunk (for
-            larger ones; not with L1 or averaging); "auto", the fastest in a trial of at most 0.2 s, or one thread where the
-            fit is too short for a trial. With as many classes as threads or more, "auto" gives threads whole classes.
+            models within the cache); "hot", copies of the most frequent features only, exchanged after each chunk (not
+            with L1 or averaging); "auto", "replica" where the model fits the cache and has fewer weights than a replica sees
+            non-zeros, else "shared", and one thread where that turns out as fast in the first epochs or the data is small.
+            With as many classes as threads or more, "auto" gives threads whole classes.
         deterministic: the same bits for any number of threads: groups of rows without a common feature or, where frequent
             features leave no such groups, four replicas whatever the number of threads. With model="shared" always the
             groups, which frequent features make serial (`verbose` says so).
@@ -221,9 +222,10 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
 
     def _targets(self, y: NDArray[Any], weight: NDArray[np.float64]) -> tuple[list[Any], list[Any]]:
         by_class = self._class_weights(y)
-        which = np.searchsorted(self.classes_, y)
         if len(self.classes_) == 2:
-            return [np.where(which == 1, 1.0, -1.0)], [weight * by_class[which]]
+            is_second = y == self.classes_[1]
+            return [np.where(is_second, 1.0, -1.0)], [weight * np.where(is_second, by_class[1], by_class[0])]
+        which = np.searchsorted(self.classes_, y)
         targets, importance = [], []
         for number, class_weight in enumerate(by_class):  # the others count 1, as in scikit-learn
             targets.append(np.where(which == number, 1.0, -1.0))

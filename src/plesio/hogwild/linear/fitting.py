@@ -101,7 +101,8 @@ class Fitting(BaseEstimator):
         problem = Problem(rows, *self._targets(y, weight))
         if self.shuffle and not rows.mapped and are_clumped(problem.targets[0]):
             problem = problem.take(np.random.default_rng(seed).permutation(len(rows)))
-        training = self._training(problem, range(self.max_iter), seed, cold=not warm and held_out is None)
+        read_on_the_way = any(one is not None for one in (held_out, self.checkpoint, self.resume))
+        training = self._training(problem, range(self.max_iter), seed, cold=not (warm or read_on_the_way))
         self._run(training, problem.rows, range(self.max_iter), seed, held_out, kept)
         if len(self.history_) == self.max_iter > 1 and self.tol is not None and not self._stop.said:
             warnings.warn(
@@ -136,8 +137,9 @@ class Fitting(BaseEstimator):
             largest_chunk=max(1, int(_LONGEST_DECAY / max(decay, _LONGEST_DECAY / LARGEST_CHUNK))),
         )
         training = Training(problem, self._learners, settings, wish)
-        self.model_, self.threads_ = training.way.model, training.way.threads
-        self._tell(f"{type(self).__name__}: {self.model_} model, {self.threads_} threads", training.way.remark)
+        way = training.way
+        perhaps = ", or one if that is as fast" if way.contested else ""
+        self._tell(f"{type(self).__name__}: {way.model} model, {way.threads} threads{perhaps}", way.remark)
         self._tell(*(f"converted {note}" for note in problem.rows.notes))
         return training
 
@@ -175,6 +177,7 @@ class Fitting(BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=4,
             )
+        self.model_, self.threads_ = training.winner
         self._passes = epochs.start + len(history)
         self.history_, self.n_iter_ = history, len(history)
         self._set_results()
@@ -189,7 +192,7 @@ class Fitting(BaseEstimator):
         self.t_ = 1.0 + max(learner.seen for learner in self._learners)
         for learner in self._learners:
             learner.weights = np.zeros(0, np.float32)  # they are rows of self._weights, and must not be pickled twice
-        if not (np.isfinite(self.coef_.sum()) and np.isfinite(self.intercept_).all()):
+        if not (all(learner.finite for learner in self._learners) and np.isfinite(self.intercept_).all()):
             raise DivergedError(
                 f"the weights are not finite after {self.n_iter_} epochs at learning rate {self.history_[-1].lr:g}: "
                 "the model diverged. Try a smaller eta0, or scale the features to about 1."

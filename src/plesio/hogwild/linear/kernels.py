@@ -133,6 +133,19 @@ def dot(indices, values, weights, begin, end, keys, mine, tail):
     return (a + b) + (c + d)
 
 
+@njit(nogil=True, cache=True, forceinline=True)
+def add(indices, values, weights, begin, end, factor, keys, mine, tail):
+    """weights += factor·values of a row, four at a time: left alone, LLVM does up to seven apart, one after the other."""
+    fours = begin + ((end - begin) & ~_THREE)
+    for i in range(begin, fours, _FOUR):
+        weights[place(indices[i], keys, mine, tail)] += factor * values[i]
+        weights[place(indices[i + _ONE], keys, mine, tail)] += factor * values[i + _ONE]
+        weights[place(indices[i + _TWO], keys, mine, tail)] += factor * values[i + _TWO]
+        weights[place(indices[i + _THREE], keys, mine, tail)] += factor * values[i + _THREE]
+    for i in range(fours, end):
+        weights[place(indices[i], keys, mine, tail)] += factor * values[i]
+
+
 @njit(nogil=True, cache=True)
 def exchange(weights, hot):
     """Give the others what this thread did to the hot weights since it last looked, and take what they did."""
@@ -181,8 +194,7 @@ def sweep(data, plan, model, hot, rules, counter, end, stride):
                 step = -rate * slope * importance[row]
                 intercept += intercept_rate * step
                 scaled = np.float32(step / scale)
-                for i in range(begin, stop):
-                    weights[place(indices[i], keys, mine, tail)] += scaled * values[i]
+                add(indices, values, weights, begin, stop, scaled, keys, mine, tail)
         plan.losses[turn] = loss + math.log(factors)
         plan.steps[turn] = intercept - before
         if not rules.held:

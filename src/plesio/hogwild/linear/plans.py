@@ -7,7 +7,7 @@ chunk, for all of the chunk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Learner:
     best_loss: float = np.inf
     idle_epochs: int = 0
     stopped: bool = False
+    finite: bool = True
 
     @property
     def model(self) -> Model:
@@ -80,11 +81,6 @@ class Learner:
             truncate_all(self.weights, scale, owed, self.paid)
         if scale <= LEAST_SCALE:
             self.fold()
-
-    def copy(self) -> Learner:
-        """One to try things on."""
-        arrays = {name: getattr(self, name).copy() for name in ("weights", "intercept", "paid", "lag", "total")}
-        return replace(self, rate=replace(self.rate), **arrays)
 
     def result(self) -> tuple[NDArray[Any], float]:
         """The weights and the intercept: averages where averaging has begun."""

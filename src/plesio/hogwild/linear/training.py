@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.hogwild.choosing import Trial, choose
 from plesio.hogwild.csr import Rows
 from plesio.hogwild.epochs import Epoch
+from plesio.hogwild.linear.contest import Contest
 from plesio.hogwild.linear.kernels import FLAT, Data, Rules
-from plesio.hogwild.linear.layouts import HotCopies
+from plesio.hogwild.linear.layouts import HotCopies, Layout, Shared
 from plesio.hogwild.linear.losses import LOG
 from plesio.hogwild.linear.plans import Learner, Penalty, make_plan
-from plesio.hogwild.linear.ways import Way, Wish, decide, laid_out
-from plesio.hogwild.machine import needs_prefetch
+from plesio.hogwild.linear.renumbering import bring_home
+from plesio.hogwild.linear.ways import Way, Wish, decide, is_far
 from plesio.hogwild.threads import pool
 
-_EPOCHS_EXPECTED = 20  # most fits stop before max_iter
-_NONZERO_S, _FAR_NONZERO_S = 2e-9, 8e-9  # what one thread takes for a non-zero, roughly: in cache, beyond it
-_WORTH_A_PROBE_S = 0.1
-_WORTH_COPIES_S = 0.5  # copies of a part of the weights take about as long to set up as a tenth of this
-_PROBE_NONZEROS = 1_000_000
 _HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much do not come back
 
 
@@ -72,28 +67,49 @@ class Sweeps:
             intercept_rate=settings.intercept_rate,
             truncation=settings.penalty.l1,
             flat=FLAT * math.sqrt(settings.penalty.l2) if settings.loss == LOG else 0.0,
-            prefetched=needs_prefetch(4 * way.rows.features),
+            prefetched=is_far(way.rows.features),
             held=False,
         )
+        nonzeros_per_turn = way.rows.nonzeros / max(len(way.deal.bounds) - 1, 1)
+        self._contest = Contest(nonzeros_per_turn, open=way.contested)
         for learner, layout in zip(learners, way.layouts, strict=True):
             if isinstance(layout, HotCopies):
                 home, learner.weights = learner.weights, layout.weights
                 if way.features is None:
                     learner.weights[:] = home
-            elif way.features is not None:  # only cold weights are ranked: they are zero
+            elif way.features is not None:  # only cold weights are renumbered: they are zero
                 learner.weights = np.zeros(len(way.features), np.float32)
 
     def close(self) -> None:
         for learner, home in zip(self._learners, self._homes, strict=True):
+            learner.fold()
+            learner.finite = bool(np.isfinite(learner.weights.sum()))
             if learner.weights is not home:
-                learner.fold()
-                home[... if self._way.features is None else self._way.features] = learner.weights
+                if self._way.features is None:
+                    home[:] = learner.weights
+                else:
+                    bring_home(home, self._way.features, learner.weights, self._way.threads)
                 learner.weights = home
+
+    @property
+    def winner(self) -> tuple[str, int]:
+        """The model and the number of threads that are used now."""
+        return (self._way.model, self._way.threads) if self._contest.won else ("shared", 1)
 
     def one(self, index: int, epoch: int) -> tuple[float, list[int]]:
         """One sweep of one learner: the mean loss of a row before it was learnt from, and the rows by thread."""
-        settings, way, learner, layout = self._settings, self._way, self._learners[index], self._way.layouts[index]
-        order = way.deal.order(settings.seed, epoch, settings.shuffle)
+        way, loss, done = self._way, 0.0, np.zeros(self._way.threads, np.int64)
+        order = way.deal.order(self._settings.seed, epoch, self._settings.shuffle)
+        for part, all_threads in self._contest.parts(order):
+            layout = way.layouts[index] if all_threads else Shared(1)
+            more, rows = self._part(index, epoch, part, layout)
+            loss += more
+            done[: len(rows)] += rows
+        return loss / max(len(way.rows), 1), done.tolist()
+
+    def _part(self, index: int, epoch: int, order: NDArray[np.uint32], layout: Layout) -> tuple[float, list[int]]:
+        """These turns of an epoch: the sum of the losses, and the rows by thread."""
+        settings, way, learner = self._settings, self._way, self._learners[index]
         plan, stretches = make_plan(
             order, way.deal.bounds, learner, settings.penalty,
             epoch=epoch, total=self._total, share=layout.share, average_from=settings.average_from,
@@ -104,11 +120,11 @@ class Sweeps:
         for stretch in stretches:
             done = np.add(done, layout(learner, data, plan, self._rules, stretch.first, stretch.end))
             learner.pay(stretch.scale, stretch.owed, stretch.clock)
-        learner.seen += len(rows)
+        learner.seen += int(sum(done))
         if settings.average_from is not None:
             learner.averaged += int(np.diff(way.deal.bounds)[order][plan.clocks >= 0].sum())
             learner.total_intercept += float(plan.intercepts.sum())
-        return float(plan.losses.sum()) / max(len(rows), 1), [int(rows_) for rows_ in done]
+        return float(plan.losses.sum()), done
 
     def each(self, indices: list[int], epoch: int) -> tuple[list[float], list[int]]:
         """One sweep of several learners: the loss of each, and the rows by thread."""
@@ -135,8 +151,8 @@ class Training:
     """A fit under way: `epoch(number)` does one sweep for all learners that have not stopped."""
 
     def __init__(self, problem: Problem, learners: list[Learner], settings: Settings, wish: Wish) -> None:
-        self._problem, self._settings, self._learners, self._wish = problem, settings, learners, wish
-        self.way = decide(wish, problem.rows, self._probe)
+        self._problem, self._settings, self._learners = problem, settings, learners
+        self.way = decide(wish, problem.rows)
         self._sweeps = Sweeps(problem, settings, learners, self.way)
         self.close = self._sweeps.close
         self.diverged = False
@@ -155,6 +171,11 @@ class Training:
         return Epoch(number, lr, float(np.mean(losses)), sum(done), seconds, tuple(done))
 
     @property
+    def winner(self) -> tuple[str, int]:
+        """The model and the number of threads that "auto" came to."""
+        return self._sweeps.winner
+
+    @property
     def finished(self) -> bool:
         return self.diverged or all(learner.stopped for learner in self._learners)
 
@@ -168,22 +189,3 @@ class Training:
         if learner.idle_epochs >= self._settings.n_iter_no_change:
             learner.idle_epochs = 0
             learner.stopped = not learner.rate.plateau()
-
-    def _probe(self, pairs: list[tuple[str, int]]) -> tuple[str, int, dict[tuple[str, int], float]]:
-        """Try (model, threads) pairs on a copy of the first learner, for at most a tenth of what the fit may take."""
-        rows = self._problem.rows
-        nonzero_s = _FAR_NONZERO_S if needs_prefetch(4 * rows.features) else _NONZERO_S
-        expected_s = rows.nonzeros * min(self._wish.epochs, _EPOCHS_EXPECTED) * nonzero_s
-        if expected_s < _WORTH_A_PROBE_S:
-            return "shared", 1, {}
-        if expected_s < _WORTH_COPIES_S:
-            pairs = [(model, threads) for model, threads in pairs if model == "shared"]
-        some = rows.span(0, max(1, len(rows) * _PROBE_NONZEROS // max(rows.nonzeros, _PROBE_NONZEROS)))
-        copy = self._learners[0].copy()
-        chosen = choose([self._trial(some, replace(copy), *pair) for pair in pairs], min(0.2, expected_s / 10))
-        return chosen.model, chosen.threads, chosen.examples_per_s
-
-    def _trial(self, rows: Rows, learner: Learner, model: str, threads: int) -> Trial:
-        way = laid_out(replace(self._wish, learners=1, cold=False), rows, model, threads, {})
-        sweeps = Sweeps(replace(self._problem, rows=rows), self._settings, [learner], way)
-        return Trial(model, threads, lambda: sum(sweeps.one(0, 0)[1]))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError, unknown_name
-from plesio.hogwild.csr import Rows
+from plesio.hogwild.csr import MOST_FEATURES, Rows
 from plesio.hogwild.linear.deals import LARGEST_CHUNK, Deal, deal, deal_without_conflicts
 from plesio.hogwild.linear.layouts import Coloured, HotCopies, Layout, Replicas, Shared
-from plesio.hogwild.linear.ranking import rank
+from plesio.hogwild.linear.renumbering import renumber
 from plesio.hogwild.machine import last_level_cache_bytes
 
 MODELS = ("auto", "hot", "replica", "shared")
-_EPOCHS_WORTH_RANKING = 16
+_EPOCHS_WORTH_RENUMBERING = 4  # it costs what it saves in two or three
 _WORTH_THREADS = 200_000  # non-zeros: fewer are done before another thread has begun
 _MOSTLY = 0.5  # a colouring with fewer of its rows in groups for several threads is serial, more or less
 
@@ -27,7 +26,8 @@ class Wish:
 
     Attributes:
         memory: each weight has to remember something (L1, averaging).
-        cold: the weights are all zero, so that those of features that do not occur need no decay.
+        cold: the weights are all zero, so that those of features that do not occur need no decay, and nobody looks at them
+            before the end: they may be renumbered.
         largest_chunk: a longer one would decay the weights too far.
     """
 
@@ -53,12 +53,13 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A decision: rows (ranked or not), their deal, and a layout for each learner.
+    """A decision: rows (renumbered or not), their deal, and a layout for each learner.
 
     Attributes:
         model, threads: what it came to, in the words of the estimators' settings.
-        features: which feature each weight is, if the features were ranked.
+        features: which feature each weight is, if the features were renumbered.
         by_learner: threads take whole learners, instead of all working at one.
+        contested: whether one thread is as fast has to be found out on the way.
         remark: what the user should know of the decision.
     """
 
@@ -69,38 +70,27 @@ class Way:
     layouts: list[Layout]
     features: NDArray[np.uint32] | None = None
     by_learner: bool = False
+    contested: bool = False
     remark: str = ""
-    speeds: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
-Prober = Callable[[list[tuple[str, int]]], tuple[str, int, dict[tuple[str, int], float]]]
-"""Tries (model, threads) pairs; the fastest, and the examples/s of all."""
-
-
-def decide(wish: Wish, rows: Rows, probe: Prober) -> Way:
-    """Choose. `probe` is called only where several threads could be slower than one and there is work enough to ask."""
+def decide(wish: Wish, rows: Rows) -> Way:
+    """Choose, by the size of the data and of the model."""
     if wish.deterministic:
         return _deterministic(wish, rows)
     if wish.model == "auto" and 1 < wish.threads <= wish.learners:
         layouts: list[Layout] = [Shared(1)] * wish.learners
         return Way("shared", wish.threads, rows, deal(rows, wish.largest_chunk), layouts, by_learner=True)
-    model, threads = wish.model, wish.threads
-    speeds: dict[tuple[str, int], float] = {}
-    if model == "auto":
-        model = "shared"
-        if threads > 1:
-            model, threads, speeds = probe(_candidates(wish, rows))
-    return laid_out(wish, rows, model, threads, speeds)
-
-
-def laid_out(wish: Wish, rows: Rows, model: str, threads: int, speeds: dict[tuple[str, int], float]) -> Way:
-    """The way of this model with so many threads."""
     features = None
-    if _is_worth_ranking(wish, rows):
-        rows, features = rank(rows)
-    cut = deal(rows, wish.largest_chunk)
+    if _is_worth_renumbering(wish, rows):
+        rows, features = renumber(rows, wish.threads)
+    model, threads = wish.model, wish.threads
+    if model == "auto":
+        threads = threads if rows.nonzeros >= _WORTH_THREADS else 1
+        model = "replica" if threads > 1 and _is_worth_replicas(threads, rows) else "shared"
     layouts = [_layout(model, threads, rows) for _ in range(wish.learners)]
-    return Way(model, threads, rows, cut, layouts, features, speeds=speeds)
+    contested = wish.model == "auto" and threads > 1
+    return Way(model, threads, rows, deal(rows, wish.largest_chunk), layouts, features, contested=contested)
 
 
 def _layout(model: str, threads: int, rows: Rows) -> Layout:
@@ -109,18 +99,19 @@ def _layout(model: str, threads: int, rows: Rows) -> Layout:
     return Replicas(threads) if model == "replica" and threads > 1 else Shared(threads)
 
 
-def _candidates(wish: Wish, rows: Rows) -> list[tuple[str, int]]:
-    pairs = [("shared", 1), ("shared", wish.threads)]
-    if 4 * rows.features <= last_level_cache_bytes():
-        return [*pairs, ("replica", wish.threads)]
-    return pairs if wish.memory else [*pairs, ("hot", wish.threads)]
+def _is_worth_replicas(threads: int, rows: Rows) -> bool:
+    """Whether a sweep of one replica is work enough to merge them all after it."""
+    return 4 * rows.features <= last_level_cache_bytes() and threads * rows.features <= rows.nonzeros
 
 
-def _is_worth_ranking(wish: Wish, rows: Rows) -> bool:
-    larger_than_cache = 4 * rows.features > last_level_cache_bytes()
-    return (
-        wish.cold and larger_than_cache and not rows.mapped and wish.epochs >= _EPOCHS_WORTH_RANKING and not wish.memory
-    )
+def is_far(features: int) -> bool:
+    """Whether weights are waited for: from about an eighth of the last-level cache on, which holds the rows as well."""
+    return 4 * features > last_level_cache_bytes() // 8
+
+
+def _is_worth_renumbering(wish: Wish, rows: Rows) -> bool:
+    can_be = wish.cold and not wish.memory and not rows.mapped and rows.features < MOST_FEATURES
+    return can_be and is_far(rows.features) and wish.epochs >= _EPOCHS_WORTH_RENUMBERING
 
 
 def _deterministic(wish: Wish, rows: Rows) -> Way:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from plesio.hogwild.intrinsics import inner
+from plesio.hogwild.compiled import compiled, inlined
 from plesio.hogwild.skipgram.step import PAIR
 
 
@@ -53,7 +52,7 @@ _1, _12, _25, _27, _32 = np.uint64(1), np.uint64(12), np.uint64(25), np.uint64(2
 _LOW, _STAR = np.uint64(0xFFFFFFFF), np.uint64(2685821657736338717)
 
 
-@inner
+@inlined
 def _follow(state):
     """The next state of xorshift64* (Vigna, 2016); state · _STAR is the random number."""
     state ^= state >> _12
@@ -61,7 +60,7 @@ def _follow(state):
     return state ^ (state >> _27)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def deal(text, chunk, seed, rules, share, kept, reach, contexts, starts, targets):
     """Write the steps of a chunk into the last three (see `step.Steps`): how many.
 

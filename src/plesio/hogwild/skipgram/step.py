@@ -16,10 +16,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from plesio.hogwild.intrinsics import inner, prefetch
+from plesio.hogwild.compiled import compiled, inlined
+from plesio.hogwild.intrinsics import prefetch
 from plesio.hogwild.lanes import LANES, LINE_BYTES, fill, load, store, total
 
 PAIR = 2
@@ -69,7 +69,7 @@ def numbers(count: int) -> NDArray[np.float32]:
     return memory[start : start + count]
 
 
-@inner
+@inlined
 def _score(hidden, rows, outputs, targets, first, count, width, scores):
     """Write the product of every hidden row with every target row into `scores`, `count` to a hidden row."""
     for row in range(rows):
@@ -84,7 +84,7 @@ def _score(hidden, rows, outputs, targets, first, count, width, scores):
             scores[row * count + t + 1] = total(to_b)
 
 
-@inner
+@inlined
 def _slope(scores, rows, count, drawn, lr, sigmoid, watch):
     """Turn scores into lr · (label − σ(score)): target 0 is the word itself, `drawn` are random, one more does nothing.
 
@@ -107,7 +107,7 @@ def _slope(scores, rows, count, drawn, lr, sigmoid, watch):
     return loss
 
 
-@inner
+@inlined
 def _move(hidden, errors, rows, outputs, targets, first, count, width, slopes):
     """Move the target rows by Σ_h g · h, and write Σ_y g · y of the rows before that into `errors`."""
     for t in range(0, count, PAIR):
@@ -127,7 +127,7 @@ def _move(hidden, errors, rows, outputs, targets, first, count, width, slopes):
             store(outputs, b + d, load(outputs, b + d) + to_b)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def learn(model, steps, number, count, drawn, pooled, lr, sigmoid, scratch):
     """Do the first `number` of `steps`: the loss of a sample of (context, word) pairs, and how many these are.
 
