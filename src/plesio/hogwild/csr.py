@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError
+from plesio.hogwild.compiled import compiled
 
 log = logging.getLogger("plesio.hogwild")
 
@@ -168,7 +168,7 @@ def _check_pointer(matrix: Any, rows: int) -> None:
         )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _survey(indptr, indices, bits):  # type: ignore[no-untyped-def]
     """One look at all rows, in vector registers: (the highest index, whether each row's are in order, whether all is finite).
 

@@ -21,8 +21,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from plesio.hogwild.compiled import compiled, inlined
 from plesio.hogwild.intrinsics import fetch_add, prefetch
 from plesio.hogwild.linear.losses import slope_and_loss
 
@@ -98,7 +98,7 @@ class Rules(NamedTuple):
     held: Any  # the intercept moves only after the turn, by whoever planned it (for rows done in any order)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def slots(hot):
     """(keys, mine, tail) of hot weights; no keys where there are none."""
     if hot is None:
@@ -106,7 +106,7 @@ def slots(hot):
     return hot.keys, hot.mine, hot.tail
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def place(index, keys, mine, tail):
     """Where the weight of feature `index` is."""
     if keys is None:
@@ -118,7 +118,7 @@ def place(index, keys, mine, tail):
     return copied + missed * (tail + index - copied)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def dot(indices, values, weights, begin, end, keys, mine, tail):
     """The sum of values·weights of a row, in four running sums: numbers 0, 4, 8, ... go to the first, and so on."""
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
@@ -133,7 +133,7 @@ def dot(indices, values, weights, begin, end, keys, mine, tail):
     return (a + b) + (c + d)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def add(indices, values, weights, begin, end, factor, keys, mine, tail):
     """weights += factor·values of a row, four at a time: left alone, LLVM does up to seven apart, one after the other."""
     fours = begin + ((end - begin) & ~_THREE)
@@ -146,7 +146,7 @@ def add(indices, values, weights, begin, end, factor, keys, mine, tail):
         weights[place(indices[i], keys, mine, tail)] += factor * values[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def exchange(weights, hot):
     """Give the others what this thread did to the hot weights since it last looked, and take what they did."""
     shared, seen, mine = hot.shared, hot.seen, hot.mine
@@ -157,7 +157,7 @@ def exchange(weights, hot):
         weights[mine + slot] = now
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sweep(data, plan, model, hot, rules, counter, end, stride):
     """Take turns, `stride` apart, until turn `end`; how many rows this thread did. No L1, no average."""
     indptr, indices, values, targets, importance, rows = data  # in the loop, a tuple's arrays would be counted anew
@@ -176,7 +176,7 @@ def sweep(data, plan, model, hot, rules, counter, end, stride):
         loss, factors = 0.0, 1.0
         for at in range(first, last):
             if prefetched:
-                soon = np.uint64(rows[min(at + AHEAD, last - _ONE)])
+                soon = np.uint64(rows[at + AHEAD if at + AHEAD < last else last - _ONE])
                 for i in range(np.uint64(indptr[soon]), np.uint64(indptr[soon + _ONE])):
                     prefetch(weights, place(indices[i], keys, mine, tail))
             row = np.uint64(rows[at])
@@ -204,7 +204,7 @@ def sweep(data, plan, model, hot, rules, counter, end, stride):
         done += np.int64(last - first)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sweep_with_memory(data, plan, model, rules, counter, end, stride):
     """As `sweep`, with L1 and averaging."""
     indptr, indices, values, targets, importance, rows = data
@@ -254,7 +254,7 @@ def sweep_with_memory(data, plan, model, rules, counter, end, stride):
         done += last - first
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def truncate(weight, scale, owed, paid, j):
     """Let a weight (as v) pay what it owes of the L1 penalty, but not beyond zero."""
     debt = owed - paid[j] if weight < 0.0 else owed + paid[j]
@@ -266,7 +266,7 @@ def truncate(weight, scale, owed, paid, j):
     return after
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def truncate_all(weights, scale, owed, paid):
     """Let every weight pay, the ones that no row touched too."""
     for j in range(np.uint64(weights.size)):

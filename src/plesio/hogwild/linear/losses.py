@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
+from plesio.hogwild.compiled import inlined
 
 HINGE, SQUARED_HINGE, LOG, MODIFIED_HUBER, SQUARED, HUBER = range(6)
 CLASSIFICATION = {"hinge": HINGE, "log_loss": LOG, "modified_huber": MODIFIED_HUBER, "squared_hinge": SQUARED_HINGE}
@@ -26,7 +26,7 @@ REGRESSION = {"huber": HUBER, "squared_error": SQUARED}
 STEEPEST = 1e12  # a slope beyond this is cut, as in scikit-learn: one wild row must not end the run
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def slope_and_loss(kind, margin, target, epsilon):
     """(slope, loss, factor): the loss is `loss + log(factor)`.
 
@@ -47,8 +47,9 @@ def slope_and_loss(kind, margin, target, epsilon):
             return 0.0, 0.0, 1.0
         if kind == MODIFIED_HUBER and short > 2.0:
             return -4.0 * target, 4.0 * (short - 1.0), 1.0
-        return max(-STEEPEST, min(STEEPEST, -2.0 * target * short)), short * short, 1.0
+        slope = -2.0 * target * short
+        return slope if abs(slope) < STEEPEST else math.copysign(STEEPEST, slope), short * short, 1.0
     error = margin - target
     if kind == HUBER and abs(error) > epsilon:
         return math.copysign(epsilon, error), epsilon * abs(error) - 0.5 * epsilon * epsilon, 1.0
-    return max(-STEEPEST, min(STEEPEST, error)), 0.5 * error * error, 1.0
+    return error if abs(error) < STEEPEST else math.copysign(STEEPEST, error), 0.5 * error * error, 1.0

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from plesio.hogwild.compiled import compiled
 from plesio.hogwild.csr import Rows
 from plesio.hogwild.intrinsics import fetch_add, prefetch, settle
 from plesio.hogwild.threads import pool
@@ -52,7 +52,7 @@ def bring_home(
     pool(threads).run(lambda thread: _scatter(home, features, weights, cuts[thread], cuts[thread + 1]))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _number(indices, table, numbers, features, counters):
     """Take pieces of the non-zeros and number the features in them; `table` holds a feature's number + 1."""
     mine = end = 0
@@ -78,7 +78,7 @@ def _number(indices, table, numbers, features, counters):
         features[at] = _UNUSED
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scatter(home, features, weights, begin, end):
     for at in range(np.uint64(begin), np.uint64(end)):
         prefetch(home, features[min(at + _AHEAD, np.uint64(end - 1))])
