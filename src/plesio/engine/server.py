@@ -266,8 +266,6 @@ class Server:
     def _pushed(self, line: Line, header: Header) -> None:
         meter = self._meter.workers[line.worker]
         meter.pushed(header.ready_s, header.steps, header.samples)
-        self._meter.missing_gradients += header.missing
-        self._meter.exchanges += 1
         self._keeper.came(line.worker, header.steps)
         if header.extra:
             self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
@@ -286,6 +284,8 @@ class Server:
             self._arrived_s,
         )
         meter.held_since_s = time.monotonic()
+        self._meter.missing_gradients += header.missing
+        self._meter.exchanges += 1
         if not header.finite:
             self._not_finite(line, f"contribution {header.number}")
 

@@ -106,10 +106,11 @@ class Folding:
         if fold.held:
             assert self._held is not None, "held contributions lie in the buffer"
             return self._held.take_mean(fold.total_weight)
-        slots = [self._slots[member.worker] for member in fold.members]
-        if len(slots) > 1:
-            mean_into(slots[0], slots, [member.share for member in fold.members])
-        return slots[0]
+        first = self._slots[fold.members[0].worker]
+        if len(fold.members) > 1:
+            slots, shares = zip(*((self._slots[one.worker], one.share) for one in fold.members), strict=True)
+            mean_into(first, slots, shares)
+        return first
 
     def _step(self, optimizer: ServerOptimizer, target: Arena, current: Arena, mean: Arena, fold: Fold) -> None:
         folded = len(fold.members)

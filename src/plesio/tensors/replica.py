@@ -81,7 +81,7 @@ class GradientReplica(_Bound):
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
         self._slot_addresses = [view.data_ptr() for view in slot.views]
         self._zero = [False] * len(layout.specs)
-        self._checked = slot.of_kind(Kind.TRAINED)
+        self._checked = [flat for flat in slot.of_kind(Kind.TRAINED) if flat.is_floating_point()]
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
         taken = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
         self._taken = taken
@@ -185,8 +185,6 @@ def is_finite(flat: torch.Tensor) -> bool:
     >>> is_finite(torch.full((4,), 3e38))
     True
     """
-    if not flat.is_floating_point() or flat.numel() == 0:
-        return True
     return isfinite(flat.sum().item()) or bool(torch.isfinite(flat).all())
 
 
