@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from plesio.cli.main import main
+from plesio.engine.ctrl_c import CtrlC
 
 SCRIPT = """
 from support.loops import FEATURES, CLASSES, data
@@ -76,6 +77,18 @@ def test_ctrl_c_keeps_what_was_simulated_and_a_second_one_ends_at_once(
         assert main(["replay", str(folder)]) == 0
         assert "bit-identical: " in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so() -> None:
+    """As in a shell's background: `nohup plesio simulate ... &`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with CtrlC() as ctrl_c:
+            signal.raise_signal(signal.SIGINT)
+        assert ctrl_c.pressed == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any, Self
 class CtrlC:
     """Inside `with`, Ctrl-C is counted, and raises `KeyboardInterrupt` only the second time.
 
-    Further ones change nothing: everything is being ended by then. In another thread than the main one, or where
-    something that is not Python's handles the signal, nothing is changed at all.
+    Further ones change nothing: everything is being ended by then. Nothing is changed at all in another thread than the
+    main one, where something that is not Python's handles the signal, or where it is ignored (in a shell's background).
 
     Args:
         first: called at the first one, between two steps of the interpreter.
@@ -27,13 +27,12 @@ class CtrlC:
         self.pressed = 0
         self.first_s = 0.0
         self._first = first
-        self._before: Any = None
+        self._before: Any = None  # who handles it otherwise
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._handle)
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and before not in (None, signal.SIG_IGN):
+            self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
