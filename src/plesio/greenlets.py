@@ -114,7 +114,7 @@ class GreenletWorker:
 
         An exception of the training function is kept in `error`, as a process's would be told.
         """
-        return self._greenlet.switch(answer)  # type: ignore[no-any-return]
+        return None if self._greenlet.dead else self._greenlet.switch(answer)
 
     def kill(self) -> None:
         """This worker dies where it stands."""

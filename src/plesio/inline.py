@@ -94,7 +94,7 @@ class InlineServer:
 
     def publish(self, reader: int) -> int:
         """Pin the buffer that `reader` goes on from."""
-        return self.built.folder.publish(reader)
+        return self.built.folder.publish(reader) if self.begun else 0  # to one that took no part
 
     def forget(self, worker: int) -> None:
         """`worker` is gone."""

@@ -252,6 +252,8 @@ def tune(
     for name, value in (*(("lr", lr) for lr in lrs), ("contributions", contributions)):
         if not 0 < value < math.inf:
             raise ConfigurationError(f"{name}={value!r}: {name} must be a finite number above 0")
+    if not isinstance(seed, int) or seed < 0:
+        raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0")
     if workers is not None and workers != cluster.workers:
         cluster = cluster.first(workers)
     record = Record(problem, max(1, contributions // RECORDS), until_loss)

@@ -156,9 +156,11 @@ class SimulatedEngine:
         with apart(), no_wall_clock(self.job.train), CtrlC(lambda: self.run_of.end("interrupted")) as ctrl_c:
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, ctrl_c.pressed > 0
+        outcome.incidents += self.run_of.incidents
+        if not self.server.begun:
+            return outcome
         if self.run_of.recorder is not None:
             self.run_of.recorder.end(outcome.final.version, outcome.final.wall_s)
-        outcome.incidents += self.run_of.incidents
         if self.job.evaluate is not None and not outcome.interrupted:
             self._judge(outcome.final.wall_s, outcome.final.version)
         outcome.state_dict = self.server.state_dict
@@ -172,6 +174,8 @@ class SimulatedEngine:
         )  # fmt: skip
         if self.server.seat(worker):
             self.run_of.answer_nbytes = self.server.payload_bytes
+        elif worker.error is not None and not self.job.continue_on_worker_error:
+            raise worker.error
         return worker
 
     def _evaluate(self, time_s: float, version: int) -> str | None:

@@ -16,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from plesio.errors import CheckpointError, ConfigurationError
+from plesio.hogwild import epochs
 from plesio.hogwild.csr import as_rows, open_rows, save_rows
 from plesio.hogwild.epochs import DivergedError
 from plesio.hogwild.linear import HogwildClassifier, HogwildRegressor
@@ -261,6 +262,29 @@ def test_the_faster_of_one_thread_and_all_goes_on(speed_up, monkeypatch):
     faster = speed_up > 1
     assert by_all == [True, False] * 2 + [faster] * 2
     assert (contest.open, contest.won) == (False, faster)
+
+
+def test_a_kernel_that_is_loaded_first_costs_no_thread(monkeypatch):
+    """However long the first part of all takes, the second epoch is compared too."""
+    now = 0.0
+    monkeypatch.setattr("plesio.hogwild.linear.contest.time.perf_counter", lambda: now)
+    contest, order = Contest(nonzeros_per_turn=1e6, open=True), np.arange(100, dtype=np.uint32)
+    for loading_s in (1e6, 0.0):
+        for part, all_threads in contest.parts(order):
+            now += len(part) / (1.8 if all_threads else 1.0) + (loading_s if all_threads else 0.0)
+    assert (contest.open, contest.won) == (False, True)
+
+
+def test_the_parts_of_an_epoch_move_the_bar_by_one(monkeypatch):
+    moved = []
+    monkeypatch.setattr("plesio.hogwild.linear.ways._WORTH_THREADS", 0)
+    X, margins = problem()
+    token = epochs._move.set(moved.append)
+    try:
+        HogwildClassifier(max_iter=3, tol=None, threads=2, random_state=0).fit(X, margins > 0)
+    finally:
+        epochs._move.reset(token)
+    assert sum(moved) == pytest.approx(3)
 
 
 def test_works_in_a_pipeline_with_hashed_text_a_grid_search_clone_and_pickle():

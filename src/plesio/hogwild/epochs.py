@@ -76,6 +76,17 @@ def advance(share: float) -> None:
         move(share)
 
 
+@contextmanager
+def part_of_epoch(share: float) -> Iterator[None]:
+    """Inside, what would move the progress bar by an epoch moves it by this share of one."""
+    move = _move.get()
+    token = _move.set(move and (lambda whole: move(whole * share)))
+    try:
+        yield
+    finally:
+        _move.reset(token)
+
+
 def run_epochs(
     epochs: range,
     one: Callable[[int], Epoch],

@@ -143,9 +143,8 @@ class Meter:
         """A contribution went into a version."""
         one = self.workers[worker]
         one.folded += 1
-        one.staleness[staleness] = (
-            one.staleness.get(staleness, 0) + 1
-        )  # among thousands of workers most are new to a Counter
+        # Among thousands of workers most are new to the Counter, which then calls Python.
+        one.staleness[staleness] = one.staleness.get(staleness, 0) + 1
 
     def dropped(self, worker: int, reason: str) -> None:
         """A contribution does not count."""

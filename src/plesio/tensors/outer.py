@@ -77,7 +77,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"the {name} given to prepare already holds state for {len(optimizer.state)} parameters, and the server "
                 "that runs it begins without: prepare a fresh one (resume= goes on from a run's checkpoint), or take a "
-                "strategy whose optimizer stays in the worker: local_sgd, allreduce, hogwild"
+                "strategy whose optimizer stays in the worker: local_sgd; allreduce and hogwild, where they are not simulated"
             )
         return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer))
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from plesio.hogwild.choosing import MARGIN
 
 _ENOUGH = 500_000  # non-zeros done by one thread: fewer take too short a time to be sure of it
+_EPOCHS_LEAST = 2  # the very first part of a process has to load the kernel, or compile it
 
 
 class Contest:
@@ -28,7 +29,7 @@ class Contest:
 
     def __init__(self, nonzeros_per_turn: float, *, open: bool) -> None:
         self.open, self.won = open, True
-        self._nonzeros_per_turn, self._timed = nonzeros_per_turn, 0.0
+        self._nonzeros_per_turn, self._timed, self._epochs = nonzeros_per_turn, 0.0, 0
         self._speeds = {True: 0.0, False: 0.0}  # the best: what else the machine does only ever slows threads down
 
     def parts(self, order: NDArray[np.uint32]) -> Iterator[tuple[NDArray[np.uint32], bool]]:
@@ -43,5 +44,6 @@ class Contest:
             speed = len(part) / max(time.perf_counter() - began, 1e-9)
             self._speeds[by_all] = max(self._speeds[by_all], speed)
         self._timed += (len(order) - cut) * self._nonzeros_per_turn
-        self.open = self._timed < _ENOUGH
+        self._epochs += 1
+        self.open = self._timed < _ENOUGH or self._epochs < _EPOCHS_LEAST
         self.won = self._speeds[True] > MARGIN * self._speeds[False]

@@ -2,9 +2,9 @@
 
 Threads that share a small model write the same cache lines all the time and wait for each other's; the frequent
 features are the conflict, the rare ones hardly ever. So a small model has a replica a thread, merged to the mean after
-the epoch (each replica takes its share of the penalty, so the objective stays what it was), and of a large one the
-hottest weights are copied, and exchanged after each chunk. `Coloured`, and `Replicas` of a fixed number, have no race
-at all: the same bits for any number of threads.
+the epoch, or the part of one that is timed (each replica takes its share of the penalty, so the objective stays what it
+was), and of a large one the hottest weights are copied, and exchanged after each chunk. `Coloured`, and `Replicas` of a
+fixed number, have no race at all: the same bits for any number of threads.
 """
 
 from __future__ import annotations

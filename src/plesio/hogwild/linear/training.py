@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plesio.hogwild.csr import Rows
-from plesio.hogwild.epochs import Epoch
+from plesio.hogwild.epochs import Epoch, part_of_epoch
 from plesio.hogwild.linear.contest import Contest
 from plesio.hogwild.linear.kernels import FLAT, Data, Rules
 from plesio.hogwild.linear.layouts import HotCopies, Layout, Shared
@@ -102,7 +102,8 @@ class Sweeps:
         order = way.deal.order(self._settings.seed, epoch, self._settings.shuffle)
         for part, all_threads in self._contest.parts(order):
             layout = way.layouts[index] if all_threads else Shared(1)
-            more, rows = self._part(index, epoch, part, layout)
+            with part_of_epoch(len(part) / max(len(order), 1)):
+                more, rows = self._part(index, epoch, part, layout)
             loss += more
             done[: len(rows)] += rows
         return loss / max(len(way.rows), 1), done.tolist()

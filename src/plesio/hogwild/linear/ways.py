@@ -89,7 +89,7 @@ def decide(wish: Wish, rows: Rows) -> Way:
         threads = threads if rows.nonzeros >= _WORTH_THREADS else 1
         model = "replica" if threads > 1 and _is_worth_replicas(threads, rows) else "shared"
     layouts = [_layout(model, threads, rows) for _ in range(wish.learners)]
-    contested = wish.model == "auto" and threads > 1
+    contested = wish.model == "auto" and threads > 1 and wish.epochs > 1
     return Way(model, threads, rows, deal(rows, wish.largest_chunk), layouts, features, contested=contested)
 
 
