@@ -129,6 +129,14 @@ def test_the_servers_death_is_one_clear_error(name: str) -> None:
     assert time.monotonic() - seen[-1] < 4.0
 
 
+def test_the_last_worker_raised_though_others_were_to_go_on() -> None:
+    train = partial(loops.raising, who=0, after=2)
+    with pytest.raises(
+        ps.WorkerLostError, match=r"every worker died; .*; worker 0 raised ValueError: the disk is on fire$"
+    ):
+        ps.run(train, ps.async_sgd(), workers=1, on_worker_error="continue", timeout_s=30)
+
+
 def test_all_workers_dead() -> None:
     with pytest.raises(ps.WorkerLostError, match="every worker died"):
         ps.run(

@@ -144,6 +144,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "weights-5.safetensors" in out
     assert main(["replay", str(run.folder), "--script", str(tmp_path / "gone.py")]) == 2
     assert "is not there; name it with --script" in capsys.readouterr().err
+    nowhere = ["--script", str(script), "--weights", str(tmp_path / "gone" / "weights")]
+    assert main(["replay", str(run.folder), *nowhere]) == 2
+    assert "weights cannot be written to" in capsys.readouterr().err
+    for wrong, words in {"--worker 9": "workers, 0 to", "--around -3": "at least 0"}.items():
+        assert main(["journal", str(run.folder), *wrong.split()]) == 2
+        assert words in capsys.readouterr().err
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
 
 

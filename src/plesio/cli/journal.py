@@ -46,7 +46,15 @@ def journal(
     """
     if limit is not None and limit < 1:
         raise ConfigurationError(f"--limit {limit}: at least 1")
+    for option, number in {"--around": around, "--staleness-over": staleness_over}.items():
+        if number is not None and number < 0:
+            raise ConfigurationError(f"{option} {number}: at least 0")
     found = read_journal(run)
+    unknown = sorted(set(worker or ()) - set(range(found.head.workers)))
+    if unknown:
+        raise ConfigurationError(
+            f"--worker {unknown[0]}: the run had {found.head.workers} workers, 0 to {found.head.workers - 1}"
+        )
     rows = islice(chosen(story(found), worker or (), staleness_over, around), limit)
     try:
         if as_json:

@@ -40,6 +40,8 @@ def replay(
 
     Exits with 0 if it is, with 1 if a version differs.
     """
+    from safetensors import SafetensorError
+
     from plesio.cli.script import load
     from plesio.journal import read_journal
     from plesio.observe.files import save_weights
@@ -54,6 +56,11 @@ def replay(
     console.print(str(found), markup=False, soft_wrap=True)
     if until is not None or weights is not None:
         where = weights or journal.path.with_name(f"weights-{found.versions}.safetensors")
-        save_weights(found.state_dict, where)
+        try:
+            save_weights(found.state_dict, where)
+        except (OSError, SafetensorError) as error:
+            raise ConfigurationError(
+                f"the weights cannot be written to {where}: {error}; name another file with --weights"
+            ) from error
         console.print(f"the weights of version {found.versions} are in {where}", markup=False, soft_wrap=True)
     return 0 if found.identical else 1

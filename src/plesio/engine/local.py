@@ -284,8 +284,10 @@ class LocalEngine:
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         block.close()
         if all(one.left == "died" for one in message.workers) and self._stop_sent_s is None:
+            raised = next((f"; {one.what}" for one in self._outcome.incidents if one.worker in self._raised), "")
             self._error = self._error or WorkerLostError(
                 f"every worker died; the last at version {message.version}, {message.wall_s:.1f} s into training"
+                f"{raised.removesuffix('; the others go on')}"
             )
         elif message.lost:
             self._outcome.state_dict = {}
