@@ -127,7 +127,7 @@ def test_an_optimizer_that_stays_in_the_worker_keeps_its_state(strategy: ps.Stra
 
 def test_the_server_refuses_state_that_it_would_lose() -> None:
     train = partial(loops.follow, build=loops.mlp, optimizers=warm_adam, steps=8)
-    with pytest.raises(ps.ConfigurationError, match=r"Adam .* already holds state for 4 parameters.*: local_sgd, "):
+    with pytest.raises(ps.ConfigurationError, match=r"Adam .* already holds state for 4 parameters.*: local_sgd; "):
         ps.run(train, ps.async_sgd(), workers=1)
 
 
