@@ -26,7 +26,7 @@ from plesio.engine.recording import Recorder, head_of
 from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_messages import Answer as Decision
 from plesio.engine.virtual_messages import Finish, Lease, Push, Request
-from plesio.errors import ConfigurationError, NonFiniteError
+from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError
 from plesio.fabric.doorbell import Answer, Header
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
@@ -124,6 +124,7 @@ class SimulatedEngine:
             )
         self.job = job
         self.outcome = Outcome()
+        self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
         self._watch = watch
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
@@ -149,6 +150,7 @@ class SimulatedEngine:
 
         Raises:
             WorkerError: a training function raised.
+            WorkerLostError: all of them did, where the others were to go on.
             NonFiniteError: a contribution was not finite and the job is to stop at that.
             KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
@@ -157,6 +159,8 @@ class SimulatedEngine:
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, ctrl_c.pressed > 0
         outcome.incidents += self.run_of.incidents
+        if len(self.raised) == self.job.workers:
+            raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
         if not self.server.begun:
             return outcome
         if self.run_of.recorder is not None:
@@ -247,8 +251,9 @@ class _Participant:
         if error is not None and not self._engine.job.continue_on_worker_error:
             raise error
         if error is not None:
-            what = f"{str(error).splitlines()[0]}; the others go on"
-            self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, what))
+            what = str(error).splitlines()[0]
+            self._engine.raised[self._rank] = what
+            self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))
         return Finish(self.timer.time_s)
 
 

@@ -14,6 +14,7 @@ import torch
 import plesio as ps
 from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest
 from plesio.cli.main import main
+from plesio.engine.keeping import Keeper, Keeping
 from plesio.strategy import Strategy
 from support.replayed import chancy
 
@@ -99,6 +100,19 @@ def test_steps_until_the_end_count_those_before_a_resume(tmp_path: Path) -> None
     second = trained(ps.first_of(2), tmp_path / "b", train, resume=tmp_path / "ck", until=ps.Until(steps=before + 30))
     assert second.ended == f"{before + 30} steps were up"
     assert 30 <= second.steps < before
+
+
+def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> None:
+    keeper = Keeper(Keeping(), ps.first_of(2), workers=2)
+    keeper.came(0, 1, 1)
+    assert keeper.taken == 0, "it waits: after a resume it is made again"
+    keeper.answered(0, 1)
+    keeper.answered(0, 2)
+    keeper.came(0, 2, 1)
+    assert keeper.taken == 2
+    keeper.came(0, 3, 1)
+    keeper.answered(0, 3)
+    assert keeper.taken == 3
 
 
 def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) -> None:

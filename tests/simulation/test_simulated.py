@@ -315,3 +315,8 @@ def test_a_training_function_that_prepares_nothing_is_no_death_here_either(tmp_p
     run = ps.run(idle, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict == {}
+
+
+def test_nobody_can_go_on_when_all_raised() -> None:
+    with pytest.raises(ps.WorkerLostError, match=r"every worker raised; the last: .*my data file is missing"):
+        ps.run(broken, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), on_worker_error="continue")

@@ -38,7 +38,7 @@ def replay(
 ) -> int:
     """Do a run again from its journal, in one process, and say whether every version is the same bit for bit.
 
-    Exits with 0 if it is, with 1 if a version differs.
+    Exits with 0 if every version that the journal holds is (what a damaged one lacks is said), with 1 if one differs.
     """
     from safetensors import SafetensorError
 

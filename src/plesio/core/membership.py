@@ -96,9 +96,7 @@ class Membership:
         del self.seats[worker]
         self.waiting -= seat.waiting is not None
         if seat.clock == self.slowest:
-            self._at_slowest -= 1
-            if not self._at_slowest:
-                self._slowest_anew()
+            self._one_fewer_at_slowest()
         return seat
 
     def pushed(self, seat: Seat, number: int) -> None:
@@ -108,9 +106,7 @@ class Membership:
         self.waiting += 1
         seat.clock += 1
         if seat.clock - 1 == self.slowest:
-            self._at_slowest -= 1
-            if not self._at_slowest:
-                self._slowest_anew()
+            self._one_fewer_at_slowest()
 
     def answered(self, seat: Seat, now_s: float) -> None:
         """`seat` goes on; while it waited it had nothing to say, so its silence is counted from now."""
@@ -118,9 +114,10 @@ class Membership:
         seat.heard_s = now_s
         self.waiting -= 1
 
-    def _slowest_anew(self) -> None:
-        """The slowest moves up: nobody is left there. With no seat at all it stays, for whoever joins next."""
-        if self.seats:
+    def _one_fewer_at_slowest(self) -> None:
+        """The slowest moves up when nobody is left there; with no seat at all it stays, for whoever joins next."""
+        self._at_slowest -= 1
+        if self._at_slowest == 0 and self.seats:
             clocks = [seat.clock for seat in self.seats.values()]
             self.slowest = min(clocks)
             self._at_slowest = clocks.count(self.slowest)

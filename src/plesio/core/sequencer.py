@@ -37,35 +37,24 @@ from plesio.core.events import (
     Effect,
     Event,
     Evict,
-    Fold,
     Grant,
     Hold,
     Joined,
     Leased,
     LeaseWanted,
     Left,
-    Member,
     Pushed,
     Reported,
     Ticked,
     Verdict,
 )
+from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.ledger import Admission, Ledger
 from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.core.questions import Questions
 
 _TAKEN, _NEW = Verdict.TAKEN, Admission.NEW  # to look a member up in its enum costs as much as to build an effect
-
-
-class _Pending(msgspec.Struct, frozen=True, gc=False):
-    """A contribution on its way into a fold; `counts` is False for one that came but was not finite."""
-
-    event: Pushed
-    computed_from: int
-    weight: float
-    batches: tuple[Batch, ...]
-    counts: bool
 
 
 class SequencerState(msgspec.Struct, frozen=True):
@@ -102,10 +91,10 @@ class Sequencer:
         self._gather = strategy.gather
         self._release = strategy.release
         self._after_fold = strategy.release.after_fold
-        self._outer = strategy.outer
         self._cancels = getattr(strategy.release, "cancel_late", False)
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
-        self._pending: list[_Pending] = []
+        self._folds = Folds(strategy, workers, self._holds)
+        self._pending: list[Pending] = []
         self._blank = 0  # pending contributions that do not count
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
@@ -281,7 +270,7 @@ class Sequencer:
         self.leases.skip(batches)
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
         if self._after_fold:
-            self._pending.append(_Pending(event, seat.computing, 0.0, (), counts=False))
+            self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
             self._blank += 1
 
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
@@ -295,7 +284,7 @@ class Sequencer:
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
         weight = self._weigh.weight(seat.staleness, self.workers, event.samples)
-        self._pending.append(_Pending(event, seat.computing, weight, batches, True))
+        self._pending.append(Pending(event, seat.computing, weight, batches, True))
         if self._holds:
             self._effects.append(Hold(event.worker, event.number, weight))
 
@@ -334,7 +323,7 @@ class Sequencer:
         self._blank = 0
         if counting:
             self.version += 1
-            self._effects.append(self._fold_effect(counting))
+            self._effects.append(self._folds.of(self.version, counting))
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
@@ -343,35 +332,6 @@ class Sequencer:
                 self._grant_if_seated(one.event)
         if self._cancels and counting:
             self._cancel_late()
-
-    def _fold_effect(self, counting: list[_Pending]) -> Fold:
-        """Members in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
-        count = len(counting)
-        if count == 1:
-            total = counting[0].weight
-            members: tuple[Member, ...] = (self._member(counting[0], 1.0),)
-        else:
-            if not self._holds:
-                counting = sorted(counting, key=lambda one: one.event.worker)
-            total = sum([one.weight for one in counting])
-            members = tuple([self._member(one, one.weight / total) for one in counting])
-        scale = self._outer.scale(count, self.workers)
-        if not self._weigh.normalised:
-            scale *= total / count
-        return Fold(self.version, members, scale, self._holds, total)
-
-    def _member(self, one: _Pending, share: float) -> Member:
-        event, read = one.event, one.computed_from
-        return Member(
-            event.worker,
-            event.incarnation,
-            event.number,
-            read,
-            self.version - 1 - read,
-            share,
-            event.steps,
-            event.samples,
-        )
 
     def _grant_if_seated(self, event: Pushed) -> None:
         seat = self.members.seats.get(event.worker)

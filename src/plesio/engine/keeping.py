@@ -40,22 +40,25 @@ class Keeper:
         self._contributions = [0] * workers
         self._steps = [0] * workers
         self._coming = [0] * workers  # local steps in a contribution that came and is not dealt with
-        self._taken = 0
+        self.taken = 0  # local steps that came and are dealt with: the others are done again after a resume
 
     @property
     def writes(self) -> bool:
         """Whether checkpoints are asked for."""
         return bool(self._keeping.folder)
 
-    def came(self, worker: int, steps: int) -> None:
-        """A contribution of so many local steps came."""
-        self._coming[worker] = steps
+    def came(self, worker: int, number: int, steps: int) -> None:
+        """Contribution `number` of `worker`, of so many local steps, came; it may have crossed its own cancellation."""
+        if self.before[worker].contributions + number > self._contributions[worker]:
+            self._coming[worker] = steps
+        else:
+            self.taken += steps
 
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         self._contributions[worker] = self.before[worker].contributions + number
         self._steps[worker] += self._coming[worker] or 1
-        self._taken += self._coming[worker]
+        self.taken += self._coming[worker]
         self._coming[worker] = 0
 
     def due(self, now_s: float) -> bool:
@@ -87,7 +90,7 @@ class Keeper:
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(map(Progress, self._contributions, self._steps)),
-            steps=self._taken,
+            steps=self.taken,
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
@@ -113,7 +116,7 @@ class Keeper:
         self.before = list(manifest.progress)
         self._contributions = [one.contributions for one in self.before]
         self._steps = [one.steps for one in self.before]
-        self._taken = manifest.steps
+        self.taken = manifest.steps
         self._kept = manifest.version
         return Sequencer.restore(
             self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s

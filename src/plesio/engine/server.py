@@ -266,7 +266,7 @@ class Server:
     def _pushed(self, line: Line, header: Header) -> None:
         meter = self._meter.workers[line.worker]
         meter.pushed(header.ready_s, header.steps, header.samples)
-        self._keeper.came(line.worker, header.steps)
+        self._keeper.came(line.worker, header.number, header.steps)
         if header.extra:
             self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
         if self._recorder is not None:

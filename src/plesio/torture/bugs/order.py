@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from plesio.core.events import Member, Pushed
+from plesio.core.events import Fold, Pushed
+from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.letters import CalledOff
+from plesio.core.questions import Questions
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.core.session import WorkerSession
 from plesio.torture.bugs.planting import bug
@@ -42,8 +44,15 @@ class _CountsTheDead(Sequencer):
 
 @bug("staleness is counted from the current version")
 class _AlwaysFresh(Sequencer):
-    def _member(self, one: Any, share: float) -> Member:
-        return msgspec.structs.replace(super()._member(one, share), computed_from=self.version - 1, staleness=0)
+    class _Folds(Folds):
+        def of(self, version: int, counting: list[Pending]) -> Fold:
+            fold = super().of(version, counting)
+            fresh = [replace(one, computed_from=version - 1, staleness=0) for one in fold.members]
+            return replace(fold, members=tuple(fresh))
+
+    def __init__(self, strategy: Questions, workers: int, *arguments: Any, **settings: Any) -> None:
+        super().__init__(strategy, workers, *arguments, **settings)
+        self._folds = self._Folds(strategy, workers, self._holds)
 
 
 @bug("what came is dropped when its worker leaves")
@@ -65,7 +74,7 @@ class _StaysBehind(WorkerSession):
 @bug("what is not finite is folded")
 class _TakesAnything(Sequencer):
     def _pushed(self, event: Pushed) -> None:
-        super()._pushed(msgspec.structs.replace(event, finite=True))
+        super()._pushed(replace(event, finite=True))
 
 
 @bug("incarnations share a slot")
@@ -107,7 +116,7 @@ class _KeepsAbandoned(WorkerSession):
 @bug("data that came and is not folded is missing from the checkpoint")
 class _ForgetsPending(Sequencer):
     def state(self) -> SequencerState:
-        return msgspec.structs.replace(super().state(), leases=self.leases.state(()))
+        return replace(super().state(), leases=self.leases.state(()))
 
 
 class _ForgetsLeased(DataLeases):

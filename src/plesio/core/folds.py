@@ -1,0 +1,55 @@
+"""What contributions make when they are folded: whose, with what share of the mean, and how far it moves."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plesio.core.events import Fold, Member, Pushed
+from plesio.core.leases import Batch
+from plesio.core.questions import Questions
+
+
+class Pending(msgspec.Struct, frozen=True, gc=False):
+    """A contribution on its way into a fold; `counts` is False for one that came but was not finite."""
+
+    event: Pushed
+    computed_from: int
+    weight: float
+    batches: tuple[Batch, ...]
+    counts: bool
+
+
+class Folds:
+    """Makes folds as `strategy` weighs them, in a run of `workers`; `held`: each is in the buffer when its fold is made."""
+
+    def __init__(self, strategy: Questions, workers: int, held: bool) -> None:
+        self._normalised = strategy.weigh.normalised
+        self._scale = strategy.outer.scale
+        self._workers = workers
+        self._held = held
+
+    def of(self, version: int, counting: list[Pending]) -> Fold:
+        """The fold that makes `version`.
+
+        Members are in seat order where they lie waiting, so that a round's sum does not depend on who came first.
+        """
+        count = len(counting)
+        if count == 1:
+            total = counting[0].weight
+            members: tuple[Member, ...] = (self._member(version, counting[0], 1.0),)
+        else:
+            if not self._held:
+                counting = sorted(counting, key=lambda one: one.event.worker)
+            total = sum([one.weight for one in counting])
+            members = tuple([self._member(version, one, one.weight / total) for one in counting])
+        scale = self._scale(count, self._workers)
+        if not self._normalised:
+            scale *= total / count
+        return Fold(version, members, scale, self._held, total)
+
+    def _member(self, version: int, one: Pending, share: float) -> Member:
+        event, read = one.event, one.computed_from
+        staleness = version - 1 - read
+        return Member(
+            event.worker, event.incarnation, event.number, read, staleness, share, event.steps, event.samples
+        )  # fmt: skip
