@@ -28,7 +28,7 @@ from plesio.disk import to_disk
 from plesio.errors import CheckpointError, ConfigurationError
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
-FORMAT = 2  # 1 counted folds where look-ahead counts steps
+FORMAT = 3  # 1 counted folds where look-ahead counts steps, 2 kept the same state for every tensor
 PREFIX = "version-"
 FOLDER = "checkpoints"
 """Their folder in a run folder."""

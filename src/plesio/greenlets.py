@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cloudpickle
+import msgspec
 import torch
 from greenlet import GreenletExit, greenlet
 from torch import nn
@@ -39,6 +40,7 @@ from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.outer import OptimizerSpec
 from plesio.tensors.replica import replica_of
@@ -176,19 +178,17 @@ class _Station:
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
         described, tensors = describe(model, optimizer)
-        spec = OptimizerSpec.of(optimizer, fresh=self._strategy.steps_at_server)
+        spec = OptimizerSpec.of(optimizer, tensors if self._strategy.steps_at_server else ())
         place = wait(
             Hello(
                 worker=self.rank,
                 incarnation=self._incarnation,
                 model=described,
-                optimizer=cloudpickle.dumps((spec.kind, spec.defaults, spec.groups)),
+                optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
                 structure=dump_structure(model, tensors) if self._shows else b"",
             )
         )
-        if place.first:
-            for tensor, view in zip(tensors, place.ring[0].views, strict=True):
-                view.copy_(tensor.detach())
+        hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
         replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, model)
         exchange = ServerExchange(
             self._strategy,

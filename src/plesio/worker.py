@@ -150,11 +150,13 @@ class Worker:
 
         All workers start from worker 0's weights (the lowest live one's). The model stays the same object (under
         all-reduce it comes back in a wrapper, which is what must be called); its tensors move to the run's memory. The
-        optimizer becomes one whose `step()` exchanges as the strategy says. The loader (a
-        DataLoader, or anything with a length and items) is shared out among the workers; None for data of your own.
+        optimizer becomes one whose `step()` exchanges as the strategy says; state that it holds already (it was loaded, or
+        trained before) goes where it steps, and if that is the server, worker 0's does. The loader (a DataLoader, or
+        anything with a length and items) is shared out among the workers; None for data of your own.
 
         Raises:
-            ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared.
+            ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an
+                optimizer's state that cannot go to the server.
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """

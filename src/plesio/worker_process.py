@@ -44,6 +44,7 @@ from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.seeding import seed_everything
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import Described, describe, dump_structure
 from plesio.tensors.outer import OptimizerSpec
 from plesio.tensors.replica import ParameterReplica, SharedReplica, replica_of
@@ -104,13 +105,12 @@ class ProcessStation:
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
         described, tensors = describe(model, optimizer)
-        welcome, descriptors = self._introduce(model, optimizer, described, tensors)
+        spec = OptimizerSpec.of(optimizer, tensors if self._strategy.steps_at_server else ())
+        welcome, descriptors = self._introduce(model, spec, described, tensors)
         layout = Layout(described.specs)
         ring_block = SharedBlock.attach(descriptors[0], layout.nbytes * welcome.buffers)
         ring = arenas(ring_block, layout, welcome.buffers)
-        if welcome.first:
-            for tensor, view in zip(tensors, ring[0].views, strict=True):
-                view.copy_(tensor.detach())
+        hand_over(optimizer, spec.carried, tensors, ring, welcome.first)
         exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
         ring_block.close()
         self._server.send(Ready())
@@ -156,16 +156,15 @@ class ProcessStation:
         )
 
     def _introduce(
-        self, model: nn.Module, optimizer: Optimizer, described: Described, tensors: list[torch.Tensor]
+        self, model: nn.Module, spec: OptimizerSpec, described: Described, tensors: list[torch.Tensor]
     ) -> tuple[Welcome, list[int]]:
         """Show the server what we have; it answers when everybody has."""
-        spec = OptimizerSpec.of(optimizer, fresh=self._strategy.steps_at_server)
         self._server.send(
             Hello(
                 worker=self.rank,
                 incarnation=self._config.incarnation,
                 model=described,
-                optimizer=cloudpickle.dumps((spec.kind, spec.defaults, spec.groups)),
+                optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
                 structure=dump_structure(model, tensors) if self._config.evaluates else b"",
             )
         )

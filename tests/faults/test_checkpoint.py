@@ -51,7 +51,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adafactor"])
 def test_in_lock_step_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
     whole = trained(ps.sync_sgd(), tmp_path / "whole", functools.partial(chancy, epochs=12, kind=kind))
     folder, train = interrupted(ps.sync_sgd(), tmp_path / "broken", epochs=12, kind=kind)

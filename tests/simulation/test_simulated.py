@@ -291,24 +291,10 @@ def broken(worker: Any) -> None:
     raise ValueError("my data file is missing")
 
 
-def stepped_before(worker: Any) -> None:
-    model = mlp()
-    optimizer = adam(model)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    worker.prepare(model, optimizer, None)
-
-
 @pytest.mark.parametrize("name", ["async_sgd", "local_sgd", "hogwild"])
 def test_an_error_before_anybody_takes_part_is_told_as_it_is(name: str, tmp_path: Path) -> None:
     with pytest.raises(ps.WorkerError, match="my data file is missing"):
         ps.run(broken, name, workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
-
-
-def test_the_state_of_an_optimizer_is_refused_as_in_a_real_run() -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"Adam .* already holds state"):
-        ps.run(stepped_before, ps.hogwild(), workers=2, engine=ps.Simulated("uniform"))
 
 
 def test_a_training_function_that_prepares_nothing_is_no_death_here_either(tmp_path: Path) -> None:

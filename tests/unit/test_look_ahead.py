@@ -18,6 +18,7 @@ from plesio.recipes.asynchronous import async_sgd, buffered
 from plesio.strategy import Strategy
 from plesio.tensors import look_ahead
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.tensors.carrying import Carried, hand_over
 from plesio.tensors.folding import Folding, build_folder
 from plesio.tensors.look_ahead import LookAheadFolding
 from plesio.tensors.outer import OptimizerSpec, hyper_parameters
@@ -123,7 +124,22 @@ class Plain:
             scale *= self.n**0.25
         self.scale = scale if self.scale is None else self.scale + (scale - self.scale) / self.n
         self.steps += 1
-        self.ahead = self._adam(i, g, scale) if "betas" in self.settings else self._sgd(i, g, scale)
+        if "betas" in self.settings:
+            self._adam(i, g, scale)
+        else:
+            self._sgd(i, g, scale)
+        self.ahead = self.look_ahead()
+
+    def begin_from(self, optimizer: Optimizer) -> None:
+        """Everybody's momentum is the optimizer's; a shared second moment has seen everybody's steps."""
+        states = [optimizer.state[one] for one in optimizer.param_groups[0]["params"]]
+        whole = {key: flat([state[key] for state in states]) for key in states[0] if key != "step"}
+        self.v = [whole.get("exp_avg", whole.get("momentum_buffer")).copy() for _ in range(self.n)]
+        self.s = whole.get("exp_avg_sq", self.s).copy()
+        self.s_max = whole.get("max_exp_avg_sq", self.s_max).copy()
+        self.steps = self.n * int(states[0].get("step", 0))
+        self.scale = 1.0 / self.n * (self.n**0.25 if "betas" in self.settings else 1.0)
+        self.ahead = self.look_ahead()
 
     def send(self, i: int) -> None:
         self.sent[i] = self.w - (1 - 1 / len(self.live)) * (self.scale or 0.0) * self.ahead
@@ -135,15 +151,28 @@ class Plain:
             self.gap_weight = 0.99 * self.gap_weight + 0.01
         return g / (1 + gap / (4 * before)) if before else g
 
-    def _sgd(self, i: int, g: Vector, scale: float) -> Vector:
+    def look_ahead(self) -> Vector:
+        lr = self.settings["lr"]
+        if "betas" in self.settings:
+            return lr * self.settings["betas"][0] * sum(self.v) / self._divisor()
+        mu = self.settings["momentum"]
+        return lr * (mu * mu if self.settings.get("nesterov") else mu) * sum(self.v)
+
+    def _divisor(self) -> Vector:
+        """Of an Adam step: the root of the second moment, times what takes the first one's bias away."""
+        first, second = self.settings["betas"]
+        s = self.s_max if self.settings.get("amsgrad") else self.s
+        root = np.sqrt(s / (1 - second ** (self.steps / self.n))) + self.settings.get("eps", 1e-8)
+        return root * (1 - first**self.steps)
+
+    def _sgd(self, i: int, g: Vector, scale: float) -> None:
         lr, mu = self.settings["lr"], self.settings["momentum"]
         nesterov = self.settings.get("nesterov", False)
         g = g + self.settings.get("weight_decay", 0.0) * self.w
         self.v[i] = mu * self.v[i] + g
         self.w = self.w - scale * lr * (g + mu * self.v[i] if nesterov else self.v[i])
-        return lr * (mu * mu if nesterov else mu) * sum(self.v)
 
-    def _adam(self, i: int, g: Vector, scale: float) -> Vector:
+    def _adam(self, i: int, g: Vector, scale: float) -> None:
         lr, decay = self.settings["lr"], self.settings.get("weight_decay", 0.0)
         first, second = self.settings["betas"]
         second = second ** (1 / self.n)
@@ -154,11 +183,7 @@ class Plain:
         self.v[i] = first * self.v[i] + (1 - first) * g
         self.s = second * self.s + (1 - second) * g * g
         self.s_max = np.maximum(self.s_max, self.s)
-        s = self.s_max if self.settings.get("amsgrad") else self.s
-        root = np.sqrt(s / (1 - second**self.steps)) + self.settings.get("eps", 1e-8)
-        unbiased = 1 - first**self.steps
-        self.w = self.w - scale * lr * self.v[i] / unbiased / root
-        return lr * first * sum(self.v) / unbiased / root
+        self.w = self.w - scale * lr * self.v[i] / self._divisor()
 
     def forget(self, i: int) -> None:
         self.live.discard(i)
@@ -227,6 +252,31 @@ def test_it_is_the_rule(kind: type[Optimizer], settings: dict[str, Any], workers
     server, plain = pair(kind, settings, workers)
     assert isinstance(server.folder, LookAheadFolding)
     drive(server, plain, out_of_order(workers))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("kind", "settings"), RULES)
+def test_it_goes_on_from_the_state_that_an_optimizer_brings(
+    kind: type[Optimizer], settings: dict[str, Any], workers: int
+) -> None:
+    server, plain = pair(kind, settings, workers)
+    tensors = [one.clone().requires_grad_() for one in shaped(plain.w)]
+    optimizer = kind(tensors, **settings)
+    for gradient in np.random.default_rng(3).normal(size=(4, ELEMENTS)):
+        for tensor, part in zip(tensors, shaped(gradient), strict=True):
+            tensor.grad = part
+        optimizer.step()
+    carried = Carried.by(optimizer, tensors)
+    assert carried is not None
+    arenas = [Arena.private(Layout(SPECS)) for _ in range(1 + len(carried.keys))]
+    plain.begin_from(optimizer)
+    hand_over(optimizer, carried, tensors, arenas, first=True)
+    server.folder.begin_from(carried, arenas[1:])
+    for worker in range(workers):
+        server.folder.publish(worker)
+        plain.send(worker)
+    same(server, plain)
+    drive(server, plain, out_of_order(workers, 20))
 
 
 @pytest.mark.parametrize(("kind", "settings"), RULES)

@@ -29,7 +29,7 @@ from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.outer import OptimizerSpec, check_carried
 from plesio.tensors.versions import Versions
 
 
@@ -51,9 +51,13 @@ class Assembly:
             check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
         self._via_server = isinstance(strategy.via, ViaServer)
         self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
-        buffers = workers + 2 + evaluates if self._via_server else 1 + (self.mirrored and evaluates)
-        slots = workers if self._via_server else 0
         self._spec = None if isinstance(strategy.outer, Average) else optimizer_of(self._first)
+        self._carried = self._spec.carried if self._spec is not None else None
+        carried = len(self._carried.keys) if self._carried is not None else 0
+        if self._spec is not None:
+            check_carried(self._spec, self.layout)
+        buffers = max(workers + 2 + evaluates, 1 + carried) if self._via_server else 1 + (self.mirrored and evaluates)
+        slots = workers if self._via_server else 0
         kept = state_copies(strategy, self._spec, workers) if self._via_server else 0
         what = (
             f"training this model ({human(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
@@ -96,15 +100,16 @@ class Assembly:
         message = Welcome(len(self.ring), self._workers, worker == self._first.worker)
         return message, (self._ring.fd, self._slots.fd, self.board.descriptor)
 
-    def build_folder(self) -> None:
-        """The initial weights are in the first buffer: put them into all, and get ready to fold."""
+    def build_folder(self, carry: bool = True) -> None:
+        """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""
+        if self._via_server:
+            self._folder = build_folder(
+                self._strategy, self._spec, self._versions, self.slots, self._workers, self._new_arena
+            )
+            if carry and self._carried is not None:
+                self._folder.begin_from(self._carried, self.ring[1:])
         for buffer in self.ring[1:]:
             buffer.copy_from(self.ring[0])
-        if not self._via_server:
-            return
-        self._folder = build_folder(
-            self._strategy, self._spec, self._versions, self.slots, self._workers, self._new_arena
-        )
         if self.advice:
             warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
 
@@ -150,8 +155,7 @@ class Assembly:
 
 def optimizer_of(hello: Hello) -> OptimizerSpec:
     """The optimizer a worker showed: its class came pickled, from a process of this host."""
-    kind, defaults, groups = cloudpickle.loads(hello.optimizer)
-    return OptimizerSpec(kind, defaults, groups)
+    return OptimizerSpec(*cloudpickle.loads(hello.optimizer))
 
 
 def arenas(block: SharedBlock, layout: Layout, count: int) -> tuple[Arena, ...]:

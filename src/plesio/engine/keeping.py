@@ -95,7 +95,7 @@ class Keeper:
             position=position if self._keeping.journal else 0,
         )
         weights, nameless = _weights(built)
-        state = {**nameless, **{name: arena.memory for name, arena in kept.arenas.items()}}
+        state = {**nameless, **kept.tensors}
         save(Path(self._keeping.folder), manifest, weights, state, self._keeping.keep)
         self._kept = sequencer.version
 
@@ -110,7 +110,7 @@ class Keeper:
             return None
         saved = read(Path(self._keeping.resume))
         _load_weights(saved, built)
-        built.build_folder()
+        built.build_folder(carry=False)
         _load_state(saved, built)
         manifest = saved.manifest
         self.before = list(manifest.progress)
@@ -149,8 +149,8 @@ def _load_state(saved: Saved, built: Assembly) -> None:
     """Put the rest back, once there is something that folds."""
     built.folder.restore(saved.manifest.numbers)
     state = saved.state()
-    for name, arena in built.folder.kept().arenas.items():
-        arena.memory.copy_(state[name])
+    for name, tensor in built.folder.kept().tensors.items():
+        tensor.copy_(state[name])
 
 
 def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

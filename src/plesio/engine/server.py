@@ -405,6 +405,9 @@ class Server:
     def _build(self, built: Assembly) -> None:
         """Get ready to fold, from the first worker's weights or from a checkpoint."""
         sequencer = self._keeper.build(built, self._config.stealing, self._config.timeout_s)
+        for line in self._lines:
+            if line.gone:
+                built.forget(line.worker)
         if sequencer is None:
             return
         self._sequencer, self._leases = sequencer, sequencer.leases

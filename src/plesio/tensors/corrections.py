@@ -62,7 +62,7 @@ class DelayCompensation:
 
     def kept(self) -> Kept:
         """The running mean of squares."""
-        return Kept({} if self._mean_square is None else {"mean square": self._mean_square}, {})
+        return Kept({} if self._mean_square is None else {"mean square": self._mean_square.memory}, {})
 
     def restore(self, numbers: dict[str, Any]) -> None:
         """There are no numbers."""

@@ -13,6 +13,7 @@ from plesio.core.events import Fold
 from plesio.rules import DelayCompensated, GapAware, LookAhead
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
@@ -41,6 +42,8 @@ class Folder(Protocol):
     def kept(self) -> Kept: ...
 
     def restore(self, numbers: dict[str, Any]) -> None: ...
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None: ...
 
     def begin_anew(self) -> None: ...
 
@@ -140,15 +143,20 @@ class Folding:
         """What a checkpoint keeps beside the parameters; what is in the buffer is computed again."""
         parts = {"optimizer": self._optimizer, "correction": self._correction}
         kept = {name: part.kept() for name, part in parts.items() if part is not None}
-        arenas = {name: arena for part in kept.values() for name, arena in part.arenas.items()}
-        return Kept(arenas, {name: part.numbers for name, part in kept.items()})
+        tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
+        return Kept(tensors, {name: part.numbers for name, part in kept.items()})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from these; the arenas that `kept` then names are to be filled."""
+        """Go on from these; the tensors that `kept` then names are to be filled."""
         if self._optimizer is not None:
             self._optimizer.restore(numbers["optimizer"])
         if self._correction is not None:
             self._correction.restore(numbers["correction"])
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Begin with the state that the user's optimizer held; `arenas` hold what its keys name."""
+        assert self._optimizer is not None, "nothing is carried to where nobody steps"
+        self._optimizer.begin_from(carried, arenas)
 
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything, and the buffer is empty."""

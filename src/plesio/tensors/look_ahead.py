@@ -27,6 +27,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
 from plesio.tensors.outer import Groups, Kept, ServerOptimizer, scale_for
@@ -128,7 +129,7 @@ class LookAheadFolding:
     def _step(self, worker: int, gradient: Arena, scale: float) -> None:
         own = self._optimizer.select(self._momenta[worker])
         total = self._optimizer.select(self._sum)
-        self._scale += (scale - self._scale) / self._workers if self._steps else scale
+        self._scale += (scale - self._scale) / self._workers if self._scale else scale
         for whole, part in zip(total, own, strict=True):
             whole.sub_(part)
         self._swap_in(own)
@@ -219,17 +220,34 @@ class LookAheadFolding:
     def kept(self) -> Kept:
         """What a checkpoint keeps beside the parameters."""
         optimizer = self._optimizer.kept()
-        momenta = {f"momentum {worker}": arena for worker, arena in enumerate(self._momenta)}
-        arenas = {**optimizer.arenas, **momenta, "sum of momenta": self._sum}
+        momenta = {f"momentum {worker}": arena.memory for worker, arena in enumerate(self._momenta)}
+        tensors = {**optimizer.tensors, **momenta, "sum of momenta": self._sum.memory}
         own = {"scale": self._scale, "steps": self._steps, "damping": self._damping.kept().numbers}
-        return Kept(arenas, {"optimizer": optimizer.numbers, "look-ahead": own})
+        return Kept(tensors, {"optimizer": optimizer.numbers, "look-ahead": own})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from these; the arenas that `kept` then names are to be filled."""
+        """Go on from these; the tensors that `kept` then names are to be filled."""
         own = numbers["look-ahead"]
         self._optimizer.restore(numbers["optimizer"])
         self._scale, self._steps = own["scale"], own["steps"]
         self._damping.restore(own["damping"])
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Begin with the state that the user's optimizer held: each worker's own momentum is what everybody's was.
+
+        A second moment that decays by the N-th root has taken N steps for each of the user's.
+        """
+        self._optimizer.begin_from(carried, arenas)
+        if self._key == "exp_avg":
+            for position in range(len(self._optimizer.parameters)):
+                state = self._optimizer.state_of(position)
+                state.update({key: state[key] * self._workers for key in state.keys() & {"step"}})
+        momentum = dict(zip(carried.keys, arenas, strict=False)).get(self._key)
+        if momentum is not None:
+            for own in self._momenta:
+                own.copy_from(momentum, Kind.TRAINED)
+            self._resum()
+            self._scale = scale_for(self._optimizer.kind, self._share, self._share)
 
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything, and nothing is held."""

@@ -7,6 +7,7 @@ whole tensor, such as Adafactor or Muon, or one we do not know) gets the model's
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from torch.optim import (
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
@@ -46,22 +48,26 @@ Groups = list[dict[str, Any]]
 
 
 class Kept(NamedTuple):
-    """What a checkpoint keeps of something that folds: arenas by name, and numbers that go into a file as they are."""
+    """What a checkpoint keeps of something that folds: tensors by name, and numbers that go into a file as they are."""
 
-    arenas: dict[str, Arena]
+    tensors: dict[str, torch.Tensor]
     numbers: dict[str, Any]
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
-    """What it takes to build a user's optimizer elsewhere: its class, its defaults, its groups without parameters."""
+    """What it takes to build a user's optimizer elsewhere: its class, its defaults, its groups without parameters.
+
+    `carried` describes the state it holds already, if that goes there too.
+    """
 
     kind: type[Optimizer]
     defaults: dict[str, Any]
     groups: Groups
+    carried: Carried | None = None
 
     @classmethod
-    def of(cls, optimizer: Optimizer, fresh: bool = True) -> OptimizerSpec:
-        """Describe `optimizer`; `fresh`: it is to run at the server, which begins without state.
+    def of(cls, optimizer: Optimizer, tensors: Sequence[torch.Tensor] = ()) -> OptimizerSpec:
+        """Describe `optimizer`, with the state it holds for these tensors of a model.
 
         Raises:
             ConfigurationError: an optimizer that cannot run there.
@@ -73,18 +79,8 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             )
         if isinstance(optimizer, SparseAdam):
             raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
-        if fresh and any(_has_stepped(state) for state in optimizer.state.values()):
-            raise ConfigurationError(
-                f"the {name} given to prepare already holds state for {len(optimizer.state)} parameters, and the server "
-                "that runs it begins without: prepare a fresh one (resume= goes on from a run's checkpoint), or take a "
-                "strategy whose optimizer stays in the worker: local_sgd; allreduce and hogwild, where they are not simulated"
-            )
-        return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer))
-
-
-def _has_stepped(state: dict[str, Any]) -> bool:
-    """Whether this is more than what some optimizers (Adagrad) lay out before their first step."""
-    return bool(state["step"] > 0) if "step" in state else any(torch.is_tensor(value) for value in state.values())
+        carried = Carried.by(optimizer, tensors) if tensors else None
+        return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer), carried)
 
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
@@ -119,6 +115,8 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
 
 
 def _number(value: Any) -> Any:
+    if isinstance(value, tuple) and any(map(torch.is_tensor, value)):
+        return tuple(map(_number, value))
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
@@ -188,7 +186,7 @@ class ServerOptimizer:
         for position, parameter in enumerate(self.parameters):
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
-                if _is_whole(value, parameter) and key != self.swapped:
+                if is_whole(key, value, parameter) and key != self.swapped:
                     home = self._home(key)[position]
                     if value.data_ptr() != home.data_ptr():
                         state[key] = home.copy_(value)
@@ -200,23 +198,41 @@ class ServerOptimizer:
 
     def kept(self) -> Kept:
         """What a checkpoint has to keep beside the parameters."""
-        arenas = {f"optimizer {key}": arena for key, arena in self._state_arenas.items()}
-        scalars = [
-            {key: _plain(value) for key, value in self.state_of(position).items() if not _is_whole(value, parameter)}
-            for position, parameter in enumerate(self.parameters)
-        ]
-        swapped = bool(self.parameters) and self.swapped in self.state_of(0)
-        keys = list(self._state_arenas)
-        return Kept(arenas, {"keys": keys, "scalars": scalars, "groups": self.groups, "swapped": swapped})
+        tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
+        held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
+        for position, one in enumerate(held):
+            small = {key: value for key, value in one.rest.items() if torch.is_tensor(value) and value.dim()}
+            tensors |= {f"optimizer {key} of {position}": value for key, value in small.items()}
+        return Kept(
+            tensors,
+            {
+                "whole": [[key for key in one.whole if key != self.swapped] for one in held],
+                "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
+                "groups": self.groups,
+                "swapped": bool(held) and self.swapped in held[0].whole,
+            },
+        )
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from the numbers of `kept`; its arenas, which are there after this, are to be filled."""
+        """Go on from the numbers of `kept`; its tensors, which are there after this, are to be filled."""
         self.set_groups(numbers["groups"])
         for position, parameter in enumerate(self.parameters):
-            state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["keys"]}
-            state.update({key: _from_plain(value) for key, value in numbers["scalars"][position].items()})
+            state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
+            state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
             if numbers["swapped"]:
                 state[str(self.swapped)] = torch.zeros_like(parameter)
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Begin with copies of the state that a user's optimizer held; `arenas` hold what its keys name."""
+        given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
+        for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
+            held = carried.held[piece.tensors[0]]
+            state: dict[str, Any] = {key: copy.deepcopy(value) for key, value in held.rest.items()}
+            for key in held.whole:
+                own = torch.zeros_like(parameter) if key == self.swapped else self._home(key)[position]
+                state[key] = own.copy_(given[key][position])
             if state:
                 self.optimizer.state[parameter] = state
 
@@ -231,23 +247,6 @@ class ServerOptimizer:
         return state
 
 
-def _is_whole(value: Any, parameter: torch.Tensor) -> bool:
-    return torch.is_tensor(value) and value.shape == parameter.shape and value.dtype == parameter.dtype
-
-
-def _plain(value: Any) -> Any:
-    """A number of an optimizer's state for a file; one in a tensor keeps its dtype."""
-    if isinstance(value, torch.Tensor):
-        return {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
-    return value
-
-
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
-    return value
-
-
 def kept_copies(spec: OptimizerSpec) -> int:
     """How many tensors the size of a parameter this optimizer keeps for each: found by letting it step on a tiny one."""
     parameter = torch.nn.Parameter(torch.zeros(3))
@@ -258,11 +257,12 @@ def kept_copies(spec: OptimizerSpec) -> int:
 
 
 class _Piece(NamedTuple):
-    """One tensor that the optimizer steps on: a segment (`flat`) or a single tensor of the model."""
+    """One tensor that the optimizer steps on: a segment (`flat`) or a single tensor, and the model's tensors in it."""
 
     flat: bool
     place: int
     group: int
+    tensors: tuple[int, ...]
 
 
 def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
@@ -276,10 +276,32 @@ def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
         if segment.kind is not Kind.TRAINED:
             continue
         if elementwise and segment.dtype in FLAT_DTYPES:
-            pieces.append(_Piece(True, index, segment.group))
+            pieces.append(_Piece(True, index, segment.group, segment.tensors))
         else:
-            pieces.extend(_Piece(False, tensor, segment.group) for tensor in segment.tensors)
+            pieces.extend(_Piece(False, tensor, segment.group, (tensor,)) for tensor in segment.tensors)
     return pieces
+
+
+def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
+    """Make sure that what is stepped as one tensor has one state.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    if spec.carried is None:
+        return
+    held = spec.carried.held
+    for piece in _pieces(layout, spec.kind in ELEMENTWISE):
+        first = piece.tensors[0]
+        for other in piece.tensors[1:]:
+            if not held[first].same(held[other]):
+                names = [layout.specs[index].name for index in (first, other)]
+                raise ConfigurationError(
+                    f"the {spec.kind.__name__} given to prepare holds {held[first]} for {names[0]} and {held[other]} for "
+                    f"{names[1]}; the server, which steps a group of parameters as one, can keep one count for it: put them "
+                    "into groups of their own, prepare a fresh one, or take a strategy whose optimizer stays in the "
+                    "worker, such as local_sgd"
+                )
 
 
 def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
