@@ -1,4 +1,4 @@
-"""What the server tells the engine when no worker is left."""
+"""What a run cost, told when no worker is left."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from plesio.observe.meter import Meter
 
 
 def final_figures(
-    wall_s: float, sequencer: Sequencer, meter: Meter, built: Assembly | None, buffer: int, lost: str
+    wall_s: float, sequencer: Sequencer, meter: Meter, built: Assembly | None = None, buffer: int = 0, lost: str = ""
 ) -> Final:
-    """All a run cost; `built` is None if training never began, `buffer` holds the weights unless they are `lost`.
+    """All a run cost; `built` is None where no memory was laid out, `buffer` holds the weights unless they are `lost`.
 
     Bytes are there and back for each exchange: a contribution one way, parameters the other.
     """

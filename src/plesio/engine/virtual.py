@@ -46,6 +46,7 @@ from plesio.core.events import (
 )
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
+from plesio.engine.closing import final_figures
 from plesio.engine.messages import Final
 from plesio.engine.recording import Recorder
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push
@@ -193,25 +194,8 @@ class VirtualRun:
         self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, None)
 
     def _final(self) -> Final:
-        meter = self.meter
-        return Final(
-            wall_s=self.clock.now_s,
-            version=self.sequencer.version,
-            steps=meter.steps,
-            samples=meter.samples,
-            folded=sum(one.folded for one in meter.workers),
-            discarded=dict(meter.discarded),
-            missing_gradients=meter.missing_gradients,
-            batches_unvisited=self.leases.unvisited,
-            bytes=self.nbytes,
-            shared_bytes=0,
-            staleness=meter.staleness(),
-            workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
-            timeline=meter.timeline(),
-            buffer=0,
-            buffers=0,
-            model=None,
-        )
+        figures = final_figures(self.clock.now_s, self.sequencer, self.meter)
+        return msgspec.structs.replace(figures, bytes=self.nbytes)
 
     # Workers come and go
 
