@@ -7,7 +7,8 @@ import pytest
 import scipy.sparse as sparse
 
 from plesio.errors import ConfigurationError
-from plesio.hogwild.csr import Rows, as_rows, open_rows, save_rows
+from plesio.hogwild.csr import Rows, as_rows
+from plesio.hogwild.stored_rows import open_rows, save_rows
 
 
 def example(dtype=np.float32):
@@ -132,3 +133,23 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
         open_rows(tmp_path / "rows")
     with pytest.raises(ConfigurationError, match="write them with save_rows"):
         open_rows(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("place", [0, 1_000, 349_999, 350_000, 699_999])
+def test_several_threads_find_what_is_wrong_wherever_it_is(place):
+    """Two threads have half of the rows each."""
+    rng = np.random.default_rng(0)
+    indices = rng.integers(0, 1_000, (175_000, 4), np.int32)
+    indices.sort(axis=1)
+    indices, values = indices.ravel(), rng.random(700_000, np.float32)
+    matrix = raw(np.arange(0, 700_001, 4), indices, values, (175_000, 1_000))
+    assert as_rows(matrix, threads=2).notes == ()  # rows may begin below where the last one ended
+    matrix.data[place] = np.nan
+    with pytest.raises(ConfigurationError, match="1 values are NaN"):
+        as_rows(matrix, threads=2)
+    matrix.data[place], matrix.indices[place] = 1.0, 1_000
+    with pytest.raises(ConfigurationError, match="allowed is 0 to 999"):
+        as_rows(matrix, threads=2)
+    begin = place // 4 * 4
+    matrix.indices[begin : begin + 4] = [5, 4, 3, 2]
+    assert as_rows(matrix, threads=2).notes == ("unsorted indices to sorted ones",)

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from plesio.errors import ConfigurationError
 from plesio.hogwild import MatrixFactorization
-from plesio.hogwild.factorisation.ratings import Ids, moments
+from plesio.hogwild.factorisation.ratings import Ids, moments, standardise
 from support.factorisation import bits, liked, model, ratings
 
 FLOAT = np.float32
@@ -187,6 +187,19 @@ def test_moments_are_numpys_also_far_from_zero() -> None:
     numbers = np.random.default_rng(0).normal(1000, 0.5, 50_000).astype(FLOAT)
     assert moments(numbers) == pytest.approx((numbers.mean(dtype=float), numbers.std(dtype=float)), rel=1e-9)
     assert moments(np.full(50_000, 3.3, FLOAT)) == (float(FLOAT(3.3)), 0.0)
+
+
+def test_ratings_are_standardised_in_copies_alike_for_any_number_of_threads() -> None:
+    numbers = np.random.default_rng(0).normal(3.5, 1.2, 3 << 18).astype(FLOAT)
+    one, three = numbers.copy(), numbers.copy()
+    standardise(one, 3.5, 1.2, 1)
+    standardise(three, 3.5, 1.2, 3)
+    assert one.tobytes() == three.tobytes()
+    assert (one.mean(), one.std()) == (pytest.approx(0, abs=1e-2), pytest.approx(1, rel=1e-2))
+    users, items, numbers = ratings()
+    given = numbers.astype(FLOAT)
+    model().fit(users, items, given)
+    assert np.array_equal(given, numbers.astype(FLOAT))
 
 
 # The same model in PyTorch

@@ -112,6 +112,12 @@ def test_two_threads_learn_as_much_as_one(problem, model):
     assert all(sum(epoch.examples_by_thread) == len(y) for epoch in kernel.history_)
 
 
+def test_parameters_too_large_to_be_copied_are_shared_without_a_trial(problem, monkeypatch):
+    monkeypatch.setattr("plesio.hogwild.sweeps.SMALL_MODEL_BYTES", 8 * problem[0].shape[1] - 1)
+    kernel = trained(problem, threads=2, model="auto", epochs=2)
+    assert (kernel.model_, kernel.threads_) == ("shared", 2)
+
+
 @pytest.mark.filterwarnings("ignore:threads=")
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_deterministic_gives_the_bits_of_one_thread(problem, threads):

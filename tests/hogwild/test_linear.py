@@ -16,17 +16,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from plesio.errors import CheckpointError, ConfigurationError
-from plesio.hogwild import epochs
-from plesio.hogwild.csr import as_rows, open_rows, save_rows
+from plesio.hogwild.csr import as_rows
 from plesio.hogwild.epochs import DivergedError
 from plesio.hogwild.linear import HogwildClassifier, HogwildRegressor
-from plesio.hogwild.linear.contest import Contest
 from plesio.hogwild.linear.deals import deal
 from plesio.hogwild.linear.kernels import Data, Rules, sweep, sweep_with_memory
 from plesio.hogwild.linear.losses import CLASSIFICATION, LOG, slope_and_loss
 from plesio.hogwild.linear.plans import Learner, Penalty, make_plan
-from plesio.hogwild.linear.renumbering import bring_home, renumber
 from plesio.hogwild.rates import rate
+from plesio.hogwild.stored_rows import open_rows, save_rows
+from support.linear import problem, sparse_classes
 
 UNLIKE = "sample_weight is not equivalent to removing or repeating samples, as for scikit-learn's SGDClassifier"
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": UNLIKE for kind in ("dense", "sparse")}
@@ -45,13 +44,6 @@ EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": UNLIKE for kind i
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
-
-
-def problem(rows=120, features=12, seed=0, share=0.5):
-    rng = np.random.default_rng(seed)
-    dense = rng.standard_normal((rows, features)) * (rng.random((rows, features)) < share)
-    margins = dense @ rng.standard_normal(features) + 0.3 * rng.standard_normal(rows)
-    return sparse.csr_array(dense.astype(np.float32)), margins
 
 
 SAME = {"alpha": 0.01, "l1_ratio": 0.3, "max_iter": 3, "tol": None, "shuffle": False, "eta0": 0.05}
@@ -146,7 +138,7 @@ def test_one_thread_is_a_plain_loop_bit_for_bit(l1):
     learner = Learner(np.zeros(30, np.float32), np.zeros(1), rate("optimal", lr=1.0, alpha=0.01))
     if l1:
         learner.paid = np.zeros(30, np.float32)
-    cut = deal(rows)
+    cut = deal(np.arange(500, dtype=np.uint32))
     penalty = Penalty.named("elasticnet", 0.01, 0.3 if l1 else 0.0)
     plan, (whole,) = make_plan(cut.order(7, 0, True), cut.bounds, learner, penalty, epoch=0, total=500)
     data = Data(rows.indptr, rows.indices, rows.values, y, np.ones(500), cut.rows)
@@ -172,16 +164,6 @@ def test_slopes_are_the_derivatives_of_the_losses(name):
     for margin in (-40.0, -1.7, -0.3, 0.4, 0.9, 1.5, 3.0, 40.0):
         slope, *_ = slope_and_loss.py_func(CLASSIFICATION[name], margin, -1.0, 0.1)
         assert slope == pytest.approx((value(margin + 1e-6) - value(margin - 1e-6)) / 2e-6, abs=1e-4)
-
-
-def sparse_classes(rows=6000, features=40_000, nonzeros=4, classes=2, seed=0):
-    """Few features a row, out of many: hardly two rows of a batch share one."""
-    rng = np.random.default_rng(seed)
-    indices = rng.integers(0, features, rows * nonzeros)
-    values = rng.standard_normal(rows * nonzeros).astype(np.float32)
-    X = sparse.csr_array((values, indices, np.arange(rows + 1) * nonzeros), shape=(rows, features))
-    X.sum_duplicates()
-    return X, np.digitize(X @ rng.standard_normal(features), np.linspace(-2, 2, classes + 1)[1:-1])
 
 
 @pytest.mark.filterwarnings("ignore:threads=")  # more than the cores
@@ -221,70 +203,6 @@ def test_two_threads_learn_as_much_as_one(model):
     both = HogwildClassifier(threads=2, model=model, **settings).fit(X[:15_000], y[:15_000])
     assert sum(both.history_[-1].examples_by_thread) == 15_000
     assert both.score(X[15_000:], y[15_000:]) > alone.score(X[15_000:], y[15_000:]) - 0.02
-
-
-def test_renumbered_features_come_back_to_their_places(monkeypatch):
-    monkeypatch.setattr("plesio.hogwild.linear.ways.last_level_cache_bytes", lambda: 1000)
-    X, y = sparse_classes(features=3_000)
-    settings = {"max_iter": 4, "tol": None, "random_state": 0, "threads": 1}
-    renumbered = HogwildClassifier(**settings).fit(X, y)
-    both = HogwildClassifier(**settings | {"threads": 2, "model": "shared"}).fit(X, y)
-    monkeypatch.undo()
-    plain = HogwildClassifier(**settings).fit(X, y)
-    assert renumbered.coef_.tobytes() == plain.coef_.tobytes()
-    assert np.corrcoef(both.coef_, plain.coef_)[0, 1] > 0.8
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_every_feature_has_one_number_whatever_thread_came_first(threads):
-    rows = as_rows(sparse_classes(rows=30_000, features=5_000)[0])
-    renumbered, features = renumber(rows, threads)
-    np.testing.assert_array_equal(features[renumbered.indices], rows.indices)
-    known = features[features < rows.features]
-    assert len(np.unique(known)) == len(known) == len(np.unique(rows.indices))
-    weights, home = np.arange(len(features), dtype=np.float32), np.zeros(rows.features, np.float32)
-    bring_home(home, features, weights, threads)
-    np.testing.assert_array_equal(home[rows.indices], weights[renumbered.indices])
-
-
-@pytest.mark.parametrize("speed_up", [0.8, 1.6])
-def test_the_faster_of_one_thread_and_all_goes_on(speed_up, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr("plesio.hogwild.linear.contest.time.perf_counter", lambda: now)
-    contest, order, by_all = Contest(nonzeros_per_turn=5e3, open=True), np.arange(203, dtype=np.uint32), []
-    for _ in range(4):
-        turns = []
-        for part, all_threads in contest.parts(order):
-            now += len(part) / (speed_up if all_threads else 1.0)
-            turns += part.tolist()
-            by_all.append(all_threads)
-        assert turns == order.tolist()
-    faster = speed_up > 1
-    assert by_all == [True, False] * 2 + [faster] * 2
-    assert (contest.open, contest.won) == (False, faster)
-
-
-def test_a_kernel_that_is_loaded_first_costs_no_thread(monkeypatch):
-    """However long the first part of all takes, the second epoch is compared too."""
-    now = 0.0
-    monkeypatch.setattr("plesio.hogwild.linear.contest.time.perf_counter", lambda: now)
-    contest, order = Contest(nonzeros_per_turn=1e6, open=True), np.arange(100, dtype=np.uint32)
-    for loading_s in (1e6, 0.0):
-        for part, all_threads in contest.parts(order):
-            now += len(part) / (1.8 if all_threads else 1.0) + (loading_s if all_threads else 0.0)
-    assert (contest.open, contest.won) == (False, True)
-
-
-def test_the_parts_of_an_epoch_move_the_bar_by_one(monkeypatch):
-    moved = []
-    monkeypatch.setattr("plesio.hogwild.linear.ways._WORTH_THREADS", 0)
-    X, margins = problem()
-    token = epochs._move.set(moved.append)
-    try:
-        HogwildClassifier(max_iter=3, tol=None, threads=2, random_state=0).fit(X, margins > 0)
-    finally:
-        epochs._move.reset(token)
-    assert sum(moved) == pytest.approx(3)
 
 
 def test_works_in_a_pipeline_with_hashed_text_a_grid_search_clone_and_pickle():
@@ -342,6 +260,16 @@ def test_rows_from_a_folder_are_learnt_without_being_read_whole(tmp_path):
     rows, labels = open_rows(tmp_path / "rows")
     model = HogwildClassifier(max_iter=10, tol=None, random_state=0, threads=2).fit(rows, labels)
     assert model.score(X, y) == model.score(rows, labels) > 0.95
+
+
+def test_rows_held_out_of_a_folder_are_those_held_out_in_memory(tmp_path):
+    X, y = sparse_classes(features=3_000)
+    save_rows(tmp_path / "rows", X, y)
+    settings = {"max_iter": 3, "tol": None, "random_state": 0, "threads": 1, "shuffle": False, "early_stopping": True}
+    mapped, read = (HogwildClassifier(**settings).fit(*data) for data in (open_rows(tmp_path / "rows"), (X, y)))
+    assert mapped.coef_.tobytes() == read.coef_.tobytes()
+    assert [epoch.score for epoch in mapped.history_] == [epoch.score for epoch in read.history_]
+    assert mapped.history_[0].examples == 5400
 
 
 def test_early_stopping_and_tolerance_end_a_fit():

@@ -20,7 +20,7 @@ from scipy import sparse
 
 from plesio.hogwild import HogwildClassifier, Kernel, SkipGram
 from plesio.hogwild.corpus import FORMAT, open_corpus
-from plesio.hogwild.csr import open_rows, save_rows
+from plesio.hogwild.stored_rows import open_rows, save_rows
 
 BLOCK = 1 << 14
 SMALL, LARGE = 1, 64  # blocks
@@ -48,9 +48,14 @@ def write_rows(folder: Path, blocks: int) -> None:
     save_rows(folder, (block() for _ in range(blocks)))
 
 
-def fit_rows(data: Any) -> NDArray[Any]:
-    model = HogwildClassifier("log_loss", max_iter=2, tol=None, random_state=0, threads=1).fit(*data)
+def fit_rows(data: Any, **settings: Any) -> NDArray[Any]:
+    model = HogwildClassifier("log_loss", max_iter=2, tol=None, random_state=0, threads=1, **settings).fit(*data)
     return np.append(model.coef_, model.intercept_)
+
+
+def fit_watched_rows(data: Any) -> NDArray[Any]:
+    """A tenth of the rows is held out."""
+    return fit_rows(data, early_stopping=True)
 
 
 def write_corpus(folder: Path, blocks: int) -> None:
@@ -103,6 +108,7 @@ def fit_columns(data: Any) -> NDArray[Any]:
 
 FAMILIES = {
     "linear": Family(write_rows, open_rows, fit_rows),
+    "early stopping": Family(write_rows, open_rows, fit_watched_rows),
     "skipgram": Family(write_corpus, open_corpus, fit_corpus),
     "kernel": Family(write_columns, open_columns, fit_columns),
 }

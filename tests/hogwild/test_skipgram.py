@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from plesio.errors import CheckpointError, ConfigurationError
+from plesio.hogwild.choosing import Chosen
 from plesio.hogwild.corpus import Corpus, read_corpus, save_corpus
 from plesio.hogwild.epochs import DivergedError
 from plesio.hogwild.skipgram import SkipGram, tables, training
@@ -320,6 +321,17 @@ def test_a_trial_leaves_the_model_alone_and_short_work_goes_without(monkeypatch)
     assert chosen.threads in (1, 2)
     assert np.array_equal(work.model.inputs, before)
     assert not work.model.outputs.any()
+    monkeypatch.setattr(training, "SMALL_MODEL_BYTES", 0)  # too large for a copy
+    assert training.fastest(work, skipgram._turns(work.text, 0), 1, 2) == Chosen("shared", 2, {})
+
+
+def test_the_first_vectors_are_one_draw_whatever_they_are_drawn_in(monkeypatch) -> None:
+    corpus = read_corpus(text())
+    work = SkipGram(**SMALL)._work(corpus, len(corpus.words))
+    monkeypatch.setattr("plesio.hogwild.skipgram.estimator._ROWS_AT_ONCE", 3)
+    again = SkipGram(**SMALL)._work(corpus, len(corpus.words))
+    assert np.array_equal(work.model.inputs, again.model.inputs)
+    assert work.model.inputs.any()
 
 
 def test_the_progress_bar_says_what_is_trained(capsys) -> None:

@@ -1,19 +1,13 @@
 """Rows of a sparse matrix as the kernels want them, checked once: CSR with uint32 indices and float32 values.
 
 A kernel looks at no bounds, so everything is looked at here. float32 and uint32 halve what has to come from memory,
-and an unsigned index needs no test for "from the end". Rows may also lie in a folder and be mapped instead of read: then
-training needs memory for the model alone.
+and an unsigned index needs no test for "from the end". Rows that lie in a folder, to be mapped: stored_rows.py.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +15,13 @@ from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError
 from plesio.hogwild.compiled import compiled
+from plesio.hogwild.threads import by_shares, shares
 
 log = logging.getLogger("plesio.hogwild")
 
 MOST_FEATURES = 2**32
-_FORMAT = 1
 _INFINITY = np.uint32(0x7F800000)  # its bits: larger ones are no numbers
 _UNSIGNED = np.uint32(0x7FFFFFFF)  # the bits of a value without its sign
-_FILES = {"indptr": np.int64, "indices": np.uint32, "values": np.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +72,16 @@ class Rows:
         lengths = np.diff(self.indptr)[which]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         source = np.repeat(self.indptr[which] - indptr[:-1], lengths) + np.arange(indptr[-1])
-        return _frozen(indptr, self.indices[source], self.values[source], self.features, dense=self.dense)
+        return frozen(indptr, self.indices[source], self.values[source], self.features, dense=self.dense)
 
     def span(self, begin: int, end: int) -> Rows:
         """The rows from `begin` to `end`, without a copy of their values."""
         at = self.indptr[begin : end + 1]
         inside = slice(at[0], at[-1])
-        return _frozen(at - at[0], self.indices[inside], self.values[inside], self.features, dense=self.dense)
+        return frozen(at - at[0], self.indices[inside], self.values[inside], self.features, dense=self.dense)
 
 
-def as_rows(matrix: Any) -> Rows:
+def as_rows(matrix: Any, threads: int = 1) -> Rows:
     """Check a matrix and bring it into the kernels' form, without a copy where it is in that form already.
 
     Takes `Rows`, anything of scipy.sparse, or a dense two-dimensional array. What is converted is named in `notes`
@@ -101,7 +94,7 @@ def as_rows(matrix: Any) -> Rows:
     if isinstance(matrix, Rows):
         return matrix
     if hasattr(matrix, "tocsr"):
-        return _from_sparse(matrix)
+        return _from_sparse(matrix, threads)
     return _from_dense(np.asarray(matrix))
 
 
@@ -115,10 +108,10 @@ def _from_dense(array: NDArray[Any]) -> Rows:
     values, notes = _float32(given)
     if not np.isfinite(values).all():
         raise _not_finite(given, values)
-    return _told(_frozen(indptr, indices, values, array.shape[1], ("a dense array to CSR", *notes), dense=True))
+    return _told(frozen(indptr, indices, values, array.shape[1], ("a dense array to CSR", *notes), dense=True))
 
 
-def _from_sparse(matrix: Any) -> Rows:
+def _from_sparse(matrix: Any, threads: int) -> Rows:
     notes: tuple[str, ...] = ()
     if matrix.format != "csr":
         notes = (f"{matrix.format} to csr",)
@@ -133,8 +126,8 @@ def _from_sparse(matrix: Any) -> Rows:
     end = int(matrix.indptr[-1])
     indices, values = matrix.indices[:end], matrix.data[:end]
     narrow, converted, more = _narrowed(indices, values)
-    found = _frozen(matrix.indptr, narrow, converted, features, (*notes, *more))
-    highest, in_order, finite = _survey(found.indptr, found.indices, found.values.view(np.uint32))
+    found = frozen(matrix.indptr, narrow, converted, features, (*notes, *more))
+    highest, in_order, finite = _surveyed(found, threads)
     cut = narrow.itemsize != indices.itemsize and (narrow != indices).any()
     if end and (cut or highest >= features):  # a negative index is a very large one without its sign
         raise ConfigurationError(
@@ -152,7 +145,7 @@ def _sorted(matrix: Any, found: Rows) -> Rows:
     matrix.sort_indices()
     narrow, converted, _ = _narrowed(matrix.indices[: found.nonzeros], matrix.data[: found.nonzeros])
     notes = (*found.notes, "unsorted indices to sorted ones")
-    return _frozen(found.indptr, narrow, converted, found.features, notes)
+    return frozen(found.indptr, narrow, converted, found.features, notes)
 
 
 def _check_pointer(matrix: Any, rows: int) -> None:
@@ -168,11 +161,25 @@ def _check_pointer(matrix: Any, rows: int) -> None:
         )
 
 
+def _surveyed(rows: Rows, threads: int) -> tuple[int, bool, bool]:
+    """(The highest index, whether each row's are in order, whether all is finite): each thread looks at some of the rows."""
+    bits = rows.values.view(np.uint32)
+
+    def some(first: int, stop: int) -> tuple[int, bool, bool]:
+        indptr = rows.indptr[first : stop + 1]
+        inside = slice(indptr[0], indptr[-1])
+        return _survey(indptr, rows.indices[inside], bits[inside])  # type: ignore[no-any-return]
+
+    mean = rows.nonzeros // max(len(rows), 1)
+    highest, in_order, finite = zip(*by_shares(shares(len(rows), threads, mean), some), strict=True)
+    return max(highest), all(in_order), all(finite)
+
+
 @compiled
 def _survey(indptr, indices, bits):  # type: ignore[no-untyped-def]
-    """One look at all rows, in vector registers: (the highest index, whether each row's are in order, whether all is finite).
+    """One look at some rows, in vector registers. `indptr` need not begin at 0; `bits` are those of the values.
 
-    `bits` are those of the values. Between two rows indices may fall: these falls are taken off the number of all.
+    Between two rows indices may fall: these falls are taken off the number of all.
     """
     if len(indices) == 0:
         return np.uint32(0), True, True
@@ -183,8 +190,8 @@ def _survey(indptr, indices, bits):  # type: ignore[no-untyped-def]
         largest = size if size > largest else largest
         falls += np.uint32(index < indices[i - 1])
     for row in range(1, len(indptr) - 1):
-        at = indptr[row]
-        if indptr[row - 1] < at < len(indices):
+        at = indptr[row] - indptr[0]
+        if indptr[row - 1] < indptr[row] and at < len(indices):
             falls -= np.uint32(indices[at] < indices[at - 1])
     return highest, falls == 0, largest < _INFINITY
 
@@ -213,7 +220,7 @@ def _not_finite(values: NDArray[Any], converted: NDArray[np.float32]) -> Configu
     )
 
 
-def _frozen(
+def frozen(
     indptr: NDArray[Any], indices: NDArray[Any], values: NDArray[Any], features: int, notes: tuple[str, ...] = (), *,
     mapped: bool = False, dense: bool = False,
 ) -> Rows:  # fmt: skip
@@ -232,85 +239,3 @@ def _told(rows: Rows) -> Rows:
     if rows.notes:
         log.info("converted: %s", "; ".join(rows.notes))
     return rows
-
-
-def save_rows(folder: str | Path, X: Any, y: Any = None) -> None:
-    """Write rows and their targets into a folder that `open_rows` maps. The folder is there whole or not at all.
-
-    Args:
-        X: a matrix as for `as_rows`, or an iterable of (matrix, targets) pairs with the same number of columns:
-            then no more than one pair is in memory at a time.
-        y: the targets, one a row; with pairs they come from these.
-
-    Raises ConfigurationError for what `as_rows` refuses, for a number of targets that is not that of the rows, and
-    if the folder is there already.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as parent:
-    ...     save_rows(f"{parent}/rows", np.eye(3), [0, 1, 1])
-    ...     rows, y = open_rows(f"{parent}/rows")
-    ...     rows.shape, y.tolist()
-    ((3, 3), [0, 1, 1])
-    """
-    place = Path(folder)
-    if place.exists():
-        raise ConfigurationError(f"{str(place)!r} is there already; give the name of a new folder.")
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    blocks = [(X, y)] if hasattr(X, "shape") or isinstance(X, (Rows, list)) else X
-    beside.mkdir(parents=True)
-    try:
-        _write_blocks(beside, blocks)
-        beside.rename(place)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-
-
-def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:
-    features, count, targets = None, 0, []
-    files = {name: (folder / name).open("wb") for name in _FILES}
-    try:
-        files["indptr"].write(np.zeros(1, np.int64).tobytes())
-        for matrix, y in blocks:
-            rows = as_rows(matrix)
-            features = rows.features if features is None else features
-            if rows.features != features or (y is not None and len(y) != len(rows)):
-                raise ConfigurationError(
-                    f"a block has {rows.features} columns, {len(rows)} rows and {'no' if y is None else len(y)} targets; "
-                    f"{features} columns and one target a row are wanted."
-                )
-            files["indptr"].write((rows.indptr[1:] + count).tobytes())
-            files["indices"].write(rows.indices.data)
-            files["values"].write(rows.values.data)
-            count += rows.nonzeros
-            if y is not None:
-                targets.append(np.asarray(y))
-    finally:
-        for file in files.values():
-            file.close()
-    if targets:
-        np.save(folder / "targets.npy", np.concatenate(targets), allow_pickle=False)
-    (folder / "about.json").write_text(json.dumps({"format": _FORMAT, "features": features or 0, "nonzeros": count}))
-
-
-def open_rows(folder: str | Path) -> tuple[Rows, NDArray[Any] | None]:
-    """Map what `save_rows` wrote: (rows, targets), or None for targets that were not given. Nothing is read yet.
-
-    Raises ConfigurationError if there are no rows in the folder or a file of it is cut short.
-    """
-    place = Path(folder)
-    try:
-        about = json.loads((place / "about.json").read_text())
-        arrays = {name: _mapped(place / name, dtype) for name, dtype in _FILES.items()}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"no rows in {str(place)!r}: {error}; write them with save_rows.") from error
-    sizes = {name: len(array) for name, array in arrays.items()}
-    if about.get("format") != _FORMAT or sizes["indices"] != about["nonzeros"] or sizes["values"] != about["nonzeros"]:
-        raise ConfigurationError(f"the rows in {str(place)!r} are damaged: {sizes} entries, expected {about}.")
-    path = place / "targets.npy"
-    targets = np.load(path, mmap_mode="r", allow_pickle=False) if path.exists() else None
-    return _frozen(arrays["indptr"], arrays["indices"], arrays["values"], about["features"], mapped=True), targets
-
-
-def _mapped(path: Path, dtype: Any) -> NDArray[Any]:
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)

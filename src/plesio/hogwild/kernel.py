@@ -50,7 +50,8 @@ class Kernel:
         schedule: how it falls: "constant", "decay", "invscaling" or "linear" (see `plesio.hogwild.rates`).
         threads: None for every core.
         model: "shared", one for all threads; "replica", one for each thread, merged after every epoch; "auto", what a
-            trial of 0.2 s finds fastest, which may be one thread.
+            trial of 0.2 s on copies finds fastest, which may be one thread; parameters above 256 MB, of which copies would
+            cost too much, are shared by all threads without a trial.
         deterministic: the same bits for any number of threads. More than one then needs `touches` in `fit`.
         chunk: how many neighbouring rows a thread takes at a time.
         seed: of the order of the chunks.

@@ -23,8 +23,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_count(threads: int | None) -> int:
-    """The number of threads asked for: None and -1 mean every core; more than the cores is allowed, and warned of.
+def thread_count(threads: int | None, *, warned: bool = False) -> int:
+    """The number of threads asked for: None and -1 mean every core; more than the cores is allowed, and warned of once.
 
     Raises ConfigurationError for anything else below 1.
 
@@ -37,7 +37,7 @@ def thread_count(threads: int | None) -> int:
         raise ConfigurationError(
             f"threads must be a whole number of at least 1, or None for every core; got {threads!r}."
         )
-    if threads > cores():
+    if threads > cores() and not warned:
         warnings.warn(
             f"threads={threads} is more than the {cores()} cores this process may use: "
             "they will take turns, and no faster than with one each.",
@@ -131,6 +131,8 @@ def shares(length: int, threads: int, numbers: int = 1) -> list[tuple[int, int]]
     return [(length * part // count, length * (part + 1) // count) for part in range(count)]
 
 
-def by_shares(parts: list[tuple[int, int]], work: Callable[[int, int], object]) -> None:
-    """Call `work(first, stop)` for each share, all at once."""
-    pool(len(parts)).run(lambda thread: work(*parts[thread]))
+def by_shares(parts: list[tuple[int, int]], work: Callable[[int, int], Any]) -> list[Any]:
+    """Call `work(first, stop)` for each share, all at once; the results by share."""
+    if len(parts) == 1:  # needs no pool, and may be inside one already
+        return [work(*parts[0])]
+    return pool(len(parts)).run(lambda thread: work(*parts[thread]))

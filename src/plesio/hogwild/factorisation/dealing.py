@@ -61,7 +61,8 @@ def mark(rows: NDArray[np.uint32], marks: NDArray[np.bool_], threads: int) -> No
 @compiled
 def _mark(rows, first, stop, marks):
     for at in range(uintp(first), uintp(stop)):
-        marks[rows[at]] = True  # whoever else writes there writes the same
+        if not marks[rows[at]]:  # nearly all are set soon, and lines that nobody writes are every core's
+            marks[rows[at]] = True
 
 
 @compiled

@@ -23,8 +23,9 @@ from plesio.hogwild.intrinsics import fetch_add, prefetch
 from plesio.hogwild.lanes import LANES, fill, load, store, total
 
 AHEAD = 8
-"""How many ratings ahead rows are asked for: also where the model fits the last-level cache. Asking for whole lines costs little,
-and made sweeps 1.6 times as fast there."""
+"""How many ratings ahead rows are asked for, whatever the model's size. Where it fits the second-level cache that costs nothing
+(MovieLens-100k with 8 to 128 factors: .93 to .99 of the time without, medians of twelve pairs; pairwise ranking 1.00 to 1.06);
+where only the last level holds it, sweeps take .75 of the time (ML-10M's shape, 64 factors)."""
 ATTEMPTS = 16
 """How many items are drawn before a user who likes nearly all of them is passed over."""
 NOBODY = np.uint32(0xFFFFFFFF)

@@ -17,7 +17,7 @@ from plesio.hogwild.epochs import Epoch, run_epochs
 from plesio.hogwild.factorisation.dealing import Triples
 from plesio.hogwild.factorisation.kernels import Step
 from plesio.hogwild.factorisation.layout import blocks, strips
-from plesio.hogwild.factorisation.ratings import moments, triples
+from plesio.hogwild.factorisation.ratings import moments, standardise, triples
 from plesio.hogwild.factorisation.recommender import Recommender
 from plesio.hogwild.factorisation.training import Best, Falling, Training, key_of, lrs_of
 from plesio.hogwild.rates import rate
@@ -244,7 +244,7 @@ class MatrixFactorization(Recommender):
         return self._report
 
     def _numbers(self, users: NDArray[Any], ratings: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """Ratings of mean 0 and deviation 1; under "bpr" nothing but as many zeros."""
+        """The ratings, whose mean and scale are noted if they are the first; under "bpr" nothing but as many zeros."""
         if self.loss == "bpr":
             if ratings is not None and not (ratings > 0).all():
                 at = int(np.flatnonzero(~(ratings > 0))[0])
@@ -260,9 +260,7 @@ class MatrixFactorization(Recommender):
         if not self._pairs:
             self.mean_, deviation = moments(ratings)
             self._scale = deviation or 1.0
-        numbers = ratings - np.float32(self.mean_)
-        numbers *= np.float32(1 / self._scale)
-        return numbers
+        return ratings
 
     def _training(self, numbers: NDArray[np.float32], threads: int = 1) -> Training:
         """Of the pairs that came last."""
@@ -271,6 +269,8 @@ class MatrixFactorization(Recommender):
             layout = blocks(given, shape, self.seed, threads)
         else:
             layout = strips(given, shape, self._users.table.strides[0], self.seed, threads)
+        if self.loss == "squared":
+            standardise(layout.ratings, self.mean_, self._scale, threads)
         step = Step(
             np.float32(self.regularization),
             np.float32(1 / (self.factors + self.biases)),

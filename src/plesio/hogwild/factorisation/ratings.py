@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plesio.errors import ConfigurationError
+from plesio.hogwild.threads import by_shares, shares
 
-BLOCK = 1 << 14
+BLOCK = 1 << 15
 """Ratings in one go: as float64 they fit a cache near the core."""
 LARGEST = 2**32 - 2
 SPARSE = 8
@@ -71,16 +72,30 @@ def finite(ratings: ArrayLike) -> NDArray[np.float32]:
 def moments(ratings: NDArray[np.float32]) -> tuple[float, float]:
     """Mean and standard deviation, in one pass of blocks that stay in the cache; a deviation of 0 is 0 exactly.
 
+    Not by a scalar product: BLAS takes threads of its own for it, whose number decides the last bits.
+
     >>> moments(np.array([1, 2, 3, 4], np.float32))
     (2.5, 1.118033988749895)
     """
     origin, total, squares = float(ratings[0]), 0.0, 0.0
+    memory = np.empty(min(BLOCK, len(ratings)))
     for start in range(0, len(ratings), BLOCK):
-        block = ratings[start : start + BLOCK].astype(np.float64) - origin
+        some = ratings[start : start + BLOCK]
+        block = np.subtract(some, origin, out=memory[: len(some)], dtype=np.float64)
         total += float(block.sum())
-        squares += float(block @ block)
+        squares += float(np.square(block, out=block).sum())
     mean = total / len(ratings)
     return origin + mean, math.sqrt(max(squares / len(ratings) - mean**2, 0.0))
+
+
+def standardise(ratings: NDArray[np.float32], mean: float, deviation: float, threads: int) -> None:
+    """Bring them to mean 0 and deviation 1, where they are."""
+
+    def some(first: int, stop: int) -> None:
+        ratings[first:stop] -= np.float32(mean)
+        ratings[first:stop] *= np.float32(1 / deviation)
+
+    by_shares(shares(len(ratings), threads), some)
 
 
 class Ids:

@@ -13,6 +13,7 @@ from plesio.errors import ConfigurationError
 from plesio.hogwild.csr import Rows, as_rows
 from plesio.hogwild.linear.fitting import Fitting
 from plesio.hogwild.linear.layouts import hottest
+from plesio.hogwild.threads import thread_count
 
 
 class HogwildLinear(Fitting):
@@ -90,7 +91,7 @@ class HogwildLinear(Fitting):
             dense = not hasattr(X, "tocsr")  # of sparse ones `as_rows` looks at every value anyway
             kinds: Any = {"accept_sparse": "csr", "dtype": [np.float32, np.float64], "ensure_all_finite": dense}
             X, y = validate_data(self, X, y, reset=reset, **kinds)
-            return as_rows(X), y
+            return as_rows(X, thread_count(self.threads, warned=True)), y  # by the fit, a line further on
         if reset:
             self.n_features_in_ = X.features
         self._check_width(X)

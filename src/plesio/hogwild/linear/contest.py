@@ -1,6 +1,6 @@
 """One thread or several: found out in training itself, so that no time is lost on a trial.
 
-Two threads on one small, hot model, or beside other programs, can be slower than one. So the last quarter of the first
+Two threads on one small, hot model, or beside other programs, can be slower than one. So the last eighth of the first
 epochs is done by one thread, on the model that is being trained, and the faster way goes on. All threads have the larger
 part because what it costs to bring replicas together counts once a part, and once an epoch later.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from plesio.hogwild.choosing import MARGIN
 
-_ENOUGH = 500_000  # non-zeros done by one thread: fewer take too short a time to be sure of it
+_ENOUGH = 400_000  # non-zeros done by one thread: fewer take too short a time to be sure of it
 _EPOCHS_LEAST = 2  # the very first part of a process has to load the kernel, or compile it
 
 
@@ -37,7 +37,7 @@ class Contest:
         if not self.open:
             yield order, self.won
             return
-        cut = 3 * len(order) // 4
+        cut = 7 * len(order) // 8
         for part, by_all in ((order[:cut], True), (order[cut:], False)):
             began = time.perf_counter()
             yield part, by_all

@@ -53,24 +53,24 @@ class Deal:
         return float(sizes[self.parallel[self.group]].sum() / max(sizes.sum(), 1)) if len(self.group) else 0.0
 
 
-def deal(rows: Rows, largest_chunk: int = LARGEST_CHUNK) -> Deal:
-    """Chunks of neighbouring rows; small ones where there are few rows, so that shuffling them is worth something."""
-    size = max(1, min(largest_chunk, len(rows) // _CHUNKS))
-    bounds = chunk_bounds(len(rows), size)
-    window = _WINDOW if rows.mapped else len(bounds)
-    return Deal(np.arange(len(rows), dtype=np.uint32), bounds, np.zeros(0, np.int64), np.zeros(0, bool), window)
+def deal(places: NDArray[np.uint32], mapped: bool = False, largest_chunk: int = LARGEST_CHUNK) -> Deal:
+    """Chunks of neighbours in `places`; small ones where there are few, so that shuffling them is worth something."""
+    size = max(1, min(largest_chunk, len(places) // _CHUNKS))
+    bounds = chunk_bounds(len(places), size)
+    window = _WINDOW if mapped else len(bounds)
+    return Deal(places, bounds, np.zeros(0, np.int64), np.zeros(0, bool), window)
 
 
-def deal_without_conflicts(rows: Rows, seed: int) -> Deal:
-    """Groups of rows that share no feature, from one fixed shuffle of the rows."""
-    shuffled = np.random.default_rng(seed).permutation(len(rows))
+def deal_without_conflicts(rows: Rows, places: NDArray[np.uint32], seed: int) -> Deal:
+    """Groups of rows that share no feature, from one fixed shuffle of the `places`."""
+    shuffled = np.random.default_rng(seed).permutation(places)
     groups = colour(rows.indptr, rows.indices, shuffled)
     starts, group = [], []
     for number, (begin, end) in enumerate(zip(groups.bounds[:-1], groups.bounds[1:], strict=True)):
         pieces = np.arange(begin, end, _PIECE if groups.parallel[number] else max(end - begin, 1))
         starts.append(pieces)
         group.append(np.full(len(pieces), number))
-    bounds = np.append(np.concatenate(starts), len(rows)) if starts else np.zeros(1, np.int64)
+    bounds = np.append(np.concatenate(starts), len(places)) if starts else np.zeros(1, np.int64)
     return Deal(groups.rows, bounds.astype(np.int64), np.concatenate(group), groups.parallel, len(bounds))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from plesio.hogwild.threads import thread_count
 
 PENALTIES = ("elasticnet", "l1", "l2", None)
 _SPARSE_INTERCEPT_RATE = 0.01  # an intercept is in every row, a sparse feature in few: scikit-learn's factor
+_COPIED_AT_ONCE = 1 << 17  # non-zeros
 _LONGEST_DECAY = 8.0  # a chunk may shrink the weights by e^-8, or float32 would not hold them unshrunk
 _MUST_AGREE = (
     "loss",
@@ -48,7 +50,20 @@ _LIMITS = {
     "average": (0, math.inf),
 }
 
-HeldOut = tuple[Rows, NDArray[Any], NDArray[np.float64]] | None
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows to score the model on, in pieces that fit into memory, and all of their targets and weights."""
+
+    pieces: Callable[[], Iterable[Rows]]
+    y: NDArray[Any]
+    weight: NDArray[np.float64]
+
+
+def _pieces(rows: Rows, which: NDArray[np.intp]) -> Callable[[], Iterable[Rows]]:
+    """What gives copies of some mapped rows, a few at a time."""
+    few = max(1, _COPIED_AT_ONCE * len(rows) // max(rows.nonzeros, 1))
+    return lambda: (rows.take(which[first : first + few]) for first in range(0, len(which), few))
 
 
 class Fitting(BaseEstimator):
@@ -97,13 +112,12 @@ class Fitting(BaseEstimator):
         if self.resume is not None:
             kept = resuming.load(self.resume)
             seed = kept[1]["seed"]
-        rows, y, weight, held_out = self._hold_out(rows, y, weight, seed)
-        problem = Problem(rows, *self._targets(y, weight))
+        problem, held_out = self._hold_out(rows, y, weight, seed)
         if self.shuffle and not rows.mapped and are_clumped(problem.targets[0]):
-            problem = problem.take(np.random.default_rng(seed).permutation(len(rows)))
+            problem = problem.shuffled(seed)
         read_on_the_way = any(one is not None for one in (held_out, self.checkpoint, self.resume))
         training = self._training(problem, range(self.max_iter), seed, cold=not (warm or read_on_the_way))
-        self._run(training, problem.rows, range(self.max_iter), seed, held_out, kept)
+        self._run(training, problem, range(self.max_iter), seed, held_out, kept)
         if len(self.history_) == self.max_iter > 1 and self.tol is not None and not self._stop.said:
             warnings.warn(
                 f"max_iter={self.max_iter} epochs were not enough for the loss to settle: raise max_iter, "
@@ -118,13 +132,13 @@ class Fitting(BaseEstimator):
             learner.stopped, learner.weights = False, weights
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         epochs = range(self._passes, self._passes + 1)
-        training = self._training(Problem(rows, *self._targets(y, weight)), epochs, seed, cold=False)
-        self._run(training, rows, epochs, seed, None, None)
+        problem = self._problem(rows, y, weight)
+        self._run(self._training(problem, epochs, seed, cold=False), problem, epochs, seed, None, None)
 
     def _training(self, problem: Problem, epochs: range, seed: int, cold: bool) -> Training:
         settings = self._settings(problem.rows.dense, len(epochs), seed)
         first = self._learners[0]
-        decay = settings.penalty.l2 * first.rate.at(0, first.seen, len(problem.rows) * len(epochs))
+        decay = settings.penalty.l2 * first.rate.at(0, first.seen, len(problem) * len(epochs))
         wish = Wish(
             model=self.model,
             threads=thread_count(self.threads),
@@ -144,10 +158,11 @@ class Fitting(BaseEstimator):
         return training
 
     def _run(
-        self, training: Training, rows: Rows, epochs: range, seed: int, held_out: HeldOut, kept: Any
-    ) -> None:  # fmt: skip
+        self, training: Training, problem: Problem, epochs: range, seed: int, held_out: HeldOut | None, kept: Any
+    ) -> None:
         """Do the epochs, those of a checkpoint excepted, and set what a fitted model has."""
-        about = {name: getattr(self, name) for name in _MUST_AGREE if hasattr(self, name)} | {"shape": list(rows.shape)}
+        about = {name: getattr(self, name) for name in _MUST_AGREE if hasattr(self, name)}
+        about["shape"] = [len(problem), problem.rows.features]
         history: list[Epoch] = []
         if kept is not None:
             resuming.check(kept[1], about, self.resume)
@@ -155,7 +170,7 @@ class Fitting(BaseEstimator):
 
         def one(number: int) -> Epoch:
             epoch = training.epoch(number)
-            history.append(epoch if held_out is None else replace(epoch, score=self._held_out_score(*held_out)))
+            history.append(epoch if held_out is None else replace(epoch, score=self._held_out_score(held_out)))
             return history[-1]
 
         def save(_: Epoch) -> None:
@@ -181,7 +196,7 @@ class Fitting(BaseEstimator):
         self._passes = epochs.start + len(history)
         self.history_, self.n_iter_ = history, len(history)
         self._set_results()
-        self._fitted_rows: Any = rows
+        self._fitted_rows: Any = problem.rows
         self.__dict__.pop("_report", None)
 
     def _set_results(self) -> None:
@@ -200,21 +215,31 @@ class Fitting(BaseEstimator):
 
     def _hold_out(
         self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64], seed: int
-    ) -> tuple[Rows, NDArray[Any], NDArray[np.float64], HeldOut]:
+    ) -> tuple[Problem, HeldOut | None]:
         """Put `validation_fraction` of the rows aside for early stopping, of each class in proportion."""
         if not self.early_stopping:
-            return rows, y, weight, None
+            return self._problem(rows, y, weight), None
         classes = y if hasattr(self, "classes_") else None
         train, test = train_test_split(
             np.arange(len(rows)), test_size=self.validation_fraction, random_state=seed, stratify=classes
         )
         train.sort()  # neighbours stay neighbours
-        return rows.take(train), y[train], weight[train], (rows.take(test), y[test], weight[test])
+        if rows.mapped:  # may be larger than memory: they stay where they are
+            test.sort()
+            problem = replace(self._problem(rows, y, weight), places=train.astype(np.uint32))
+            return problem, HeldOut(_pieces(rows, test), y[test], weight[test])
+        copied = rows.take(test)
+        held_out = HeldOut(lambda: [copied], y[test], weight[test])
+        return self._problem(rows.take(train), y[train], weight[train]), held_out
 
-    def _held_out_score(self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64]) -> float:
-        results = [learner.result() for learner in self._learners]
-        margins = rows.scipy() @ np.array([weights for weights, _ in results]).T + [bias for _, bias in results]
-        return self._score_of(margins, y, weight)
+    def _problem(self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64]) -> Problem:
+        return Problem(rows, *self._targets(y, weight), np.arange(len(rows), dtype=np.uint32))
+
+    def _held_out_score(self, held_out: HeldOut) -> float:
+        weights, biases = zip(*(learner.result() for learner in self._learners), strict=True)
+        columns = np.array(weights).T
+        margins = np.concatenate([rows.scipy() @ columns for rows in held_out.pieces()])
+        return self._score_of(margins + biases, held_out.y, held_out.weight)
 
     def _settings(self, dense: bool, epochs: int, seed: int) -> Settings:
         by_loss = not self.early_stopping and self.tol is not None and self.tol != -math.inf

@@ -36,6 +36,7 @@ AHEAD = np.uint64(2)
 
 HOT_SLOTS = 2048
 """How many hot weights a thread can have copies of: 8 KiB, to be exchanged after each chunk."""
+_MERGED_AT_ONCE = np.uint64(2048)  # numbers: a few replicas of them fit the cache nearest to a core
 _SLOT = np.uint64(HOT_SLOTS - 1)
 _CARRIES, _HALF = np.uint64(2**32 - 1), np.uint64(32)
 _ONE, _TWO, _THREE, _FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
@@ -252,6 +253,22 @@ def sweep_with_memory(data, plan, model, rules, counter, end, stride):
         if not rules.held:
             model.intercept[0] += intercept - held
         done += last - first
+
+
+@compiled
+def merge(array, copies, first, stop):
+    """Make array[first:stop] (float32) the mean of it and its copies, one a row, and these that mean: a piece at a time."""
+    share = np.float32(1 / (len(copies) + 1))
+    for begin in range(np.uint64(first), np.uint64(stop), _MERGED_AT_ONCE):
+        end = min(begin + _MERGED_AT_ONCE, np.uint64(stop))
+        for copy in range(np.uint64(len(copies))):
+            for at in range(begin, end):
+                array[at] += copies[copy, at]
+        for at in range(begin, end):
+            array[at] *= share
+        for copy in range(np.uint64(len(copies))):
+            for at in range(begin, end):
+                copies[copy, at] = array[at]
 
 
 @inlined

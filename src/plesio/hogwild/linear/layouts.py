@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from plesio.hogwild.csr import Rows
 from plesio.hogwild.epochs import slices
 from plesio.hogwild.linear.deals import Deal
-from plesio.hogwild.linear.kernels import HOT_SLOTS, Data, Hot, Model, Plan, Rules, sweep, sweep_with_memory
+from plesio.hogwild.linear.kernels import HOT_SLOTS, Data, Hot, Model, Plan, Rules, merge, sweep, sweep_with_memory
 from plesio.hogwild.linear.plans import Learner
 from plesio.hogwild.threads import pool
 
@@ -76,16 +76,20 @@ class Shared:
             turns = _Turns(data, plan, rules, begin, stop)
             return lambda _: turns.take(learner.model)
 
+        learner.moved = True
         return _sliced(self._threads, first, end, work)
 
 
 class Replicas:
-    """A model for each thread, merged to the mean; if `fixed`, for each of a fixed number of shares of the turns."""
+    """A model for each thread, merged to the mean; if `fixed`, for each of a fixed number of shares of the turns.
+
+    The learner's own model is the first of them. They are left equal, for the next time.
+    """
 
     def __init__(self, threads: int, *, fixed: bool = False) -> None:
         self._threads, self._fixed = threads, fixed
         self._count = FIXED_REPLICAS if fixed else threads
-        self._copies: list[Model] = []
+        self._copies: Any = None  # a Model whose arrays have a row for each replica but the first
         self.share = 1 / self._count
 
     def __call__(self, learner: Learner, data: Data, plan: Plan, rules: Rules, first: int, end: int) -> list[int]:
@@ -108,42 +112,44 @@ class Replicas:
 
             return work
 
-        models = self._models(learner.model)
-        self._on_parts(models, _spread)
+        models = self._models(learner)
         done = _sliced(self._threads, first, end, fixed_turns if self._fixed else shared_turns)
-        self._on_parts(models, _merge)
+        self._merge(learner.model)
+        learner.moved = False
         return done
 
-    def _models(self, main: Model) -> list[Model]:
-        if not self._copies or any(map(_differ, self._copies[0], main)):
-            self._copies = [Model(*map(np.empty_like, main)) for _ in range(self._count - 1)]
-        return [main, *self._copies]
+    def _models(self, learner: Learner) -> list[Model]:
+        """As many as there are replicas, all equal."""
+        main = learner.model
+        fresh = self._copies is None or any(map(_differ, self._copies, main))
+        if fresh:
+            self._copies = Model(*(np.empty((self._count - 1, len(array)), array.dtype) for array in main))
+        if fresh or learner.moved:
+            self._on_parts(main, lambda array, copies, first, stop: np.copyto(copies[:, first:stop], array[first:stop]))
+        return [main, *(Model(*arrays) for arrays in zip(*self._copies, strict=True))]
 
-    def _on_parts(self, models: list[Model], do: Callable[[list[NDArray[Any]]], None]) -> None:
-        """Each thread does its part of every array, for all replicas of it."""
+    def _merge(self, main: Model) -> None:
+        for copy in self._copies.intercept:
+            main.intercept[:] += copy
+        main.intercept[:] *= 1 / self._count
+        self._copies.intercept[:] = main.intercept
+        self._on_parts(main._replace(intercept=main.intercept[:0]), merge)
+
+    def _on_parts(self, main: Model, do: Callable[[Any, Any, int, int], None]) -> None:
+        """Each thread does its part of every array, together with the copies of it."""
 
         def part(thread: int) -> int:
-            for arrays in zip(*models, strict=True):
-                begin, end = (len(arrays[0]) * at // self._threads for at in (thread, thread + 1))
-                do([array[begin:end] for array in arrays])
+            for array, copies in zip(main, self._copies, strict=True):
+                first, stop = (len(array) * at // self._threads for at in (thread, thread + 1))
+                if first < stop:
+                    do(array, copies, first, stop)
             return 0
 
         _on(self._threads, part)
 
 
-def _differ(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one.shape != other.shape
-
-
-def _spread(arrays: list[NDArray[Any]]) -> None:
-    for copy in arrays[1:]:
-        copy[:] = arrays[0]
-
-
-def _merge(arrays: list[NDArray[Any]]) -> None:
-    for copy in arrays[1:]:
-        arrays[0] += copy
-    arrays[0] *= 1 / len(arrays)
+def _differ(copies: NDArray[Any], array: NDArray[Any]) -> bool:
+    return copies.shape[1:] != array.shape
 
 
 class HotCopies:

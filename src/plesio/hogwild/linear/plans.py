@@ -42,6 +42,7 @@ class Learner:
         owed: the L1 penalty so far; `paid` is what each weight has paid of it (empty without L1).
         total: the sum of the weights after each averaged row (empty without averaging); `averaged` is their number and
             `lag` what was written late (see `Plan.clocks`). `total_intercept` likewise.
+        moved: whether anything here moved since replicas of it were last made equal to it.
     """
 
     weights: NDArray[np.float32]
@@ -59,6 +60,7 @@ class Learner:
     idle_epochs: int = 0
     stopped: bool = False
     finite: bool = True
+    moved: bool = True
 
     @property
     def model(self) -> Model:
@@ -68,11 +70,12 @@ class Learner:
         """Multiply the scale into the weights."""
         if self.scale != 1.0:
             self.weights *= np.float32(self.scale)
-            self.scale = 1.0
+            self.scale, self.moved = 1.0, True
 
     def pay(self, scale: float, owed: float, clock: float) -> None:
         """At the end of a stretch: note its scale and clock, collect L1 from the weights no row touched."""
         self.scale = scale
+        self.moved |= len(self.lag) + len(self.paid) > 0
         if len(self.lag):
             self.total += clock * self.weights.astype(np.float64) - self.lag
             self.lag[:] = 0
@@ -122,11 +125,11 @@ def make_plan(
         average_from: the number of rows after which weights are averaged; None for never.
     """
     sizes = np.diff(bounds)[order]
-    before = learner.seen + np.concatenate([[0], np.cumsum(sizes)])
+    before = learner.seen + _running(sizes)
     rates = np.array(learner.rate.over(epoch, before[:-1], total))
     shrinks = np.maximum(1 - rates * penalty.l2, _LEAST_SHRINK) ** share
-    logs = np.concatenate([[0.0], np.cumsum(sizes * np.log(shrinks))])
-    owed = learner.owed + np.concatenate([[0.0], np.cumsum(sizes * rates * (penalty.l1 * share))])
+    logs = _running(sizes * np.log(shrinks))
+    owed = learner.owed + _running(sizes * rates * (penalty.l1 * share))
     scales, stretches = np.empty(len(sizes)), []
     clocks = np.full(len(sizes), -1.0)
     first, scale = 0, learner.scale
@@ -145,6 +148,13 @@ def make_plan(
         first, scale = end, scale if scale > LEAST_SCALE else 1.0
     results = np.zeros((3, len(sizes)))
     return Plan(order, bounds, rates, scales, shrinks, owed[:-1], clocks, *results), stretches
+
+
+def _running(steps: NDArray[Any]) -> NDArray[Any]:
+    """Their sum before each of them, and after all."""
+    sums = np.zeros(len(steps) + 1, steps.dtype)
+    np.cumsum(steps, out=sums[1:])
+    return sums
 
 
 def _sums_of_scales(scales: NDArray[Any], shrinks: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:

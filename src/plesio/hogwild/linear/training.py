@@ -43,15 +43,21 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The rows; and for each learner the targets and how much each row counts."""
+    """The rows; for each learner the targets and how much each row counts; and which of the rows are learnt from."""
 
     rows: Rows
     targets: list[NDArray[np.float64]]
     importance: list[NDArray[np.float64]]
+    places: NDArray[np.uint32]
 
-    def take(self, which: NDArray[Any]) -> Problem:
-        """The same with some rows only, or in another order."""
-        return Problem(self.rows.take(which), [y[which] for y in self.targets], [one[which] for one in self.importance])
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def shuffled(self, seed: int) -> Problem:
+        """The same in another order: copies of the rows, for neighbours are to be neighbours in memory."""
+        which = np.random.default_rng(seed).permutation(self.places)
+        targets, importance = ([one[which] for one in each] for each in (self.targets, self.importance))
+        return Problem(self.rows.take(which), targets, importance, np.arange(len(self), dtype=np.uint32))
 
 
 class Sweeps:
@@ -60,7 +66,7 @@ class Sweeps:
     def __init__(self, problem: Problem, settings: Settings, learners: list[Learner], way: Way) -> None:
         self._problem, self._settings, self._learners, self._way = problem, settings, learners, way
         self._homes = [learner.weights for learner in learners]
-        self._total = len(problem.rows) * settings.epochs
+        self._total = len(problem) * settings.epochs
         self._rules = Rules(
             loss=settings.loss,
             epsilon=settings.epsilon,
@@ -106,7 +112,7 @@ class Sweeps:
                 more, rows = self._part(index, epoch, part, layout)
             loss += more
             done[: len(rows)] += rows
-        return loss / max(len(way.rows), 1), done.tolist()
+        return loss / max(len(self._problem), 1), done.tolist()
 
     def _part(self, index: int, epoch: int, order: NDArray[np.uint32], layout: Layout) -> tuple[float, list[int]]:
         """These turns of an epoch: the sum of the losses, and the rows by thread."""
@@ -153,7 +159,7 @@ class Training:
 
     def __init__(self, problem: Problem, learners: list[Learner], settings: Settings, wish: Wish) -> None:
         self._problem, self._settings, self._learners = problem, settings, learners
-        self.way = decide(wish, problem.rows)
+        self.way = decide(wish, problem.rows, problem.places)
         self._sweeps = Sweeps(problem, settings, learners, self.way)
         self.close = self._sweeps.close
         self.diverged = False
@@ -165,7 +171,7 @@ class Training:
         losses, done = self._sweeps.each(active, number)
         seconds = time.perf_counter() - began
         last = self._learners[active[-1]]
-        lr = last.rate.at(number, last.seen, len(self._problem.rows) * self._settings.epochs)
+        lr = last.rate.at(number, last.seen, len(self._problem) * self._settings.epochs)
         for index, loss in zip(active, losses, strict=True):
             self._note(self._learners[index], loss)
             self.diverged |= loss > self._hopeless[index]

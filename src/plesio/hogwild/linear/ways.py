@@ -74,13 +74,14 @@ class Way:
     remark: str = ""
 
 
-def decide(wish: Wish, rows: Rows) -> Way:
-    """Choose, by the size of the data and of the model."""
+def decide(wish: Wish, rows: Rows, places: NDArray[np.uint32]) -> Way:
+    """Choose, by the size of the data and of the model; `places` are the rows to learn from."""
     if wish.deterministic:
-        return _deterministic(wish, rows)
+        return _deterministic(wish, rows, places)
+    dealt = deal(places, rows.mapped, wish.largest_chunk)
     if wish.model == "auto" and 1 < wish.threads <= wish.learners:
         layouts: list[Layout] = [Shared(1)] * wish.learners
-        return Way("shared", wish.threads, rows, deal(rows, wish.largest_chunk), layouts, by_learner=True)
+        return Way("shared", wish.threads, rows, dealt, layouts, by_learner=True)
     features = None
     if _is_worth_renumbering(wish, rows):
         rows, features = renumber(rows, wish.threads)
@@ -90,7 +91,7 @@ def decide(wish: Wish, rows: Rows) -> Way:
         model = "replica" if threads > 1 and _is_worth_replicas(threads, rows) else "shared"
     layouts = [_layout(model, threads, rows) for _ in range(wish.learners)]
     contested = wish.model == "auto" and threads > 1 and wish.epochs > 1
-    return Way(model, threads, rows, deal(rows, wish.largest_chunk), layouts, features, contested=contested)
+    return Way(model, threads, rows, dealt, layouts, features, contested=contested)
 
 
 def _layout(model: str, threads: int, rows: Rows) -> Layout:
@@ -114,14 +115,14 @@ def _is_worth_renumbering(wish: Wish, rows: Rows) -> bool:
     return can_be and is_far(rows.features) and wish.epochs >= _EPOCHS_WORTH_RENUMBERING
 
 
-def _deterministic(wish: Wish, rows: Rows) -> Way:
+def _deterministic(wish: Wish, rows: Rows, places: NDArray[np.uint32]) -> Way:
     """The same way for any number of threads: only the data and the settings may decide."""
-    remark = ""
+    remark, dealt = "", deal(places, rows.mapped, wish.largest_chunk)
     if wish.model == "auto" and rows.nonzeros < _WORTH_THREADS:
         serial: list[Layout] = [Shared(1)] * wish.learners
-        return Way("shared", 1, rows, deal(rows, wish.largest_chunk), serial)
+        return Way("shared", 1, rows, dealt, serial)
     if wish.model != "replica":
-        groups = deal_without_conflicts(rows, wish.seed)
+        groups = deal_without_conflicts(rows, places, wish.seed)
         share = groups.parallel_share
         if wish.model == "shared" or share >= _MOSTLY:
             if share < _MOSTLY:
@@ -135,4 +136,4 @@ def _deterministic(wish: Wish, rows: Rows) -> Way:
             return Way("shared", wish.threads, rows, groups, coloured, remark=remark)
         remark = f"frequent features leave {share:.0%} of the rows free of conflicts: replicas instead of one model."
     replicas: list[Layout] = [Replicas(wish.threads, fixed=True) for _ in range(wish.learners)]
-    return Way("replica", wish.threads, rows, deal(rows, wish.largest_chunk), replicas, remark=remark)
+    return Way("replica", wish.threads, rows, dealt, replicas, remark=remark)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from plesio.hogwild.report import Report
 
 CHUNK_TOKENS = 8192
+_ROWS_AT_ONCE = 1024  # drawn where a cache holds them
 _MODELS = ("auto", "shared")
 _NEGATIVES = ("per_pair", "shared")
 
@@ -57,7 +58,8 @@ class SkipGram:
         lr, min_lr: the learning rate falls in a line from `lr` to `min_lr` over all epochs.
         epochs: sweeps over the text.
         threads: None for all cores. The same `seed` gives the same bits with one.
-        model: "auto" takes one thread where a short trial shows that more are no faster; "shared" takes all asked for.
+        model: "auto" takes one thread where a short trial shows that more are no faster, or with little text (a model above
+            256 MB is not tried, all threads share it); "shared" takes all asked for.
         deterministic: the same bits for any number of threads, at about half the speed; up to four work at once, and
             CBOW, whose steps each touch all of the vocabulary's parts, is done by one.
         callbacks: each is called with an `Epoch` after it; one that returns True ends the training.
@@ -227,9 +229,11 @@ class SkipGram:
                       tables.keep(counts, self.sample), tables.alias(weights, self._parts(words)))  # fmt: skip
         width = -(-self.vector_size // LANES) * LANES
         model = Model(numbers(words * width), numbers(words * width), width)
-        drawn = np.random.default_rng(self.seed).random((words, self.vector_size), np.float32)
-        drawn -= np.float32(0.5)
-        np.divide(drawn, np.float32(self.vector_size), out=self._rows(model.inputs))
+        rng = np.random.default_rng(self.seed)
+        for some in np.split(self._rows(model.inputs), range(_ROWS_AT_ONCE, words, _ROWS_AT_ONCE)):
+            drawn = rng.random(some.shape, np.float32)
+            drawn -= np.float32(0.5)
+            np.divide(drawn, np.float32(self.vector_size), out=some)
         text = Text(corpus.tokens, corpus.sentences, chunks)
         return Work(text, rules, model, tables.sigmoid(), self.cbow)
 

