@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from plesio.strategy import Strategy
 
 _HOMES = {
+    "plesio.hogwild.corpus": ("open_corpus", "save_corpus"),
     "plesio.hogwild.embedding": ("SharedEmbedding",),
     "plesio.hogwild.epochs": ("DivergedError", "Epoch"),
     "plesio.hogwild.factorisation": ("MatrixFactorization",),
@@ -29,6 +30,7 @@ _HOMES = {
     "plesio.hogwild.linear": ("HogwildClassifier", "HogwildRegressor"),
     "plesio.hogwild.report": ("Report",),
     "plesio.hogwild.skipgram": ("KeyedVectors", "SkipGram"),
+    "plesio.hogwild.stored_rows": ("open_rows", "save_rows"),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -43,6 +45,10 @@ __all__ = [  # spelled out for type checkers
     "Report",
     "SharedEmbedding",
     "SkipGram",
+    "open_corpus",
+    "open_rows",
+    "save_corpus",
+    "save_rows",
 ]
 
 

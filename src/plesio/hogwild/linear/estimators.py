@@ -147,7 +147,7 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
 
         Args:
             X: (rows, features), CSR best; dense and float64 are converted (logged; printed if `verbose`). Or the `Rows` of
-                `plesio.hogwild.stored_rows.open_rows`, which may be larger than memory.
+                `plesio.hogwild.open_rows`, which may be larger than memory.
             y: a label for each row.
             sample_weight: how much each row counts.
         """

@@ -140,7 +140,7 @@ class SkipGram:
     def fit(self, sentences: Sentences) -> SkipGram:
         """Learn from lists of words, a text file with a sentence a line, or a corpus or its folder; itself.
 
-        A text that is trained on more than once, or does not fit into memory: `plesio.hogwild.corpus.save_corpus`.
+        A text that is trained on more than once, or does not fit into memory: `plesio.hogwild.save_corpus`.
 
         Raises ConfigurationError if there is too little to learn from.
         """
