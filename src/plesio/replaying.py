@@ -109,11 +109,12 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     Args:
         run: a run folder, or a journal.
         train: the training function of that run.
-        until: stop at this version.
+        until: stop at this version, one that the journal holds.
         force: go on even if script, libraries or machine are not the same.
 
     Raises:
-        ReplayError: script, libraries or machine differ (and not `force`), or workers folded without a server.
+        ReplayError: script, libraries or machine differ (and not `force`), workers folded without a server, or the
+            journal does not get to version `until`.
         JournalError: no journal.
 
     Example:
@@ -122,8 +123,8 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     """
     journal = read_journal(run)
     strategy = _strategy(journal)
-    if until is not None and until < 0:
-        raise ReplayError(f"until={until}: a version, from 0")
+    if until is not None:
+        _check_until(journal, until)
     differences = changed(journal.head, train)
     if differences and not force:
         raise ReplayError(
@@ -138,6 +139,14 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
             return _Replay(journal, strategy, train, until).run()
     finally:
         torch.set_num_threads(threads)
+
+
+def _check_until(journal: Journal, until: int) -> None:
+    """Before anything is done again: the journal must get there."""
+    last = max((one.version for one in journal if isinstance(one, Folded)), default=0)
+    if isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= last:
+        lost = f" (it lacks {journal.missing})" if journal.missing is not None else ""
+        raise ReplayError(f"until={until!r}: {journal.path} holds versions 0 to {last}{lost}; give one of these")
 
 
 def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
@@ -226,7 +235,7 @@ class _Replay:
         differs = ""
         try:
             for record in self._journal:
-                if self._until is not None and self._same >= self._until:
+                if self._until is not None and self._same >= self._until and self._server.begun:
                     break
                 self._take(record)
         except _DifferentError as found:

@@ -1,8 +1,10 @@
 """What another strategy would have cost: the step times of a run that was, replayed in virtual time.
 
-Every worker takes the steps it was measured to take, in that order, and from then on steps drawn from them. The real
-sequencer decides who waits for whom. The server folds one contribution after the other, so the network of the simulation
-gets a server's link that carries an exchange in the time the server took for one.
+Every worker takes the steps it was measured to take, in that order, and from then on steps drawn from them. A step that
+was called off would have taken longer, nobody knows how long: its place is taken by one drawn from the longer ones. Left
+out, the slowest steps would be missing from the prediction, for they are those that are called off. The real sequencer
+decides who waits for whom. The server folds one contribution after the other, so the network of the simulation gets a
+server's link that carries an exchange in the time the server took for one.
 
 What is not in it: another strategy needs another number of samples for the same accuracy, and workers that share cores
 disturb each other differently when fewer of them wait.
@@ -11,7 +13,10 @@ disturb each other differently when fewer of them wait.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import median
 
 import msgspec
@@ -30,6 +35,8 @@ from plesio.strategy import Strategy
 STEPS_MAX = 50_000
 """Steps simulated a strategy; from there on the time is extrapolated."""
 ADVICE_STEPS, ADVICE_WORKERS = 2_000, 64
+ADVICE_S = 1.0
+"""A run shorter than that shows how it began rather than how it went."""
 MUCH = 1.5
 """How many times faster another strategy must be to be worth a line."""
 CLOSE = 1.1
@@ -37,9 +44,14 @@ CLOSE = 1.1
 UNEVEN = 1.5
 """A worker that takes so many times as long as the others is named as the reason."""
 
+EVERYBODY = -1
+
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy costs: `time_s` to as many samples that count; `left_out`: whose work is mostly in vain."""
+    """What a strategy costs: `time_s` to as many samples that count; `left_out`: whose work is mostly in vain.
+
+    `at_least`: it may take longer, for it needs a worker that never finished a step in the run that was measured.
+    """
 
     strategy: str
     time_s: float
@@ -47,6 +59,29 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     waiting_share: float
     staleness: float
     left_out: tuple[int, ...] = ()
+    at_least: bool = False
+
+
+class CalledOff(msgspec.Struct, frozen=True):
+    """A step that was called off after so many seconds; its worker had finished `after` steps before."""
+
+    after: int
+    seconds: float
+
+
+def called_off(summary: Summary) -> dict[int, list[CalledOff]]:
+    """Each worker's steps that were called off, in order; none where steps go several at a time: one of how many was it?"""
+    if any(span.steps > 1 for span in summary.timeline):
+        return {}
+    found: defaultdict[int, list[CalledOff]] = defaultdict(list)
+    finished: Counter[int] = Counter()
+    for span in summary.timeline:
+        if span.kind != "compute":
+            continue
+        finished[span.worker] += span.steps
+        if not span.steps and span.end_s > span.start_s:
+            found[span.worker].append(CalledOff(finished[span.worker], span.end_s - span.start_s))
+    return dict(found)
 
 
 def what_if(
@@ -56,6 +91,7 @@ def what_if(
     bytes_per_s: float | None = None,
     seed: int = 0,
     steps_max: int = STEPS_MAX,
+    in_vain: Mapping[int, Sequence[CalledOff]] | None = None,
 ) -> list[Prediction]:
     """Replay the measured times under other strategies: the time each takes to the same number of samples.
 
@@ -66,6 +102,7 @@ def what_if(
         bytes_per_s: what the links of workers and server carry in each direction; None: as it was.
         seed: of the steps drawn beyond those measured.
         steps_max: simulate no more steps than that.
+        in_vain: each worker's steps that were called off, see `called_off`.
 
     Raises:
         ConfigurationError: a number of workers or a bandwidth that cannot be.
@@ -80,33 +117,87 @@ def what_if(
         raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
     if bytes_per_s is not None and not 0 < bytes_per_s < float("inf"):
         raise ConfigurationError(f"bytes_per_s={bytes_per_s!r}: a number of bytes a second above 0")
-    crew, draws = _crew(run, workers, seed)
+    crew, draws = _crew(run, workers, seed, in_vain or {})
     return [_predict(run, one, crew, [draw() for draw in draws], bytes_per_s, steps_max) for one in strategies]
 
 
 Draws = Callable[[], Iterator[float]]
 
 
-def _crew(run: Measured, workers: int | None, seed: int) -> tuple[list[StepTimes], list[Draws]]:
+Step = float | CalledOff
+"""How long a step took, if it was finished."""
+
+
+def _crew(
+    run: Measured, workers: int | None, seed: int, in_vain: Mapping[int, Sequence[CalledOff]]
+) -> tuple[list[StepTimes], list[Draws]]:
     """The workers that take part, and how to draw the steps of each."""
     there = list(run.workers)
     number = len(there) if workers is None else workers
     rng = random.Random(f"workers {seed}")
     crew = there[:number] + [rng.choice(there) for _ in range(number - len(there))]
+    steps = {one.worker: _in_order(one, in_vain.get(one.worker, ())) for one in there}
+    lengths = _Lengths(steps)
 
     def draws(place: int) -> Draws:
-        seconds = crew[place].seconds
-        kept = seconds if place < len(there) else seconds[:1]
-        return lambda: _replay(kept, seconds[1:] or seconds, random.Random(f"steps {seed} {place}"))
+        worker = crew[place].worker
+        own = steps[worker]
+        kept = own if place < len(there) else own[:1]
+        return lambda: lengths.replay(worker, kept, random.Random(f"steps {seed} {place}"))
 
     return crew, [draws(place) for place in range(number)]
 
 
-def _replay(kept: Sequence[float], drawn: Sequence[float], rng: random.Random) -> Iterator[float]:
-    """The first step is not drawn again: whatever is made ready in it is made ready once."""
-    yield from kept
-    while True:
-        yield rng.choice(drawn)
+def _in_order(one: StepTimes, in_vain: Sequence[CalledOff]) -> list[Step]:
+    """A worker's steps, those it finished and those that were called off, as they came."""
+    steps: list[Step] = list(one.seconds)
+    if not one.at_least:
+        for lost in reversed(in_vain):
+            steps.insert(lost.after, lost)
+    return steps
+
+
+class _Lengths:
+    """How long steps are, from all there were of each worker."""
+
+    def __init__(self, steps: Mapping[int, list[Step]]) -> None:
+        self._steps = steps
+        self._ranked: dict[int, list[Step]] = {}
+
+    def replay(self, worker: int, kept: Sequence[Step], rng: random.Random) -> Iterator[float]:
+        """The first step is not drawn again: whatever is made ready in it is made ready once."""
+        drawn = self._steps[worker][1:] or self._steps[worker]
+        for step in kept:
+            yield self._length(worker, step, rng)
+        while True:
+            yield self._length(worker, rng.choice(drawn), rng)
+
+    def _length(self, worker: int, step: Step, rng: random.Random) -> float:
+        """One that was called off is as long as one of the longer ones: the worker's own if there is one, or anybody's.
+
+        This draws from Kaplan and Meier's estimate of the distribution: redistribution to the right, Efron 1967.
+        """
+        while isinstance(step, CalledOff):
+            for who in (worker, EVERYBODY):
+                ranked = self._by_length(who)
+                shorter = bisect_right(ranked, step.seconds, key=_seconds)
+                if shorter < len(ranked):
+                    step = ranked[rng.randrange(shorter, len(ranked))]
+                    break
+            else:
+                return step.seconds  # nobody took longer: so long at least
+        return step
+
+    def _by_length(self, worker: int) -> list[Step]:
+        """Sorted when they are first asked for: in most runs nothing is called off."""
+        if worker not in self._ranked:
+            steps = chain.from_iterable(self._steps.values()) if worker == EVERYBODY else self._steps[worker]
+            self._ranked[worker] = sorted(steps, key=_seconds)
+        return self._ranked[worker]
+
+
+def _seconds(step: Step) -> float:
+    return step.seconds if isinstance(step, CalledOff) else step
 
 
 def _predict(
@@ -135,13 +226,15 @@ def _predict(
             f"{strategy.name}: nothing it does would count, of {run.steps:.0f} steps; run for longer"
         )
     total_s = sum(one.compute_s + one.wait_s + one.exchange_s for one in final.workers)
+    left_out = _left_out(strategy, final, crew, useful)
     return Prediction(
         strategy=strategy.name,
         time_s=final.wall_s * run.steps / useful,
         steps_per_s=final.steps / final.wall_s,
         waiting_share=sum(one.wait_s for one in final.workers) / total_s if total_s else 0.0,
         staleness=final.staleness.mean,
-        left_out=_left_out(strategy, final, crew, useful),
+        left_out=left_out,
+        at_least=any(one.at_least for place, one in enumerate(crew) if place not in left_out),
     )
 
 
@@ -206,9 +299,10 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
     best = choose(ran, others)
     if best is ran:
         return f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
+    took = f"{'at least ' if best.at_least else ''}{best.time_s:.1f} s"
     return (
-        f"{_cause(run)}{ran.strategy} waited {ran.waiting_share:.0%} of the time; {best.strategy} would have taken "
-        f"{best.time_s:.1f} s instead of {ran.time_s:.1f} s, at a mean staleness of {best.staleness:.1f}."
+        f"{_cause(run)}{ran.strategy} waited {ran.waiting_share:.0%} of the time; {best.strategy} would have taken {took} "
+        f"instead of {ran.time_s:.1f} s, at a mean staleness of {best.staleness:.1f}."
     )
 
 
@@ -230,11 +324,13 @@ def advice(summary: Summary) -> str | None:
 
     Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try.
     """
-    if len(summary.workers) > ADVICE_WORKERS or summary.ideal_share * MUCH > 1:
+    if not 1 < len(summary.workers) <= ADVICE_WORKERS or summary.wall_s < ADVICE_S or summary.ideal_share * MUCH > 1:
         return None
     try:
         run = measured(summary)
-        others = what_if(run, [sync_sgd(), async_sgd(), local_sgd(16)], steps_max=ADVICE_STEPS)
+        others = what_if(
+            run, [sync_sgd(), async_sgd(), local_sgd(16)], steps_max=ADVICE_STEPS, in_vain=called_off(summary)
+        )
     except ConfigurationError:
         return None  # too little was measured
     ran = as_it_was(summary)

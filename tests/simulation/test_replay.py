@@ -15,7 +15,7 @@ import plesio as ps
 from plesio.cli.main import main
 from plesio.journal import FILE_NAME, Received, read_journal
 from plesio.strategy import Strategy
-from support.replayed import chancy, fills_the_disk
+from support.replayed import build, chancy, fills_the_disk
 
 RECIPES = [
     ps.sync_sgd(),
@@ -75,6 +75,29 @@ def test_it_stops_at_the_version_asked_for(tmp_path: Path) -> None:
     part = ps.replay(run.folder, chancy, until=7)
     assert (part.versions, part.identical) == (7, True)
     assert any(not torch.equal(value, part.state_dict[name]) for name, value in run.state_dict.items())
+
+
+def test_a_version_that_the_journal_does_not_hold_is_refused(tmp_path: Path) -> None:
+    """Before anything is done again, and with those it does hold."""
+    run = trained(ps.async_sgd(), tmp_path)
+    assert run.folder is not None
+    for until in (run.version + 1, -1, 1.5):
+        with pytest.raises(
+            ps.ReplayError, match=rf"until={until}: .*journal\.bin holds versions 0 to {run.version}; give"
+        ):
+            ps.replay(run.folder, chancy, until=until)  # type: ignore[arg-type]
+    file = run.folder / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(ps.ReplayError, match=r"holds versions 0 to \d+ \(it lacks \d+ bytes from byte \d+ on"):
+        ps.replay(run.folder, chancy, until=run.version + 1)
+
+
+def test_version_0_is_where_it_began(tmp_path: Path) -> None:
+    run = trained(ps.async_sgd(), tmp_path)
+    start = ps.replay(run.folder, chancy, until=0)
+    assert (start.versions, start.identical) == (0, True)
+    assert start.state_dict.keys() == run.state_dict.keys()
+    assert torch.equal(start.state_dict["0.weight"], build()[0].weight)
 
 
 def test_another_training_function_is_refused_and_forced_is_told_apart(tmp_path: Path) -> None:
@@ -144,6 +167,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "weights-5.safetensors" in out
     assert main(["replay", str(run.folder), "--script", str(tmp_path / "gone.py")]) == 2
     assert "is not there; name it with --script" in capsys.readouterr().err
+    assert main(["replay", str(run.folder), "--script", str(script), "--until", "100000"]) == 2
+    assert f"holds versions 0 to {run.version}; give one of these" in capsys.readouterr().err
+    assert main(["journal", str(run.folder), "--around", "100000"]) == 0
+    assert "nothing in this journal is what was asked for" in capsys.readouterr().out
     nowhere = ["--script", str(script), "--weights", str(tmp_path / "gone" / "weights")]
     assert main(["replay", str(run.folder), *nowhere]) == 2
     assert "weights cannot be written to" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
 from plesio.observe.times import Measured, StepTimes, measured
-from plesio.whatif import advice, as_it_was, choose, recommendation, what_if
+from plesio.whatif import CalledOff, advice, as_it_was, called_off, choose, recommendation, what_if
 
 SLOW, FAST = (0.5, 0.4, 0.45, 0.41), (0.1, 0.45, 0.05, 0.1)
 
@@ -58,6 +58,16 @@ def synchronous(slow_s: float = 0.2, fast_s: float = 0.02, rounds: int = 50, exc
 def kept(summary: Summary, folder: Path) -> Path:
     (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
     return folder
+
+
+def test_an_exchange_in_which_a_worker_was_held_is_one() -> None:
+    """Both exchanges last a second; in 1.3 seconds at least one was under way."""
+    spans = [Span(0, "compute", 0.0, 1.0, 1), Span(0, "exchange", 1.0, 2.0)]
+    spans += [Span(1, "compute", 0.0, 0.5, 1), Span(1, "exchange", 0.5, 0.8), Span(1, "wait", 0.8, 1.0)]
+    spans += [Span(1, "exchange", 1.0, 1.7)]
+    found = measured(msgspec.structs.replace(synchronous(), steps=2, folded=2, timeline=tuple(spans)))
+    assert found.service_s == pytest.approx(1.3 / 2)
+    assert found.latency_s == pytest.approx((1.0 - 0.65) / 2)
 
 
 # Closed forms
@@ -120,6 +130,91 @@ def test_the_replay_of_what_ran_is_what_ran() -> None:
     (found,) = what_if(measured(summary), [ps.sync_sgd()])
     assert found.time_s == pytest.approx(summary.wall_s, rel=0.01)
     assert found.waiting_share == pytest.approx(summary.waiting_share, abs=0.01)
+
+
+# Steps that were called off
+
+
+def test_a_step_that_was_called_off_takes_as_long_as_a_longer_one() -> None:
+    """The worker's own if there is one, otherwise anybody's; at least as long as it had taken."""
+    run = a_run((0.1, 0.3), (0.2, 0.2, 0.7), steps=8)
+
+    def took_s(worker: int, seconds: float) -> float:
+        """What the two steps of a worker and the one called off between them take, alone; of the other as many."""
+        crew = StepTimes(0, run.workers[worker].seconds[:2]), StepTimes(1, run.workers[1 - worker].seconds)
+        lost = {0: [CalledOff(after=1, seconds=seconds)]}
+        (found,) = what_if(Measured(workers=crew, steps=3), [ps.async_sgd()], workers=1, in_vain=lost)
+        return found.time_s
+
+    assert took_s(0, 0.2) == pytest.approx(0.1 + 0.3 + 0.3)  # its own
+    assert took_s(0, 0.5) == pytest.approx(0.1 + 0.7 + 0.3)  # the other's
+    assert took_s(0, 0.9) == pytest.approx(0.1 + 0.9 + 0.3)  # nobody took longer
+
+
+def test_where_steps_go_several_at_a_time_none_is_known_to_be_called_off() -> None:
+    spans = (Span(0, "compute", 0.0, 0.4, 1), Span(0, "compute", 0.4, 0.9), Span(0, "compute", 0.9, 1.3, 1))
+    summary = msgspec.structs.replace(synchronous(), timeline=spans)
+    assert called_off(summary) == {0: [CalledOff(after=1, seconds=0.5)]}
+    assert called_off(msgspec.structs.replace(summary, timeline=(*spans, Span(1, "compute", 0.0, 0.4, 4)))) == {}
+
+
+def endless(worker: ps.Worker) -> None:
+    model = torch.nn.Linear(4, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def simulated(strategy: ps.Strategy, runs: Path | None = None) -> ps.Run:
+    """Where a step in twenty takes much longer than the others, and `first_of` calls just those off."""
+    where = ps.Simulated("heavy-tail")
+    return ps.run(endless, strategy, workers=8, engine=where, until=ps.Until(seconds=20), runs=runs)
+
+
+def test_the_slowest_steps_are_in_it_though_they_were_called_off() -> None:
+    """The replay of what ran is what ran; without them it is a third off."""
+    summary = simulated(ps.first_of(7)).summary
+    (found,) = what_if(measured(summary), [ps.first_of(7)], in_vain=called_off(summary))
+    assert found.time_s == pytest.approx(summary.wall_s, rel=0.05)
+    assert found.waiting_share == pytest.approx(summary.waiting_share, abs=0.03)
+    (biased,) = what_if(measured(summary), [ps.first_of(7)])
+    assert biased.time_s < 0.8 * summary.wall_s
+
+
+def test_the_command_says_that_steps_were_called_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = simulated(ps.first_of(7), tmp_path)
+    assert main(["whatif", str(run.folder), "--strategies", "first_of(7)"]) == 0
+    assert f"Note: {run.discarded['cancelled']:,} of " in capsys.readouterr().out
+
+
+def test_what_needs_a_worker_that_finished_nothing_takes_at_least_so_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = (*(StepTimes(k, (0.1,)) for k in range(2)), StepTimes(2, (0.2,), at_least=True))
+    sync, first = what_if(Measured(workers=workers, steps=100), [ps.sync_sgd(), ps.first_of(2)])
+    assert (sync.at_least, first.at_least, first.left_out) == (True, False, (2,))
+    ran = msgspec.structs.replace(first, time_s=99.0)
+    assert "would have taken at least" in recommendation(Measured(workers=workers, steps=100), ran, [sync])
+    of_one = msgspec.structs.replace(
+        synchronous(),
+        timeline=tuple(one if one.worker else msgspec.structs.replace(one, steps=0) for one in synchronous().timeline),
+    )
+    assert main(["whatif", str(kept(of_one, tmp_path)), "--strategies", "async_sgd"]) == 0
+    assert "≥ " in capsys.readouterr().out
+
+
+def test_the_command_says_how_far_off_the_replay_of_the_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where something held the run up that is not in its timeline."""
+    summary = msgspec.structs.replace(synchronous(), wall_s=2 * synchronous().wall_s)
+    assert main(["whatif", str(kept(summary, tmp_path))]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "itself takes 10.05 s; it took 20.10 s: 50% less, and the other rows may be off by as much" in printed
+    assert main(["whatif", str(kept(synchronous(), tmp_path))]) == 0
+    assert "may be off" not in capsys.readouterr().out
 
 
 # What is measured
@@ -188,6 +283,13 @@ def test_the_advice_names_the_slow_worker_and_the_way_out() -> None:
 
 def test_nothing_is_advised_where_nobody_waits() -> None:
     assert advice(synchronous(slow_s=0.021)) is None
+
+
+def test_nothing_is_advised_after_a_moment_or_to_one_worker() -> None:
+    brief, alone = synchronous(rounds=3), synchronous(slow_s=0.01, exchange_s=0.5)
+    assert advice(brief) is None
+    assert advice(alone) is not None
+    assert advice(msgspec.structs.replace(alone, workers=alone.workers[:1])) is None
 
 
 def test_who_leaves_a_worker_out_is_not_recommended() -> None:

@@ -107,7 +107,7 @@ def compare(
         timeout_s=timeout_s,
         runs=runs,
     )
-    chosen = strategies_of(strategies or ",".join(usual(work.workers)), work.workers)
+    chosen = strategies_of(",".join(usual(work.workers)) if strategies is None else strategies, work.workers)
     for one in chosen:
         one.check_workers(work.workers)
     report = report or runs / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"

@@ -100,8 +100,11 @@ def _print_table(found: Journal, rows: Iterable[Row]) -> None:
     head = found.head
     versions = "".join(f", {name} {version}" for name, version in head.versions.items())
     print(f"{head.strategy}: {head.workers} workers, seed {head.seed}{versions}\n\n{HEADING}\n{'─' * len(HEADING)}")
+    row = None
     for row in rows:
         print(line(row))
+    if row is None:
+        print("nothing in this journal is what was asked for")
     for words in verdict(found):
         print(f"\n{words}")
 

@@ -97,7 +97,9 @@ def _usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, end="")
         return USAGE
-    _complain(message[:1].lower() + message[1:].rstrip(".") + _instead(message, getattr(error, "ctx", None)))
+    what, _, close = message.partition(" Did you mean ")
+    hint = f"; did you mean {close}" if close else ""
+    _complain(what[:1].lower() + what[1:].rstrip(".") + _instead(what, getattr(error, "ctx", None)) + hint)
     return USAGE
 
 

@@ -18,7 +18,8 @@ ScriptPath = Annotated[
     ),
 ]
 UntilVersion = Annotated[
-    int | None, typer.Option("--until", metavar="VERSION", help="Stop there and write the weights.", show_default=False)
+    int | None,
+    typer.Option("--until", metavar="VERSION", help="Stop at this version and write its weights.", show_default=False),
 ]
 Weights = Annotated[
     Path | None,

@@ -21,6 +21,8 @@ from plesio.strategy import Strategy
 if TYPE_CHECKING:
     from plesio.whatif import Prediction
 
+CLOSE = 0.05
+"""A replay of what ran that is further off than this says so."""
 UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
@@ -62,16 +64,17 @@ def whatif(
     Says what each would have cost to the same number of samples, and which to take.
     """
     from plesio.observe.times import measured
-    from plesio.whatif import as_it_was, recommendation, what_if
+    from plesio.whatif import as_it_was, called_off, recommendation, what_if
 
     summary = read_summary(run)
     times = measured(summary)
     number = workers if workers is not None else len(times.workers)
-    asked = strategies_of(strategies or ",".join(usual(number)), number)
+    asked = strategies_of(",".join(usual(number)) if strategies is None else strategies, number)
     same = _same(summary, number)
     chosen = [*([same] if same is not None else []), *(one for one in asked if same is None or one.name != same.name)]
     rate = bytes_per_s(bandwidth) if bandwidth is not None else None
-    found = what_if(times, chosen, workers, rate, seed)
+    in_vain = called_off(summary)
+    found = what_if(times, chosen, workers, rate, seed, in_vain=in_vain)
     was = as_it_was(summary)
     changed = workers is not None or rate is not None
     if changed and same is None:
@@ -84,10 +87,16 @@ def whatif(
     notes = _notes(was, found[0] if same is not None and not changed else None, workers, len(times.workers))
     notes += [
         f"worker {one.worker} finished no step: it is taken to need {one.mean_s * 1e3:.0f} ms, the longest it computed "
-        "before it was called off; it may need more"
+        "before it was called off; it may need more, and what needs it then takes longer than is said here (≥)"
         for one in times.workers
         if one.at_least
     ]
+    lost = sum(len(in_vain.get(one.worker, ())) for one in times.workers if not one.at_least)
+    if lost:
+        notes.append(
+            f"{lost:,} of {lost + sum(len(one.seconds) for one in times.workers):,} steps were called off: each is taken "
+            "to need as long as one that took longer"
+        )
     if not times.service_s:
         notes.append("no exchange with a server was measured: it is taken to cost nothing")
     if as_json:
@@ -111,7 +120,7 @@ def read_summary(run: Path) -> Summary:
             f"{run} is not the folder of a finished run: {path.name}: {error.strerror}; give one that holds summary.json"
         ) from error
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path} is not the summary of a run: {error}") from error
+        raise ConfigurationError(f"{path} is not the summary of a run: {error}; give the run's folder") from error
 
 
 def bytes_per_s(text: str) -> float:
@@ -141,10 +150,19 @@ def _same(summary: Summary, workers: int) -> Strategy | None:
 def _notes(was: Prediction, again: Prediction | None, workers: int | None, there: int) -> list[str]:
     notes = ["equal samples, not equal accuracy"]
     if again is not None:
-        notes.append(f"the replay of {was.strategy} itself takes {again.time_s:.2f} s; it took {was.time_s:.2f} s")
+        notes.append(_how_far_off(was, again))
     if workers is not None and workers > there:
         notes.append(f"{workers - there} of {workers} workers are drawn from the {there} there were")
     return notes
+
+
+def _how_far_off(was: Prediction, again: Prediction) -> str:
+    """What the replay of the run itself says of the model, and so of the other rows."""
+    words = f"the replay of {was.strategy} itself takes {again.time_s:.2f} s; it took {was.time_s:.2f} s"
+    off = again.time_s / was.time_s - 1
+    if abs(off) <= CLOSE:
+        return words
+    return f"{words}: {abs(off):.0%} {'more' if off > 0 else 'less'}, and the other rows may be off by as much"
 
 
 def _table(was: Prediction, found: Sequence[Prediction], ran: Prediction) -> Table:
@@ -162,9 +180,10 @@ def _table(was: Prediction, found: Sequence[Prediction], ran: Prediction) -> Tab
 
 def _cells(one: Prediction, ran: Prediction) -> list[str]:
     left_out = ", ".join(map(str, one.left_out[:4])) + ("..." if len(one.left_out) > 4 else "")
+    least, most = ("≥ ", "≤ ") if one.at_least else ("", "")
     return [
-        f"{one.time_s:.2f} s",
-        f"{ran.time_s / one.time_s:.2f}",
+        f"{least}{one.time_s:.2f} s",
+        f"{most}{ran.time_s / one.time_s:.2f}",
         f"{one.steps_per_s:,.0f}",
         f"{one.waiting_share:.0%}",
         f"{one.staleness:.2f}",

@@ -28,7 +28,7 @@ def final_figures(
         shared_bytes=built.shared_bytes if built else 0,
         staleness=meter.staleness(),
         workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
-        timeline=meter.timeline() if built else (),
+        timeline=meter.timeline(),
         buffer=buffer,
         buffers=len(built.ring) if built else 0,
         model=built.model if built else None,

@@ -109,10 +109,22 @@ def _exchange(timeline: Sequence[Span], a_step: float) -> tuple[float, float]:
     if not exchanges or not number:
         return 0.0, 0.0
     service_s = _covered_s((one.start_s, one.end_s) for one in exchanges) / number
-    # Where a worker was held its exchange is in two parts: there are more spans than exchanges.
-    lasting = sorted(one.end_s - one.start_s for one in exchanges)
-    quick_s = lasting[int(QUICK * len(lasting))] * len(lasting) / number
-    return service_s, max(0.0, quick_s - service_s) / 2
+    lasting = sorted(_lasting(timeline))
+    return service_s, max(0.0, lasting[int(QUICK * len(lasting))] - service_s) / 2
+
+
+def _lasting(timeline: Sequence[Span]) -> list[float]:
+    """How long each exchange lasted: where a worker was held in the middle of one, it is in two parts."""
+    lasting: list[float] = []
+    computing: dict[int, bool] = {}
+    for span in sorted(timeline, key=lambda one: (one.worker, one.start_s)):
+        if span.kind == "exchange" and computing.get(span.worker, True):
+            lasting.append(0.0)
+        if span.kind == "exchange":
+            lasting[-1] += span.end_s - span.start_s
+        if span.kind != "wait":
+            computing[span.worker] = span.kind == "compute"
+    return lasting
 
 
 def _covered_s(spans: Iterable[tuple[float, float]]) -> float:
