@@ -153,3 +153,29 @@ def test_several_threads_find_what_is_wrong_wherever_it_is(place):
     begin = place // 4 * 4
     matrix.indices[begin : begin + 4] = [5, 4, 3, 2]
     assert as_rows(matrix, threads=2).notes == ("unsorted indices to sorted ones",)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value", "words"),
+    [
+        ("indices", 3, np.uint32(4_000_000_000), "a column index of 4000000000 in 6 columns"),
+        ("values", 2, np.float32("nan"), "a NaN or an infinity"),
+        ("indptr", 1, np.int64(90), "row pointers that fall"),
+    ],
+)
+def test_rows_that_changed_in_their_folder_are_refused(tmp_path, name, at, value, words):
+    from plesio.hogwild.linear import HogwildClassifier
+
+    save_rows(tmp_path / "rows", np.tile(np.arange(1, 7, dtype=np.float32), (5, 1)), [0, 1, 0, 1, 1])
+    array = np.memmap(tmp_path / "rows" / name, value.dtype, "r+")
+    array[at] = value
+    array.flush()
+    with pytest.raises(ConfigurationError, match=words):
+        HogwildClassifier().fit(*open_rows(tmp_path / "rows"))
+
+
+def test_labels_of_a_table_are_stored_as_what_they_are(tmp_path):
+    save_rows(tmp_path / "rows", np.eye(2), np.array(["no", "yes"], object))
+    assert open_rows(tmp_path / "rows")[1].tolist() == ["no", "yes"]
+    with pytest.raises(ConfigurationError, match="wanted are numbers or strings"):
+        save_rows(tmp_path / "other", np.eye(2), np.array([None, "yes"], object))

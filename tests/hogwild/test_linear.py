@@ -353,8 +353,10 @@ def test_bad_data_and_divergence_are_refused():
     with pytest.raises(ConfigurationError, match="works without L1"):
         HogwildClassifier(model="hot", penalty="l1").fit(X, margins > 0)
     regressor = HogwildRegressor(eta0=1e6, learning_rate="constant", threads=1)
-    with pytest.warns(ConvergenceWarning, match=r"after epoch 0 at learning rate 1e\+06: the model diverged"):
-        assert regressor.fit(X * 100, margins).n_iter_ == 1
+    with pytest.warns(
+        ConvergenceWarning, match=r"after epoch 1 at learning rate 1e\+06: .*stopped. Try a smaller eta0"
+    ):
+        assert regressor.fit(X * 100, margins).n_iter_ == 2
     with pytest.raises(DivergedError, match=r"after epoch 0 .* learning rate 1e\+30"):
         regressor.set_params(eta0=1e30).fit(X * 100, margins)
 
@@ -372,3 +374,59 @@ def test_a_thousand_fits_lose_no_thread():
     X, margins = problem(rows=64)
     model = HogwildClassifier(max_iter=1, tol=None, threads=2, model="shared", random_state=0)
     assert all(sum(model.fit(X, margins > 0).history_[0].examples_by_thread) == 64 for _ in range(1000))
+
+
+def test_a_loss_that_comes_back_is_waited_for_and_told():
+    """scikit-learn's too: its default schedule begins far too fast for this loss."""
+    X, margins = problem()
+    model = HogwildClassifier("squared_hinge", alpha=1e-5, max_iter=5, tol=None, threads=1, random_state=0)
+    with pytest.warns(ConvergenceWarning, match=r"after epoch 4 .*: the model diverged\. Try a larger alpha"):
+        assert model.fit(X, margins > 0).n_iter_ == 5
+    losses = [epoch.loss for epoch in model.history_]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"alpha": None}, "alpha=None is not allowed"),
+        ({"max_iter": 2.5}, "max_iter=2.5 is not allowed; allowed is a whole number from 1"),
+        ({"l1_ratio": None}, "l1_ratio=None is not allowed; allowed is 0 to 1"),
+    ],
+)
+def test_settings_that_are_no_numbers_are_refused(settings, words):
+    X, margins = problem(rows=20)
+    with pytest.raises(ConfigurationError, match=words):
+        HogwildClassifier(**settings).fit(X, margins > 0)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    X, margins = problem(rows=20)
+    assert HogwildClassifier(threads=np.int64(1), max_iter=np.int64(2), tol=None).fit(X, margins > 0).n_iter_ == 2
+
+
+def test_values_that_are_not_finite_are_told_by_row():
+    X, margins = problem(rows=20)
+    weight = np.ones(20)
+    weight[3] = np.nan
+    with pytest.raises(ConfigurationError, match="sample_weight holds nan at row 3"):
+        HogwildRegressor().fit(X, margins, sample_weight=weight)
+
+
+def test_predicting_looks_at_indices():
+    X, margins = problem(rows=20)
+    model = HogwildRegressor(max_iter=2, tol=None).fit(X, margins)
+    other = X.copy()
+    other.indices[5] = 3_000_000
+    with pytest.raises(ConfigurationError, match=rf"to 3000000 in a matrix of {X.shape[1]} columns"):
+        model.predict(other)
+
+
+def test_a_fit_is_gone_on_with_on_the_same_data(tmp_path):
+    X, margins = problem(rows=50)
+    HogwildClassifier(max_iter=2, tol=None, checkpoint=tmp_path).fit(X, margins > 0)
+    for labels in (margins <= 0, np.arange(50) % 3):
+        with pytest.raises(CheckpointError, match="of another fit: data="):
+            HogwildClassifier(max_iter=3, tol=None, resume=tmp_path).fit(X, labels)
+    with pytest.raises(CheckpointError, match="eta0=0.01 .now 0.5"):
+        HogwildClassifier(max_iter=3, tol=None, eta0=0.5, resume=tmp_path).fit(X, margins > 0)

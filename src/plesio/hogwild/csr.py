@@ -98,6 +98,25 @@ def as_rows(matrix: Any, threads: int = 1) -> Rows:
     return _from_dense(np.asarray(matrix))
 
 
+def check_mapped(rows: Rows, threads: int = 1) -> None:
+    """Look at rows that came from a folder as at others: a file may have changed, and no kernel looks at bounds.
+
+    Raises ConfigurationError for what `save_rows` would not have written.
+    """
+    ends = rows.indptr
+    damage = "row pointers that do not rise from 0 to the end" if ends[0] or ends[-1] != rows.nonzeros else ""
+    if not damage and not (ends[1:] >= ends[:-1]).all():
+        damage = "row pointers that fall"
+    if not damage:
+        highest, in_order, finite = _surveyed(rows, threads)
+        if rows.nonzeros and highest >= rows.features:
+            damage = f"a column index of {highest} in {rows.features} columns"
+        elif not (in_order and finite):
+            damage = "unsorted indices" if finite else "a NaN or an infinity"
+    if damage:
+        raise ConfigurationError(f"the mapped rows are damaged: they hold {damage}; write them anew with save_rows.")
+
+
 def _from_dense(array: NDArray[Any]) -> Rows:
     if array.ndim != 2:
         raise ConfigurationError(f"the shape of the rows is {array.shape}; give two dimensions: rows and features.")

@@ -69,13 +69,23 @@ def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:
             files["values"].write(rows.values.data)
             count += rows.nonzeros
             if y is not None:
-                targets.append(np.asarray(y))
+                targets.append(_storable(np.asarray(y)))
     finally:
         for file in files.values():
             file.close()
     if targets:
         np.save(folder / "targets.npy", np.concatenate(targets), allow_pickle=False)
     (folder / "about.json").write_text(json.dumps({"format": _FORMAT, "features": features or 0, "nonzeros": count}))
+
+
+def _storable(y: NDArray[Any]) -> NDArray[Any]:
+    """Labels that a table keeps as objects, as what they are; a file of objects could hold code."""
+    if y.dtype != object:
+        return y
+    plain = np.array(y.tolist())
+    if plain.dtype == object or plain.shape != y.shape:
+        raise ConfigurationError(f"the targets are objects such as {y.flat[0]!r}; wanted are numbers or strings.")
+    return plain
 
 
 def open_rows(folder: str | Path) -> tuple[Rows, NDArray[Any] | None]:

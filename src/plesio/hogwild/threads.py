@@ -13,6 +13,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 from plesio.errors import ConfigurationError
@@ -33,7 +34,7 @@ def thread_count(threads: int | None, *, warned: bool = False) -> int:
     """
     if threads is None or threads == -1:
         return cores()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
         raise ConfigurationError(
             f"threads must be a whole number of at least 1, or None for every core; got {threads!r}."
         )
@@ -43,7 +44,7 @@ def thread_count(threads: int | None, *, warned: bool = False) -> int:
             "they will take turns, and no faster than with one each.",
             stacklevel=3,
         )
-    return threads
+    return int(threads)
 
 
 class Threads:

@@ -10,7 +10,7 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from plesio.errors import ConfigurationError
-from plesio.hogwild.csr import Rows, as_rows
+from plesio.hogwild.csr import Rows, as_rows, check_mapped
 from plesio.hogwild.linear.fitting import Fitting
 from plesio.hogwild.linear.layouts import hottest
 from plesio.hogwild.threads import thread_count
@@ -97,6 +97,8 @@ class HogwildLinear(Fitting):
         self._check_width(X)
         if y is None or len(y) != len(X):
             raise ConfigurationError(f"{len(X)} rows need as many targets; got {'none' if y is None else len(y)}.")
+        if X.mapped:
+            check_mapped(X, thread_count(self.threads, warned=True))
         return X, np.asarray(y)
 
     def _check_width(self, rows: Rows) -> None:
@@ -111,8 +113,17 @@ class HogwildLinear(Fitting):
             X = X.scipy()
         else:
             X = validate_data(self, X, accept_sparse="csr", dtype=[np.float32, np.float64], reset=False)
+            _check_indices(X)
         coef = self.coef_ if self.coef_.ndim == 2 else self.coef_.reshape(1, -1)
         return np.asarray(safe_sparse_dot(X, coef.T, dense_output=True) + self.intercept_)
+
+
+def _check_indices(X: Any) -> None:
+    """SciPy's product looks at no bounds either."""
+    if hasattr(X, "indices") and X.nnz and not 0 <= X.indices.min() <= X.indices.max() < X.shape[1]:
+        raise ConfigurationError(
+            f"column indices from {X.indices.min()} to {X.indices.max()} in a matrix of {X.shape[1]} columns."
+        )
 
 
 def checked_weight(sample_weight: Any, rows: int) -> NDArray[np.float64]:
@@ -122,10 +133,16 @@ def checked_weight(sample_weight: Any, rows: int) -> NDArray[np.float64]:
     weight = np.asarray(sample_weight, np.float64)
     if weight.ndim == 0:
         weight = np.full(rows, float(weight))
-    if weight.shape != (rows,) or not np.isfinite(weight).all():
-        raise ConfigurationError(
-            f"sample_weight has the shape {weight.shape}; wanted are {rows} finite numbers, one for each row."
-        )
+    check_numbers("sample_weight", weight, rows)
     if not weight.any():
         raise ConfigurationError("every sample_weight is zero; at least one row must count.")
     return weight
+
+
+def check_numbers(name: str, numbers: NDArray[np.float64], rows: int) -> None:
+    """Raise ConfigurationError unless these are one finite number for each row."""
+    if numbers.shape != (rows,):
+        raise ConfigurationError(f"{name} has the shape {numbers.shape}; wanted are {rows} numbers, one for each row.")
+    if not np.isfinite(numbers).all():
+        at = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise ConfigurationError(f"{name} holds {numbers[at]} at row {at}; wanted are finite numbers.")

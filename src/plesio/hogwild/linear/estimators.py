@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from plesio.errors import ConfigurationError
-from plesio.hogwild.linear.base import HogwildLinear, checked_weight
+from plesio.hogwild.linear.base import HogwildLinear, check_numbers, checked_weight
 from plesio.hogwild.linear.losses import CLASSIFICATION, REGRESSION
 
 
@@ -346,8 +346,7 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
 
     def _targets(self, y: NDArray[Any], weight: NDArray[np.float64]) -> tuple[list[Any], list[Any]]:
         targets = np.asarray(y, np.float64)
-        if targets.ndim != 1 or not np.isfinite(targets).all():
-            raise ConfigurationError(f"y has the shape {targets.shape}; wanted is one finite number for each row.")
+        check_numbers("y", targets, len(weight))
         return [targets], [weight]
 
     def _score_of(self, margins: NDArray[Any], y: NDArray[Any], weight: NDArray[np.float64]) -> float:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ _MUST_AGREE = (
     "average",
     "shuffle",
     "learning_rate",
+    "eta0",
+    "power_t",
+    "decay",
 )
 _LIMITS = {
     "alpha": (0, math.inf),
@@ -48,7 +52,9 @@ _LIMITS = {
     "n_iter_no_change": (1, math.inf),
     "validation_fraction": (1e-9, 1 - 1e-9),
     "average": (0, math.inf),
+    "epsilon": (0, math.inf),
 }
+_WHOLE = ("max_iter", "n_iter_no_change")
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,8 @@ class Fitting(BaseEstimator):
         """Do the epochs, those of a checkpoint excepted, and set what a fitted model has."""
         about = {name: getattr(self, name) for name in _MUST_AGREE if hasattr(self, name)}
         about["shape"] = [len(problem), problem.rows.features]
+        if self.checkpoint is not None or kept is not None:
+            about["data"] = problem.checksum()
         history: list[Epoch] = []
         if kept is not None:
             resuming.check(kept[1], about, self.resume)
@@ -185,10 +193,10 @@ class Fitting(BaseEstimator):
                 run_epochs(epochs[len(history) :], one, callbacks=callbacks, progress=shown, label=label, save=save)
         finally:
             training.close()
-        if training.diverged:
+        if training.hopeless:
             warnings.warn(
                 f"the loss is {history[-1].loss:.3g} after epoch {history[-1].number} at learning rate {history[-1].lr:.3g}: "
-                "the model diverged and the fit stopped. Try a smaller eta0, or scale the features to about 1.",
+                f"the model diverged{' and the fit stopped' if training.diverged else ''}. {self._advice}",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -210,8 +218,17 @@ class Fitting(BaseEstimator):
         if not (all(learner.finite for learner in self._learners) and np.isfinite(self.intercept_).all()):
             raise DivergedError(
                 f"the weights are not finite after {self.n_iter_} epochs at learning rate {self.history_[-1].lr:g}: "
-                "the model diverged. Try a smaller eta0, or scale the features to about 1."
+                f"the model diverged. {self._advice}"
             )
+
+    @property
+    def _advice(self) -> str:
+        """What to try when it diverged."""
+        if self.learning_rate == "optimal":  # knows no eta0
+            return (
+                "Try a larger alpha, or learning_rate='invscaling' with a small eta0, or scale the features to about 1."
+            )
+        return "Try a smaller eta0, or scale the features to about 1."
 
     def _hold_out(
         self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64], seed: int
@@ -262,9 +279,10 @@ class Fitting(BaseEstimator):
         if self.penalty not in PENALTIES:
             raise ConfigurationError(unknown_name("penalty", str(self.penalty), map(str, PENALTIES)))
         for name, (least, most) in _LIMITS.items():
-            value = getattr(self, name)
-            if isinstance(value, str) or not least <= value <= most:
-                raise ConfigurationError(f"{name}={value!r} is not allowed; allowed is {least} to {most}.")
+            kind, value = Integral if name in _WHOLE else Real, getattr(self, name, least)
+            if not isinstance(value, kind) or not least <= float(value) <= most:
+                what = "a whole number from " if kind is Integral else ""
+                raise ConfigurationError(f"{name}={value!r} is not allowed; allowed is {what}{least} to {most}.")
 
     def _tell(self, *lines: str) -> None:
         for line in lines:

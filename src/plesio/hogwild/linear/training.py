@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64
 
 from plesio.hogwild.csr import Rows
 from plesio.hogwild.epochs import Epoch, part_of_epoch
@@ -22,7 +23,7 @@ from plesio.hogwild.linear.renumbering import bring_home
 from plesio.hogwild.linear.ways import Way, Wish, decide, is_far
 from plesio.hogwild.threads import pool
 
-_HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much do not come back
+_HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much come back slowly, if at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def checksum(self) -> str:
+        """Of the targets, how much they count, and of rows that are in memory: a fit is gone on with on the same data."""
+        found = xxh3_64()
+        arrays = [*self.targets, *self.importance, self.places]
+        for array in arrays if self.rows.mapped else [*arrays, self.rows.indptr, self.rows.indices, self.rows.values]:
+            found.update(np.ascontiguousarray(array).data)
+        return str(found.hexdigest())
 
     def shuffled(self, seed: int) -> Problem:
         """The same in another order: copies of the rows, for neighbours are to be neighbours in memory."""
@@ -163,6 +172,8 @@ class Training:
         self._sweeps = Sweeps(problem, settings, learners, self.way)
         self.close = self._sweeps.close
         self.diverged = False
+        self.hopeless = False  # a loss that falls may still come back from there: scikit-learn's squared hinge does
+        self._before = [math.inf] * len(learners)
         self._hopeless = [_HOPELESS * max(1.0, float(np.mean(np.square(one)))) for one in problem.targets]
 
     def epoch(self, number: int) -> Epoch:
@@ -172,9 +183,12 @@ class Training:
         seconds = time.perf_counter() - began
         last = self._learners[active[-1]]
         lr = last.rate.at(number, last.seen, len(self._problem) * self._settings.epochs)
+        far = [(index, loss) for index, loss in zip(active, losses, strict=True) if loss > self._hopeless[index]]
+        self.hopeless = bool(far)
+        self.diverged |= any(loss >= self._before[index] for index, loss in far)
         for index, loss in zip(active, losses, strict=True):
             self._note(self._learners[index], loss)
-            self.diverged |= loss > self._hopeless[index]
+            self._before[index] = loss
         return Epoch(number, lr, float(np.mean(losses)), sum(done), seconds, tuple(done))
 
     @property
