@@ -428,5 +428,5 @@ def test_a_fit_is_gone_on_with_on_the_same_data(tmp_path):
     for labels in (margins <= 0, np.arange(50) % 3):
         with pytest.raises(CheckpointError, match="of another fit: data="):
             HogwildClassifier(max_iter=3, tol=None, resume=tmp_path).fit(X, labels)
-    with pytest.raises(CheckpointError, match="eta0=0.01 .now 0.5"):
+    with pytest.raises(CheckpointError, match=r"eta0=0\.01 \(now 0\.5\)"):
         HogwildClassifier(max_iter=3, tol=None, eta0=0.5, resume=tmp_path).fit(X, margins > 0)
