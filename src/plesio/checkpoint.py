@@ -75,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         order: the sequencer's state.
         numbers: the folder's.
         progress: how far each worker was.
-        steps: local steps of all workers together, without those called off.
+        steps, samples: of all workers together, without those called off.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.
     """
@@ -91,6 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, Any]
     progress: tuple[Progress, ...]
     steps: int = 0
+    samples: int = 0
     journal: str = ""
     position: int = 0
     files: dict[str, str] = {}

@@ -110,6 +110,8 @@ class Exchange(Protocol):
     """What happens between a worker and the others."""
 
     cancels: bool
+    local: bool
+    """Whether the user's optimizer steps in this process, with the state it has here."""
 
     def begin(self) -> None:
         """Wait for the beginning."""
@@ -182,7 +184,7 @@ class ServerExchange:
         every: Every | None = None,
     ) -> None:
         self._every = every or strategy.every
-        self._local = not isinstance(strategy.send, Gradient)
+        self.local = not isinstance(strategy.send, Gradient)
         self.cancels = isinstance(strategy.release, AfterFold) and strategy.release.cancel_late
         self._standing = standing
         self._optimizer = optimizer
@@ -193,6 +195,7 @@ class ServerExchange:
         self._timeout_s = timeout_s
         self._number = 0
         self._steps = 0
+        self._finite = True  # the gradients of the contribution under way
         self._exchanged_s = 0.0
         self._sent: Groups | None = None
 
@@ -209,8 +212,8 @@ class ServerExchange:
         """One step of the training loop."""
         if self._standing.stopped:
             raise StopRun("the run is over")
-        if self._local:
-            self._optimizer.step()
+        if self.local:
+            self._step_here()
         self._standing.steps += 1
         self._steps += 1
         self._pacer.rest(self._doorbell.waiting if self.cancels else time.sleep)
@@ -219,6 +222,13 @@ class ServerExchange:
         elif self._every.due(self._steps, self._pacer.now_s() - self._exchanged_s):
             self._push()
         self._pacer.begin()
+
+    def _step_here(self) -> None:
+        """Step, but not by a NaN, which the optimizer's state would keep for good: this contribution will not count then."""
+        if self._replica.check_gradients():
+            self._optimizer.step()
+        else:
+            self._finite = False
 
     def cancelled(self) -> bool:
         """Whether the step under way no longer counts."""
@@ -234,7 +244,7 @@ class ServerExchange:
         self._pacer.begin()
 
     def _push(self) -> None:
-        finite = self._replica.fill_slot()
+        finite = self._replica.fill_slot() and self._finite
         batches, samples = self._used()
         self._doorbell.send(self._header(Note.PUSH, finite, batches, samples, self._changed_groups()))
         self._adopt(self._doorbell.answer(self._timeout_s, self._number, self._standing.version, self._next))
@@ -260,7 +270,7 @@ class ServerExchange:
 
     def _changed_groups(self) -> bytes:
         """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
-        if self._local:
+        if self.local:
             return b""
         if self._optimizer.param_groups == self._sent:
             return b""
@@ -278,6 +288,7 @@ class ServerExchange:
         if standing.verdict is Verdict.NOT_FINITE:
             warn_not_finite(standing.worker)
         self._steps = 0
+        self._finite = True
         self._exchanged_s = self._pacer.now_s()
 
     def report(self) -> None:
@@ -285,6 +296,6 @@ class ServerExchange:
 
     def end(self) -> None:
         """The training function returned: local steps that were not sent yet are."""
-        if self._local and self._steps and not self._standing.stopped:
+        if self.local and self._steps and not self._standing.stopped:
             self._push()
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))

@@ -205,12 +205,13 @@ class _Station:
         exchange.begin()
         return exchange, model
 
-    def lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
         """Ask for data."""
         if self.standing.stopped:
             return ()
         under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
-        batches: tuple[tuple[int, int], ...] = wait(LeaseRequest(epoch, total, most, unused), keep_random=under_way)
+        request = LeaseRequest(epoch, total, most, unused, digest)
+        batches: tuple[tuple[int, int], ...] = wait(request, keep_random=under_way)
         return batches
 
 

@@ -11,8 +11,8 @@ from plesio.engine.assembly import Assembly
 from plesio.engine.messages import Hello
 from plesio.greenlets import GreenletWorker, Place
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.model import check_same, load_structure
+from plesio.tensors.arena import Arena
+from plesio.tensors.model import load_structure
 
 
 class InlineServer:
@@ -20,6 +20,7 @@ class InlineServer:
 
     Raises:
         ModelMismatchError: from `seat`, for a worker that does not hold the first one's model.
+        ConfigurationError: the same, for another optimizer.
     """
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
@@ -61,7 +62,7 @@ class InlineServer:
             self._first = hello
             self._assembly = Assembly(self._strategy, self._workers, [hello], evaluates=False)
         else:
-            check_same(self.built.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
+            self.built.check(hello)
         built = self.built
         worker.resume(Place(built.layout, built.ring, built.slots[worker.rank], first))
         if first:

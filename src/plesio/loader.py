@@ -3,44 +3,60 @@
 Every worker knows the same list of batches for an epoch (drawn from the run's seed and the epoch's number); the server
 leases their numbers. A fast worker takes more, a dead worker's batches go to others, and a batch is done when the
 contribution it went into is folded. The batches themselves are made here, by torch's own DataLoader.
+
+So every worker must be given the same data, all of it, and draw the same order. The order is drawn with torch's, NumPy's and
+Python's global sources (and a sampler's torch.Generator) seeded alike. Workers that drew different orders all the same, by
+a source that nobody seeded or by rank, are told apart by a digest of what they drew. Samples that differ under equal numbers
+are not seen: data that is split already must not be given to `prepare`.
 """
 
 from __future__ import annotations
 
 import functools
-import random
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
+import msgspec
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
+from plesio.seeding import RandomState, seed_everything
 
 LEASE_MAX = 8
 """Batches asked for at a time, at most; fewer where an epoch has few, so that its end is shared out evenly."""
 
-Lease = Callable[[int, int, int, int], tuple[tuple[int, int], ...]]
-"""(epoch, total batches, most, unused) -> (epoch, batch) pairs; none when the epoch is given out or the run is over."""
+Lease = Callable[[int, int, int, int, int], tuple[tuple[int, int], ...]]
+"""(epoch, total batches, most, unused, digest) -> (epoch, batch) pairs; none when the epoch is given out or the run over."""
 
 
 class LeasedLoader:
     """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
 
-    Its length is an equal share of the epoch, rounded up: how many batches really come depends on everybody's speed.
+    Its length is an equal share of the epoch, rounded up: how many batches really come depends on everybody's speed. What
+    else it is asked for (`dataset`, `batch_size`, `sampler`, ...) is the user's DataLoader's, for the data as a whole; data
+    given without one is its `dataset`.
     """
 
     def __init__(
         self, loader: Any, lease: Lease, seed: int, workers: int, used: Used, reseed: Callable[[], None]
     ) -> None:
         self._source = _as_loader(loader)
+        self._order = _Order(self._source, seed)
         self._lease = lease
-        self._seed = seed
         self._epoch = 0
-        self._kept: dict[int, Sequence[Any]] = {}
-        self._total = len(self._batches(0))
+        self._total = len(self._order.batches(0))
         if self._total == 0:
             raise ConfigurationError(
                 "the loader is empty: no batch in an epoch; give it data, or a batch_size no larger than the data "
@@ -57,6 +73,12 @@ class LeasedLoader:
 
     def __len__(self) -> int:
         return self._share
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the user's DataLoader."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._source, name)
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches."""
@@ -92,21 +114,49 @@ class LeasedLoader:
         """Whether there is a batch to take, after asking for more if none is left."""
         if not self._granted:
             unused, self._unused = self._unused, 0
-            self._granted.extend(self._lease(epoch, self._total, self._most, unused))
+            self._granted.extend(self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch)))
         if not self._used.batches:
             self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
         return bool(self._granted)
 
     def _take(self) -> Any:
         of_epoch, number = self._granted.popleft()
-        return self._batches(of_epoch)[number]
+        return self._order.batches(of_epoch)[number]
 
-    def _batches(self, epoch: int) -> Sequence[Any]:
-        """All batches of an epoch: the same list on every worker."""
+
+class _Order:
+    """The loader's own batches (or, without batching, samples) by epoch: the same lists on every worker, or else told apart.
+
+    The digest holds what a sampler drew and, of a `Subset`, what that stands for.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        self._seed = seed
+        self._settings = _settings_of(self._sampler)
+        self._subset = _digest(loader.dataset.indices) if isinstance(loader.dataset, Subset) else 0
+        self._digest = _digest(self._settings, self._subset) if self._settings else 0
+        self._kept: dict[int, tuple[Sequence[Any], int]] = {}
+
+    def batches(self, epoch: int) -> Sequence[Any]:
+        """All batches of an epoch."""
+        return self._of(epoch)[0]
+
+    def digest(self, epoch: int) -> int:
+        """A number that tells this epoch's order from others; 0 if it has none.
+
+        The usual samplers need not draw for it. Any other draws every epoch in turn, also one that this worker gets no part
+        of: so a sampler with a seeded source of its own stays in step.
+        """
+        return self._digest or self._of(epoch)[1]
+
+    def _of(self, epoch: int) -> tuple[Sequence[Any], int]:
         if epoch not in self._kept:
             while len(self._kept) >= 2:
                 del self._kept[min(self._kept)]
-            self._kept[epoch] = _draw(self._source, self._seed + 1_000_003 * (epoch + 1))
+            seed = self._seed + 1_000_003 * (epoch + 1)
+            batches = _usual(*self._settings, seed) if self._settings else _drawn(self._sampler, seed)
+            self._kept[epoch] = batches, self._digest or _digest(batches, self._subset)
         return self._kept[epoch]
 
 
@@ -157,12 +207,14 @@ def _size(indices: Any) -> int:
 def _as_loader(loader: Any) -> DataLoader[Any]:
     """A DataLoader as it is; any other sized dataset as one that gives its items one by one."""
     if isinstance(loader, DataLoader):
-        if isinstance(loader.dataset, IterableDataset):
-            raise ConfigurationError(
-                "a DataLoader over an IterableDataset has no numbered samples to share out; split the stream by "
-                "worker.rank yourself and do not give it to prepare"
-            )
+        _check_shareable(loader)
         return loader
+    items = loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else ()
+    if any(isinstance(one, DataLoader) for one in items):
+        raise ConfigurationError(
+            f"prepare was given a {type(loader).__name__} of DataLoaders; it shares out one: give it the one to train from, "
+            "and iterate the others as they are"
+        )
     if hasattr(loader, "__getitem__") and isinstance(loader, Sized):
         return DataLoader(loader, batch_size=None)  # type: ignore[arg-type]
     raise ConfigurationError(
@@ -171,14 +223,27 @@ def _as_loader(loader: Any) -> DataLoader[Any]:
     )
 
 
-def _draw(loader: DataLoader[Any], seed: int) -> Sequence[Any]:
-    """The loader's own batches (or, without batching, samples), drawn under `seed`; other randomness is left alone."""
-    sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-    inner = getattr(sampler, "sampler", None)
-    if type(sampler) is BatchSampler and inner is not None and _is_usual(inner):
-        shuffled = type(inner) is RandomSampler
-        return _usual(len(inner), sampler.batch_size, sampler.drop_last, shuffled, seed)
-    return _drawn(sampler, seed)
+def _check_shareable(loader: DataLoader[Any]) -> None:
+    """Whether its samples can be shared out, all of them."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigurationError(
+            "a DataLoader over an IterableDataset has no numbered samples to share out; split the stream by "
+            "worker.rank yourself and do not give it to prepare"
+        )
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(sampler, DistributedSampler):
+            raise ConfigurationError(
+                f"the DataLoader's {type(sampler).__name__} leaves each worker a part of the data; prepare shares out "
+                "the whole: leave the sampler out and say shuffle=True (for equal parts, run with data='shards')"
+            )
+
+
+def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
+    """All that the order of the usual samplers depends on, as `_usual` takes it; None for any other."""
+    inner: Any = getattr(sampler, "sampler", None)
+    if type(sampler) is BatchSampler and _is_usual(inner):
+        return len(inner), sampler.batch_size, sampler.drop_last, type(inner) is RandomSampler
+    return None
 
 
 def _is_usual(sampler: Any) -> bool:
@@ -196,14 +261,25 @@ def _usual(samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed:
 
 
 def _drawn(sampler: Any, seed: int) -> Sequence[Any]:
-    outside = random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        for one in (sampler, getattr(sampler, "sampler", None)):
-            generator = getattr(one, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed)
-        batches = list(sampler)
-    random.setstate(outside)
+    """What a sampler draws under `seed`; other randomness is left alone."""
+    outside = RandomState()
+    seed_everything(seed)
+    for one in (sampler, getattr(sampler, "sampler", None)):
+        generator = getattr(one, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+    batches = list(sampler)
+    outside.restore()
     return batches
+
+
+def _digest(*parts: Any) -> int:
+    """A number that tells lists of indices apart; 0 if an index is neither number nor text, nor a list or array of such."""
+    try:
+        return zlib.crc32(msgspec.msgpack.encode(parts, enc_hook=_as_list))
+    except (AttributeError, TypeError, OverflowError):
+        return 0
+
+
+def _as_list(indices: Any) -> Any:
+    return list(indices) if isinstance(indices, range) else indices.tolist()

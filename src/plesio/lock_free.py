@@ -23,6 +23,7 @@ class SharedMemoryExchange:
     """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
 
     cancels = False
+    local = True
 
     def __init__(
         self,

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
+from torch import nn
 from torch.optim import Optimizer
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, ModelMismatchError
 
 
 class Steps(Protocol):
-    """What happens at a step."""
+    """What happens at a step; `local`: the user's optimizer steps in this process, and so has its state here."""
+
+    local: bool
 
     def step(self) -> None: ...
+
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+def frozen_in(model: nn.Module, optimizer: Optimizer) -> Named:
+    """The parameters of `optimizer` that need no gradient, with their names in `model`."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [(name, one) for name, one in model.named_parameters() if id(one) in own and not one.requires_grad]
 
 
 class ExchangedOptimizer(Optimizer):
@@ -22,14 +35,22 @@ class ExchangedOptimizer(Optimizer):
     It shares the parameter groups with the optimizer it was made from, so schedulers, trainers and the user's own code
     read and set learning rates as ever; each exchange carries the current ones. `step()` does what the strategy says.
 
+    Args:
+        optimizer: the user's.
+        exchange: what `step` does.
+        frozen: its parameters that needed no gradient when it was prepared: nobody exchanges them.
+
     Raises:
-        ConfigurationError: from `step` with a closure, and from `add_param_group`.
+        ConfigurationError: from `step` with a closure, from `add_param_group`, and from `load_state_dict` with state for
+            an optimizer that steps at the server.
+        ModelMismatchError: from `step`, if a frozen parameter needs a gradient now.
     """
 
-    def __init__(self, optimizer: Optimizer, exchange: Steps) -> None:
+    def __init__(self, optimizer: Optimizer, exchange: Steps, frozen: Named = ()) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange
+        self._frozen = frozen
         self._share()
         self._sealed = True
 
@@ -46,14 +67,40 @@ class ExchangedOptimizer(Optimizer):
             )
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                self._refuse_unfrozen(name)
         self._exchange.step()
+        self._user._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before prepare looks at
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
 
+    def _refuse_unfrozen(self, name: str) -> NoReturn:
+        raise ModelMismatchError(
+            f"{name} needed no gradient when prepare was called, and needs one now: it has no place in the exchange and would "
+            "not be trained; call prepare with all trainable that ever is to be, and freeze (requires_grad_(False)) after it"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's optimizer's: its settings, and its state unless that lives at the server."""
+        if not self._exchange.local:
+            warnings.warn(
+                f"state_dict() of {type(self._user).__name__} has no state: it steps at the server, where its state lives; "
+                "that is in the run's checkpoints (checkpoint=ps.Checkpoint(...))",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load into the user's optimizer, and go on sharing with it."""
+        if state_dict["state"] and not self._exchange.local:
+            raise ConfigurationError(
+                f"load_state_dict after prepare: {type(self._user).__name__} steps at the server, where its state went with "
+                "prepare; load it before"
+            )
         self._user.load_state_dict(state_dict)
         self._share()
 

@@ -30,9 +30,17 @@ class ReplicatedModel(nn.Module):
         group: the process group by which DistributedDataParallel asks which parameters took part in the loss.
         ignored: names of tensors that nobody reduces.
         hook: DistributedDataParallel's communication hook.
+        check: called before each forward pass: what the reducer does with a tensor that was swapped is hard to read.
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: Sequence[str], hook: Hook) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        ignored: Sequence[str],
+        hook: Hook,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         object.__setattr__(self, "__class__", _kind(type(model)))
         shell = _Shell(model)
@@ -44,13 +52,14 @@ class ReplicatedModel(nn.Module):
             shell, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
         )
         reducer.register_comm_hook(None, lambda state, bucket: hook(bucket))  # it reads annotations, and not as strings
-        self.__dict__.update(_model=model, _reducer=reducer)
+        self.__dict__.update(_model=model, _reducer=reducer, _check=check)
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = model.__dict__[name]
         del self.__dict__["training"]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model computes."""
+        self.__dict__["_check"]()
         return self.__dict__["_reducer"](*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

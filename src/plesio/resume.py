@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from plesio.checkpoint import FOLDER, Checkpoint, Saved, kept_in, latest
+from plesio.checkpoint import FOLDER, MANIFEST, Checkpoint, Saved, kept_in, latest
 from plesio.engine.job import Job
 from plesio.engine.keeping import Keeping
 from plesio.engine.recording import train_hash
@@ -15,6 +15,13 @@ from plesio.journal import FILE_NAME, Folded, read_journal
 from plesio.observe.summary import Incident
 from plesio.rules import Server
 
+ALLOWED = (
+    "give the folder of a run that kept checkpoints, that of its checkpoints, or one of them; a run keeps them with "
+    "checkpoint=ps.Checkpoint(every_s=60) or --checkpoint-every-s 60"
+)
+NEARBY = 3
+"""How many of the runs there are to resume are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
@@ -22,11 +29,6 @@ class Resumption:
 
     saved: Saved
     undone: int | None
-
-    @property
-    def steps(self) -> int:
-        """Local steps before, of all workers together."""
-        return self.saved.manifest.steps
 
     @property
     def incident(self) -> Incident:
@@ -44,8 +46,10 @@ def resumption(place: str | Path, job: Job) -> Resumption:
 
     Raises:
         CheckpointError: there is none, or it is of another run.
+        ConfigurationError: runs under this strategy keep none.
     """
-    saved = latest(place)
+    _check_server(job)
+    saved = latest(_checked(place))
     manifest = saved.manifest
     was = {"strategy": manifest.strategy, "workers": manifest.workers, "seed": manifest.seed}
     now = {"strategy": job.strategy.name, "workers": job.workers, "seed": job.seed}
@@ -58,6 +62,31 @@ def resumption(place: str | Path, job: Job) -> Resumption:
     if manifest.fields != job.strategy.as_data():
         raise CheckpointError(f"{saved.path}: {manifest.strategy} had other answers then: {manifest.fields}")
     return Resumption(saved, _undone(saved))
+
+
+def _checked(place: str | Path) -> Path:
+    """`place`, if it is a folder with checkpoints in it, damaged or not."""
+    if not isinstance(place, (str, Path)):
+        raise CheckpointError(f"resume={place!r}: not the name of a folder; {ALLOWED}")
+    path = Path(place)
+    if not path.exists():
+        why = "there is no such folder"
+    elif not path.is_dir():
+        why = "it is a file, not a folder"
+    elif (path / MANIFEST).is_file() or kept_in(str(path)) or kept_in(str(path / FOLDER)):
+        return path
+    else:
+        why = "there is no checkpoint in it"
+    raise CheckpointError(f"resume={str(place)!r}: {why}; {ALLOWED}{_nearby(path)}")
+
+
+def _nearby(path: Path) -> str:
+    """The newest runs in that folder or beside it that can be resumed, in words."""
+    for folder in (path, path.parent):
+        kept = sorted((one.parent for one in folder.glob(f"*/{FOLDER}") if kept_in(str(one))), key=lambda one: one.name)
+        if kept:
+            return f"; there is {', '.join(str(one) for one in kept[-NEARBY:])}"
+    return ""
 
 
 def _undone(saved: Saved) -> int | None:
@@ -89,14 +118,18 @@ def check_keeping(job: Job, checkpoint: Checkpoint | None, runs: object, simulat
         raise ConfigurationError(
             "checkpoint= and resume= are for real processes; a simulated run is done again instead"
         )
+    _check_server(job)
+    if checkpoint is not None and checkpoint.folder is None and runs is None:
+        raise ConfigurationError(
+            "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
+        )
+
+
+def _check_server(job: Job) -> None:
     if not isinstance(job.strategy.via, Server):
         raise ConfigurationError(
             f"checkpoint= and resume= need a server, and under {job.strategy.name} workers fold without one; "
             "save worker 0's model in the training function"
-        )
-    if checkpoint is not None and checkpoint.folder is None and runs is None:
-        raise ConfigurationError(
-            "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
         )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,12 @@ from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import WORKERS_MAX, LocalEngine
 from plesio.engine.messages import Final
 from plesio.engine.virtual import Limits
-from plesio.errors import NonFiniteError, RunInterrupted
+from plesio.errors import ConfigurationError, NonFiniteError, RunInterrupted
 from plesio.faults import Fault, Pace, check_faults
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
-from plesio.resume import check_keeping, kept, resumable, resumption
+from plesio.resume import Resumption, check_keeping, kept, resumable, resumption
 from plesio.simulated import Simulated, SimulatedEngine
 from plesio.strategy import Strategy
 from plesio.until import Until
@@ -34,6 +37,8 @@ WORKERS_SIMULATED = 60_000
 SHARING = ("leases", "shards")
 ON_WORKER_ERROR = ("raise", "continue")
 ON_NONFINITE = ("discard", "raise")
+_turn = threading.Lock()
+_refusal = ""
 
 
 class Run:
@@ -68,6 +73,24 @@ class Run:
         return f"<Run {self.summary.strategy}: version {self.summary.version}, {self.summary.wall_s:.1f} s>"
 
 
+@contextmanager
+def alone(refusal: str) -> Iterator[None]:
+    """Until it ends, whoever calls `run` is refused with these words.
+
+    Raises:
+        ConfigurationError: somebody else is in it; its refusal.
+    """
+    global _refusal
+    if not _turn.acquire(blocking=False):
+        raise ConfigurationError(_refusal)
+    _refusal = refusal
+    try:
+        yield
+    finally:
+        _turn.release()
+
+
+@alone("another run is under way in this process, and there is one at a time: wait for its end, or use another process")
 def run(
     train: Callable[..., object],
     strategy: Strategy | str | Callable[..., Strategy],
@@ -139,6 +162,7 @@ def run(
     check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
     check_numbers(workers, seed, evaluate_every_s, timeout_s, WORKERS_SIMULATED if simulated else WORKERS_MAX)
     check_kinds(train, evaluate, until)
+    _check_runs_when_called(train)
     strategy.check_workers(workers)
     check_faults(tuple(faults), workers)
     job = Job(
@@ -160,7 +184,7 @@ def run(
         check_keeping(job, checkpoint, runs, simulated)
     folder = RunFolder.create(runs, strategy, _configuration(job, until)) if runs is not None else None
     job = kept(job, folder.path if folder is not None else None, checkpoint, begin_from, simulated)
-    seen = functools.partial(_watch, until, watch, begin_from.steps if begin_from is not None else 0)
+    seen = functools.partial(_watch, until, watch, begin_from)
     if isinstance(engine, Simulated):
         outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until)).run()
     else:
@@ -172,13 +196,33 @@ def run(
         raise RunInterrupted(done, folder.path if folder is not None else None, resumable(job))
     assert done is not None, "a run that was not interrupted has a result"
     _check_finite(done)
+    if not outcome.state_dict:
+        what = "nothing was trained: no worker called worker.prepare(model, optimizer, loader)"
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
     return done
 
 
-def _watch(until: Until | None, watch: Callable[[Live], object] | None, steps_before: int, live: Live) -> str | None:
+def _check_runs_when_called(train: Callable[..., object]) -> None:
+    """Raise `ConfigurationError` for a function that does nothing when it is called but make a generator or coroutine."""
+    plain: Any = train
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    plain = plain if inspect.isroutine(plain) else type(plain).__call__
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigurationError(f"train={train!r} has a yield in it: calling it trains nothing; take the yield out")
+    if inspect.iscoroutinefunction(plain):
+        raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
+
+
+def _watch(
+    until: Until | None, watch: Callable[[Live], object] | None, begun_from: Resumption | None, live: Live
+) -> str | None:
     if watch is not None:
         watch(live)
-    return until.reached(live, steps_before) if until is not None else None
+    if until is None:
+        return None
+    before = begun_from.saved.manifest if begun_from is not None else None
+    return until.reached(live, before.steps, before.samples) if before is not None else until.reached(live)
 
 
 def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool) -> Run | None:
@@ -197,7 +241,7 @@ def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool)
                 f"the run folder {folder.path} cannot be written: {error}; its figures and weights are in what run "
                 "returns: save run.state_dict where there is room",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
     return Run(summary, outcome.state_dict, folder.path if folder else None)
 

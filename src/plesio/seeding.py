@@ -2,7 +2,8 @@
 
 Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution): what a
 worker draws then does not depend on how its work was interleaved with others', and an asynchronous run can be replayed.
-Seeded are torch's CPU generator, numpy's and Python's global ones.
+Seeded are torch's CPU generator, numpy's and Python's global ones; a generator that a script makes for itself
+(`np.random.default_rng()`, `random.Random()`) is the script's to seed, from `worker.seed`.
 """
 
 from __future__ import annotations

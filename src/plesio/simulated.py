@@ -220,7 +220,7 @@ class _Participant:
             return self._finished()
         ready_s = self.timer.time_s
         if isinstance(request, LeaseRequest):
-            return Lease(ready_s, request.epoch, request.total, request.most, request.unused)
+            return Lease(ready_s, request.epoch, request.total, request.most, request.unused, request.digest)
         assert isinstance(request, Header)
         if not request.finite and self._engine.job.raise_on_nonfinite:
             raise NonFiniteError(

@@ -32,8 +32,8 @@ class Station(Protocol):
         """Take part with this model and optimizer; returns when training begins, with the model to call."""
         ...
 
-    def lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:
-        """Data to work on."""
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
+        """Data to work on; the arguments are those of a `plesio.engine.messages.LeaseRequest`."""
         ...
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:

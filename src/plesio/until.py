@@ -11,8 +11,8 @@ class Until:
 
     Args:
         seconds: of training, since it began or was last resumed.
-        samples: visited by all workers together, since then.
-        steps: local optimizer steps of all workers together; in a resumed run those before count, too.
+        samples: visited by all workers together; in a resumed run those before count, too.
+        steps: local optimizer steps, likewise.
         metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss" in it.
 
     >>> Until(accuracy=0.95, seconds=30)
@@ -35,8 +35,8 @@ class Until:
             if not isinstance(value, (int, float)):
                 raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
 
-    def reached(self, live: Live, steps_before: int = 0) -> str | None:
-        """Why the run is over, if it is; `steps_before` were taken before it was resumed.
+    def reached(self, live: Live, steps_before: int = 0, samples_before: int = 0) -> str | None:
+        """Why the run is over, if it is; `steps_before` were taken before it was resumed, `samples_before` visited.
 
         Raises:
             ConfigurationError: a target that `evaluate` does not measure would never be reached.
@@ -51,7 +51,8 @@ class Until:
             got = live.metrics.get(name)
             if got is not None and (got <= wanted if "loss" in name else got >= wanted):
                 return f"{name} {wanted:g} reached"
-        now = {"seconds": live.time_s, "samples": live.samples, "steps": steps_before + live.steps}
+        samples, steps = samples_before + live.samples, steps_before + live.steps
+        now = {"seconds": live.time_s, "samples": samples, "steps": steps}
         for name, limit in self._limits.items():
             if now[name] >= limit:
                 return f"{limit:g} {name} were up"

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from plesio.errors import ConfigurationError, StepCancelled
 from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
-from plesio.optimizer import ExchangedOptimizer
+from plesio.optimizer import ExchangedOptimizer, frozen_in
 from plesio.station import Station
 
 LOG_S = 0.1
@@ -152,11 +152,16 @@ class Worker:
         all-reduce it comes back in a wrapper, which is what must be called); its tensors move to the run's memory. The
         optimizer becomes one whose `step()` exchanges as the strategy says; state that it holds already (it was loaded, or
         trained before) goes where it steps, and if that is the server, worker 0's does. The loader (a DataLoader, or
-        anything with a length and items) is shared out among the workers; None for data of your own.
+        anything with a length and items) is shared out among the workers, and is to be the same one, whole, in each; None for
+        data of your own, or that is split by rank already.
+
+        Where the optimizer steps at the server, `.grad` holds anything after `step()` (read gradients before it), and what
+        the loop writes into parameters after `step()` lasts until the next version takes its place. Prepare what is ever to
+        be trained as trainable: a layer may be frozen after prepare, not unfrozen.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an
-                optimizer's state that cannot go to the server.
+                optimizer (or its state) that cannot go to the server or is not the other workers'.
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """
@@ -172,10 +177,11 @@ class Worker:
             self._loader = LeasedLoader(
                 loader, self._station.lease, self.seed, self.workers, self._used, self._standing.reseed
             )
+        frozen = frozen_in(model, optimizer)
         self._exchange, model = self._station.join(model, optimizer, self._used)
         if self._exchange.cancels:
             self._look_before_each_layer(model)
-        return model, ExchangedOptimizer(optimizer, self._exchange), self._loader
+        return model, ExchangedOptimizer(optimizer, self._exchange, frozen), self._loader
 
     def _look_before_each_layer(self, model: nn.Module) -> None:
         def look(*_: object) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import multiprocessing
+import os
 import random
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -34,7 +37,7 @@ from plesio.engine.messages import (
 from plesio.errors import PlesioError, ServerLostError, StopRun, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
-from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor
+from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.fabric.memory import SharedBlock
 from plesio.faults import Pace
@@ -184,14 +187,14 @@ class ProcessStation:
             raise (error_class(reply.kind) or PlesioError)(reply.why)
         return reply, descriptors
 
-    def lease(self, epoch: int, total: int, most: int, unused: int) -> tuple[tuple[int, int], ...]:
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
         """Ask the server; what was done since is told first, so that it need not be asked about."""
         if self.standing.stopped:
             return ()
         if self._exchange is not None:
             self._exchange.report()
         with suppress(ChannelClosedError):  # the answer's end of file tells
-            self._server.send(LeaseRequest(epoch, total, most, unused))
+            self._server.send(LeaseRequest(epoch, total, most, unused, digest))
         reply, _ = self._ask(f"data of epoch {epoch}")
         assert isinstance(reply, LeaseReply)
         self.standing.stopped = self.standing.stopped or reply.stop
@@ -211,6 +214,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     engine: Channel[object] = Channel(from_descriptor(descriptors[0]), object, "the engine")
     server: Channel[Any] = Channel(from_descriptor(descriptors[1]), ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
+    _keep_to_itself(descriptors, engine, server)
     strategy, train = objects["strategy"], objects["train"]
     assert isinstance(strategy, Strategy) and callable(train)
     worker = Worker(ProcessStation(config, strategy, engine, server, doorbell))
@@ -223,6 +227,35 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
         with suppress(ChannelClosedError):  # the engine may have given the run up
             engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
         raise SystemExit(1) from None
+    finally:
+        _end_children()
+
+
+def _keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
+    """A process that training forks or starts (a DataLoader's, a pool's) gets no end of our lines: while it lived, nobody
+    would see the end of the file that our death is told by."""
+
+    pipes = descriptors[len(channels) :]
+
+    def let_go() -> None:
+        for channel in channels:
+            channel.close()
+        close_quietly(*pipes)
+        pipes.clear()  # in a child's child their numbers may be those of something else
+
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=let_go)
+
+
+def _end_children() -> None:
+    """What multiprocessing does at the end of a process, which ours does not get to: else a DataLoader's would linger."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes the end of a DataLoader's for a failure
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
+    for child in multiprocessing.active_children():
+        child.join()
 
 
 def _train(train: Callable[[Worker], object], worker: Worker) -> None:

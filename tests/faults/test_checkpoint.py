@@ -90,29 +90,31 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert second.batches_unvisited == 0
 
 
-def test_steps_until_the_end_count_those_before_a_resume(tmp_path: Path) -> None:
-    """As in other trainers; and steps that were called off count on neither side."""
+@pytest.mark.parametrize(("of", "most"), [("steps", 1), ("samples", 6)])
+def test_until_counts_what_was_before_a_resume(of: str, most: int, tmp_path: Path) -> None:
+    """As in other trainers; and steps that were called off count on neither side. `most`: in a step."""
     train = functools.partial(chancy, epochs=40)
     kept = ps.Checkpoint(tmp_path / "ck")
-    first = trained(ps.first_of(2), tmp_path / "a", train, checkpoint=kept, until=ps.Until(steps=100))
-    before = latest(tmp_path / "ck").manifest.steps
-    assert 100 - 2 * 4 <= before <= first.steps
-    second = trained(ps.first_of(2), tmp_path / "b", train, resume=tmp_path / "ck", until=ps.Until(steps=before + 30))
-    assert second.ended == f"{before + 30} steps were up"
-    assert 30 <= second.steps < before
+    first = trained(ps.first_of(2), tmp_path / "a", train, checkpoint=kept, until=ps.Until(**{of: 100 * most}))
+    before = getattr(latest(tmp_path / "ck").manifest, of)
+    assert (100 - 2 * 4) * most <= before <= getattr(first, of)
+    until = before + 30 * most
+    second = trained(ps.first_of(2), tmp_path / "b", train, resume=tmp_path / "ck", until=ps.Until(**{of: until}))
+    assert second.ended == f"{until} {of} were up"
+    assert 30 * most <= getattr(second, of) < before
 
 
 def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> None:
     keeper = Keeper(Keeping(), ps.first_of(2), workers=2)
-    keeper.came(0, 1, 1)
-    assert keeper.taken == 0, "it waits: after a resume it is made again"
+    keeper.came(0, 1, steps=1, samples=8)
+    assert keeper.taken == (0, 0), "it waits: after a resume it is made again"
     keeper.answered(0, 1)
     keeper.answered(0, 2)
-    keeper.came(0, 2, 1)
-    assert keeper.taken == 2
-    keeper.came(0, 3, 1)
+    keeper.came(0, 2, steps=1, samples=8)
+    assert keeper.taken == (2, 16)
+    keeper.came(0, 3, steps=1, samples=4)
     keeper.answered(0, 3)
-    assert keeper.taken == 3
+    assert keeper.taken == (3, 20)
 
 
 def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) -> None:
@@ -153,12 +155,34 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         ps.run(chancy, ps.async_sgd(), workers=2, resume=run.folder)
     with pytest.raises(ps.CheckpointError, match="seed=0, this one has seed=5"):
         trained(ps.async_sgd(), tmp_path, resume=run.folder, seed=5)
-    with pytest.raises(ps.CheckpointError, match="there is no checkpoint to resume from"):
-        trained(ps.async_sgd(), tmp_path, resume=tmp_path / "nowhere")
     from support.loops import endless
 
     with pytest.raises(ps.CheckpointError, match=r"is of another model: it has .* got "):
         trained(ps.async_sgd(), tmp_path, endless, resume=run.folder)
+
+
+def test_what_cannot_be_resumed_says_why_and_what_can(tmp_path: Path) -> None:
+    """It is told before anything is started."""
+    run = trained(ps.async_sgd(), tmp_path / "runs", checkpoint=OFTEN)
+    without = trained(ps.async_sgd(), tmp_path / "runs")
+    empty, file = tmp_path / "empty", tmp_path / "runs" / "file"
+    empty.mkdir()
+    file.touch()
+    wrong = {
+        tmp_path / "runs" / "nosuch": f"there is no such folder; give .*; there is {run.folder}$",
+        tmp_path / "runs": f"there is no checkpoint in it; give .*; there is {run.folder}$",
+        without.folder: f"there is no checkpoint in it; give .*; there is {run.folder}$",
+        file: f"it is a file, not a folder; give .*; there is {run.folder}$",
+        empty: r"there is no checkpoint in it; give the folder of a run that kept .*--checkpoint-every-s 60$",
+        5: "not the name of a folder; give ",
+    }
+    for place, words in wrong.items():
+        name = place if place == 5 else f"'{place}'"
+        with pytest.raises(ps.CheckpointError, match=f"^resume={name}: {words}"):
+            trained(ps.async_sgd(), tmp_path / "none", resume=place)
+    with pytest.raises(ps.ConfigurationError, match="under hogwild workers fold without one"):
+        trained(ps.hogwild(), tmp_path / "none", resume=run.folder)
+    assert not (tmp_path / "none").exists()
 
 
 def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
@@ -189,4 +213,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*common, "--runs", str(tmp_path / "b"), "--resume", str(folder)]) == 0
     assert "resumed at version 32 from" in capsys.readouterr().out.replace("\n", " ")
     assert main([*common, "--resume", str(tmp_path / "nowhere")]) == 2
-    assert "there is no checkpoint to resume from" in capsys.readouterr().err
+    assert "there is no such folder; give the folder of a run that kept checkpoints" in capsys.readouterr().err

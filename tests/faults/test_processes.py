@@ -334,6 +334,30 @@ def test_ctrl_c_leaves_what_there_is(name: str, tmp_path: Path) -> None:
     assert load_file(folder / "weights.safetensors").keys() == stop.run.state_dict.keys()
 
 
+def slow_to_stop(worker: ps.Worker) -> None:
+    """Worker 1's steps are longer than anybody who stops a run waits for it."""
+    loops.endless(worker, pause_s=60.0 if worker.rank == 1 else 0.005)
+
+
+@pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
+def test_who_is_slow_to_stop_has_not_died(name: str, tmp_path: Path) -> None:
+    """After Ctrl-C it is ended by the engine, and both table and report say so."""
+    with pytest.raises(ps.RunInterrupted) as caught:
+        ps.run(slow_to_stop, RECIPES[name](), workers=2, runs=tmp_path, watch=once_interrupted(), timeout_s=30)
+    run = caught.value.run
+    assert [one.left for one in run.workers] == ["finished", "stopped"]
+    words = "worker 1 did not end within 2 s of Ctrl-C and was stopped"
+    assert [words in one.what for one in run.incidents if one.worker == 1] == [True]
+    assert words in " ".join(str(run).split())
+    assert words in (run.folder / "report.html").read_text()
+
+
+def test_a_budget_ends_a_worker_that_is_slow_to_stop() -> None:
+    run = ps.run(slow_to_stop, ps.async_sgd(), workers=2, until=ps.Until(seconds=0.3), timeout_s=30)
+    assert run.workers[1].left == "stopped"
+    assert any("worker 1 did not end within 3 s of being asked to" in one.what for one in run.incidents)
+
+
 def test_ctrl_c_says_where_to_go_on(tmp_path: Path) -> None:
     """From this run's checkpoint; or from the one it was resumed from itself, if it kept none."""
     first = interrupted(tmp_path, checkpoint=ps.Checkpoint(every_s=60))

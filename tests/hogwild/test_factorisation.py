@@ -92,6 +92,20 @@ def test_the_unknown_fall_back_to_biases() -> None:
     assert not fitted.user_factors_[:2].any()
 
 
+def test_one_user_and_one_item_need_no_lists() -> None:
+    users, items, numbers = ratings()
+    fitted = model().fit(users, items, numbers)
+    one = fitted.predict(3, np.int64(4))
+    assert np.ndim(one) == 0
+    assert one == fitted.predict([3], [4])[0]
+    names = model().fit([f"user {user}" for user in users], items, numbers)
+    assert names.predict("user 3", 4) == names.predict(["user 3"], [4])[0]
+    with pytest.raises(ConfigurationError, match="items has shape"):
+        fitted.predict([3], 4)
+    with pytest.raises(ConfigurationError, match=r"user=\[3, 4\]: allowed is one user; for more, \[model.recommend"):
+        fitted.recommend([3, 4])
+
+
 def test_partial_fit_learns_more_and_takes_newcomers_in() -> None:
     users, items, numbers = ratings()
     fitted = model(epochs=5).fit(users, items, numbers)

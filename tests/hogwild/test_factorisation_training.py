@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from plesio.errors import CheckpointError
 from plesio.hogwild import MatrixFactorization, factorisation
 from plesio.hogwild.epochs import DivergedError
 from plesio.hogwild.factorisation import training
@@ -311,22 +309,6 @@ def test_early_stopping_returns_to_the_best() -> None:
 def test_a_callback_ends_the_fit() -> None:
     fitted = model(epochs=50, callbacks=[lambda epoch: epoch.number == 1]).fit(*ratings())
     assert [epoch.number for epoch in fitted.history_] == [0, 1]
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "adaptive"])
-def test_a_resumed_fit_ends_with_the_same_bits(tmp_path: Path, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "LEAST_FALL", 0.5)  # so that "adaptive" goes down
-    users, items, numbers = ratings()
-    settings = {"epochs": 5, "schedule": schedule}
-    stop_at_1 = [lambda epoch: epoch.number == 1]
-    model(**settings, checkpoint=tmp_path, callbacks=stop_at_1).fit(users, items, numbers)
-    resumed = model(**settings, resume=tmp_path).fit(users, items, numbers)
-    assert [epoch.number for epoch in resumed.history_] == [2, 3, 4]
-    whole = model(**settings).fit(users, items, numbers)
-    assert bits(resumed) == bits(whole)
-    assert (whole.history_[-1].lr < 0.2) is (schedule != "constant")
-    with pytest.raises(CheckpointError, match="factors=20 and this fit has 8"):
-        model(factors=8, resume=tmp_path).fit(users, items, numbers)
 
 
 def test_divergence_is_told_with_what_to_try() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from plesio.errors import CheckpointError, ConfigurationError
+from plesio.errors import ConfigurationError
 from plesio.hogwild import Kernel
 from plesio.hogwild.chunks import chunk_bounds, chunk_order
 from plesio.hogwild.epochs import DivergedError
@@ -48,6 +48,11 @@ def count(parameters, example, lr):
 
 class W(NamedTuple):
     w: np.ndarray
+
+
+class Both(NamedTuple):
+    w: np.ndarray
+    b: np.ndarray
 
 
 def sparse_problem(rows=3000, features=400, nonzeros=8, seed=0):
@@ -94,8 +99,8 @@ def test_in_float32_too_with_a_learning_rate_of_that_type():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(500, 4)).astype(np.float32), rng.normal(size=500).astype(np.float32)
     start = {"w": np.zeros(4, np.float32), "b": np.zeros(1, np.float32)}
-    kernel = Kernel(least_squares, start, epochs=1, lr=0.01, threads=1, chunk=500).fit((x, y))
-    plain = type(kernel._arrays)(np.zeros(4, np.float32), np.zeros(1, np.float32))
+    Kernel(least_squares, start, epochs=1, lr=0.01, threads=1, chunk=500).fit((x, y))
+    plain = Both(np.zeros(4, np.float32), np.zeros(1, np.float32))
     for row in range(500):
         least_squares(plain, (x[row], y[row]), np.float32(0.01))
     assert start["w"].tobytes() == plain.w.tobytes()
@@ -200,25 +205,6 @@ def test_memory_mapped_data_is_read_where_it_is(tmp_path):
     seen = np.zeros(1000, np.int64)
     Kernel(count, {"seen": seen}, epochs=1).fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     assert (seen == 1).all()
-
-
-def test_resumed_is_the_uninterrupted_one(problem, tmp_path):
-    whole = trained(problem, epochs=6, schedule="linear")
-    stop = lambda epoch: epoch.number == 2  # noqa: E731
-    trained(problem, epochs=6, schedule="linear", checkpoint=tmp_path, callbacks=[stop])
-    resumed = trained(problem, epochs=6, schedule="linear", resume=tmp_path)
-    assert [epoch.number for epoch in resumed.history_] == [3, 4, 5]
-    assert resumed.parameters["w"].tobytes() == whole.parameters["w"].tobytes()
-
-
-def test_a_checkpoint_of_something_else_is_refused(problem, tmp_path):
-    trained(problem, epochs=1, checkpoint=tmp_path)
-    with pytest.raises(CheckpointError, match=r"'seed': 0.*'seed': 1"):
-        trained(problem, seed=1, resume=tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds parameters \{'w'.*this kernel has \{'v'"):
-        Kernel(logistic, {"v": np.zeros(1)}, resume=tmp_path).fit(problem)
-    with pytest.raises(CheckpointError, match="there is no"):
-        trained(problem, resume=tmp_path / "nothing")
 
 
 def test_divergence_tells_the_epoch_the_rate_and_what_to_try():

@@ -44,6 +44,65 @@ def test_most_similar_is_brute_force(wv) -> None:
         wv.most_similar()
 
 
+def test_a_place_stands_for_its_key(wv) -> None:
+    assert np.array_equal(wv[3], wv["king"])
+    assert np.array_equal(wv[[np.int64(3), "der"]], wv.vectors[[3, 0]])
+    assert wv.most_similar(3) == wv.most_similar("king") == wv.most_similar(positive=[np.int64(3)])
+    assert wv.similarity(3, "man") == wv.similarity("king", "man")
+    for place in (8, -1):
+        with pytest.raises(KeyError, match=f"there is no vector at place {place}: places are 0 to 7"):
+            wv[place]
+
+
+def test_vectors_and_weights_in_most_similar(wv) -> None:
+    units = wv.vectors / np.linalg.norm(wv.vectors, axis=1, keepdims=True)
+    goal = 2 * units[3] - 0.5 * units[5] + 5 * wv.vectors[0]
+    cosines = units @ goal / np.linalg.norm(goal)
+    asked = {"positive": [("king", 2.0), 5 * wv["der"]], "negative": [("man", 0.5)]}
+    everything = wv.most_similar(**asked, topn=None)
+    assert everything == pytest.approx(cosines, abs=1e-6)
+    assert wv.most_similar(**asked, topn=None, restrict_vocab=3).shape == (3,)
+    left = [at for at in np.argsort(-cosines) if KEYS[at] not in ("king", "man")]
+    assert [key for key, _ in wv.most_similar(**asked, topn=4)] == [KEYS[at] for at in left[:4]]
+    assert wv.most_similar(wv["king"], topn=2) == wv.similar_by_vector(list(wv["king"]), topn=2)
+    assert wv.most_similar(wv["king"], topn=1)[0][0] == "king"
+    assert wv.most_similar(wv[["king", "man"]], topn=3) == wv.most_similar([wv["king"], wv["man"]], topn=3)
+    assert wv.similar_by_word("king", 3, restrict_vocab=6) == wv.most_similar("king", topn=3, restrict_vocab=6)
+    assert wv.distance("king", "man") == 1 - wv.similarity("king", "man")
+    for wrong in (np.zeros(4), [0.5, 1.0], [None], [["king"]], [("king",)]):
+        with pytest.raises(ConfigurationError, match=r"is neither a key nor a vector of 5 numbers"):
+            wv.most_similar(wrong)
+
+
+def test_most_similar_is_gensims(wv) -> None:
+    gensim = pytest.importorskip("gensim.models")
+    theirs = gensim.KeyedVectors(5)
+    theirs.add_vectors(KEYS, wv.vectors)
+    for asked in (
+        {"positive": [("king", 2.0), wv["der"]], "negative": ["man"]},
+        {"positive": 3},
+        {"positive": wv["der"]},
+        {"positive": "king", "topn": None},
+    ):
+        ours, known = wv.most_similar(**asked), theirs.most_similar(**asked)
+        if asked.get("topn", 10) is None:
+            assert ours == pytest.approx(known, abs=1e-6)
+        else:
+            assert [key for key, _ in ours] == [key for key, _ in known]
+            assert [score for _, score in ours] == pytest.approx([score for _, score in known], abs=1e-6)
+
+
+def test_counts_are_told_where_they_are_known(wv) -> None:
+    counted = KeyedVectors(["a", "b"], np.eye(2), [7, 3])
+    assert (counted.get_vecattr("a", "count"), counted.get_vecattr(1, "count")) == (7, 3)
+    with pytest.raises(KeyError, match="no 'colour' of these keys; 'count' is kept"):
+        counted.get_vecattr("a", "colour")
+    with pytest.raises(KeyError, match="no 'count' of these keys; no attributes are kept"):
+        wv.get_vecattr("king", "count")
+    with pytest.raises(ConfigurationError, match=r"counts has shape \(1,\) for 2 keys"):
+        KeyedVectors(["a", "b"], np.eye(2), [7])
+
+
 def test_doesnt_match() -> None:
     wv = KeyedVectors(["a", "b", "c", "odd"], [[1, 0], [0.9, 0.1], [1, 0.1], [-1, 1]])
     assert wv.doesnt_match(["a", "b", "odd", "c"]) == "odd"

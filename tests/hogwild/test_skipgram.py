@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from plesio.errors import CheckpointError, ConfigurationError
+from plesio.errors import ConfigurationError
 from plesio.hogwild.choosing import Chosen
 from plesio.hogwild.corpus import Corpus, read_corpus, save_corpus
 from plesio.hogwild.epochs import DivergedError
@@ -271,20 +271,6 @@ def test_rare_words_are_left_out() -> None:
     assert wv.index_to_key == ["too", "often"]
 
 
-def test_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path) -> None:
-    settings = SMALL | {"epochs": 4}
-    wanted = SkipGram(**settings).fit(text())
-    stopped = SkipGram(**settings, checkpoint=tmp_path, callbacks=[lambda epoch: epoch.number == 1]).fit(text())
-    assert [epoch.number for epoch in stopped.history_] == [0, 1]
-    resumed = SkipGram(**settings, resume=tmp_path).fit(text())
-    assert [epoch.number for epoch in resumed.history_] == [2, 3]
-    assert np.array_equal(resumed.wv.vectors, wanted.wv.vectors)
-    with pytest.raises(CheckpointError, match=r"window=5, this SkipGram has 3"):
-        SkipGram(**settings, window=3, resume=tmp_path).fit(text())
-    with pytest.raises(CheckpointError, match="vocabulary"):
-        SkipGram(**settings, resume=tmp_path).fit(text(words=30))
-
-
 def test_a_thousand_fits_lose_no_word() -> None:
     corpus = read_corpus(text(sentences=50))
     for seed in range(1000):
@@ -383,6 +369,11 @@ def test_settings_that_cannot_work(settings, told) -> None:
 def test_text_that_cannot_be_learnt_from(sentences, told) -> None:
     with pytest.raises(ConfigurationError, match=told):
         SkipGram(threads=1).fit(sentences)
+
+
+def test_the_vectors_know_how_often_their_words_occurred() -> None:
+    wv = SkipGram(**SMALL | {"min_count": 2}).fit([["a", "b"], ["a", "b", "a", "c"]]).wv
+    assert [(word, wv.get_vecattr(word, "count")) for word in wv] == [("a", 3), ("b", 2)]
 
 
 def test_the_report_and_the_torch_module() -> None:

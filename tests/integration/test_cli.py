@@ -319,6 +319,14 @@ def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -
         ("run script.py --fast", "; known: --budget-s, "),
         ("run", "missing argument 'SCRIPT'"),
         ("train script.py", "known: compare, journal, replay, run, simulate, strategies, torture, whatif"),
+        ("runn script.py", "no such command 'runn'; known: compare, "),
+        ("runn script.py", "torture, whatif; did you mean 'run'?"),
+        ("compare script.py --strategies=", "no strategy is named; known: allreduce, "),
+        ("run .", ". is a folder; give a Python script that defines train(worker)"),
+        (
+            "run script.py --workers 1 --resume nosuch",
+            "resume='nosuch': there is no such folder; give the folder of a run",
+        ),
         ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: allreduce, "),
         ("compare script.py --strategies ,", "no strategy is named"),
         ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
@@ -343,6 +351,11 @@ def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.Ca
         ("raise SystemExit('needs the data set D')", "", "script.py: needs the data set D"),
         ("def train(worker): pass", "--until accuracy=1", "needs a function evaluate(model) in script.py"),
         ("def train(worker): pass\nevaluate = 3", "", "evaluate in script.py is 3"),
+        (
+            "import plesio as ps\ndef train(worker): pass\nps.run(train, 'async_sgd', workers=1)",
+            "",
+            "script.py: it calls ps.run while it is loaded; put ps.run under if __name__ == '__main__'\n",
+        ),
     ],
 )
 def test_a_script_that_lacks_something(

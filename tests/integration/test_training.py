@@ -283,7 +283,8 @@ def half(model: nn.Module) -> float:
 
 
 def test_a_training_function_that_prepares_nothing_is_no_death() -> None:
-    run = ps.run(loops.idle, ps.async_sgd(), workers=2)
+    with pytest.warns(RuntimeWarning, match=r"no worker called worker\.prepare"):
+        run = ps.run(loops.idle, ps.async_sgd(), workers=2)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict == {}
 

@@ -298,7 +298,8 @@ def test_an_error_before_anybody_takes_part_is_told_as_it_is(name: str, tmp_path
 
 
 def test_a_training_function_that_prepares_nothing_is_no_death_here_either(tmp_path: Path) -> None:
-    run = ps.run(idle, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
+    with pytest.warns(RuntimeWarning, match="nothing was trained"):
+        run = ps.run(idle, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict == {}
 

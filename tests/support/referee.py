@@ -94,6 +94,8 @@ class Referee:
         self.sequencer = sequencer
         self.version = 0
         self.chairs: dict[int, Chair] = {}
+        self.finished_s: dict[int, float] = {}  # who finished: when
+        self.left_over: set[int] = set()  # who was silent too long after others finished, at the last tick
         self.known: dict[Key, Came] = {}
         self.pending: list[Came] = []
         self.weight_held: dict[Key, float] = {}
@@ -127,6 +129,8 @@ class Referee:
 
     def gone(self, worker: int) -> None:
         del self.chairs[worker]
+        if isinstance(self.event, Left) and not self.event.died:
+            self.finished_s[worker] = self.now_s
         self.books.move(self.leased.pop(worker, []), "leased", "available")
 
     def hear_joined(self, event: Joined, batches: list[Batch]) -> None:
@@ -155,7 +159,10 @@ class Referee:
             self.books.open(event.epoch)
 
     def hear_ticked(self, event: Ticked, batches: list[Batch]) -> None:
-        pass
+        since_s = max(self.finished_s.values(), default=self.now_s)
+        last_s = max([since_s, *(one.heard_s for one in self.chairs.values())])
+        waits = any(one.waits for one in self.chairs.values())
+        self.left_over = set() if waits or self.now_s - last_s <= SILENCE_S else set(self.chairs)
 
     def hear_pushed(self, event: Pushed, batches: list[Batch]) -> None:
         chair, key = self.seated(event), (event.worker, event.incarnation, event.number)
@@ -275,6 +282,7 @@ class Referee:
             assert isinstance(self.event, Joined)
             slowest = min((chair.clock for chair in self.chairs.values()), default=self.sequencer.members.slowest)
             self.chairs[grant.worker] = Chair(self.event.incarnation, slowest, self.version, self.now_s)
+            self.finished_s.pop(grant.worker, None)
             return
         chair = self.chairs[grant.worker]
         came = self.known[grant.worker, chair.incarnation, grant.number]
@@ -295,7 +303,7 @@ class Referee:
         assert isinstance(self.event, Ticked)
         assert chair.incarnation == effect.incarnation
         assert effect.silent_s == self.now_s - chair.heard_s > SILENCE_S
-        assert self.holds_up(chair), "nobody waits for it"
+        assert self.holds_up(chair) or effect.worker in self.left_over, "nobody waits for it"
         self.gone(effect.worker)
         self.close_empty_round()
 
@@ -335,5 +343,6 @@ class Referee:
         if isinstance(self.event, Ticked):
             silent = [one for one in chairs if self.now_s - one.heard_s > SILENCE_S]
             assert not any(self.holds_up(chair) for chair in silent), "a wait without end"
+            assert not self.left_over & self.chairs.keys(), "a run without end"
         leases, tally = self.sequencer.leases, self.books.tally
         assert (leases.done, leases.skipped, leases.opened) == (tally["done"], tally["skipped"], tally.total())

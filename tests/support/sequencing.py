@@ -55,6 +55,9 @@ class Run:
     def die(self, worker: int) -> list[Effect]:
         return self.sequencer.receive(Left(worker, self.incarnations[worker], died=True), self.now_s)
 
+    def finish(self, worker: int) -> list[Effect]:
+        return self.sequencer.receive(Left(worker, self.incarnations[worker], died=False), self.now_s)
+
     def lease(self, worker: int, most: int = 1, epoch: int = 0, total: int = 6) -> tuple[tuple[int, int], ...]:
         event = LeaseWanted(worker, self.incarnations[worker], epoch, total, most)
         return only(Leased, self.sequencer.receive(event, self.now_s))[0].batches

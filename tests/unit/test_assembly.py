@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import cloudpickle
+import msgspec
 import pytest
+from torch import nn
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from plesio import recipes
 from plesio.engine.assembly import Assembly
 from plesio.engine.messages import Hello
+from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy
 from plesio.tensors.model import describe
 from plesio.tensors.outer import OptimizerSpec
@@ -25,13 +28,17 @@ class Mine(Adam):
     """Whatever it does differently, the look-ahead does not know of it."""
 
 
-def advice(make: Make, strategy: Strategy, workers: int = 2) -> list[str]:
-    """What the user is warned of when training begins."""
+def hello(worker: int, make: Make) -> Hello:
+    """What a worker shows of itself that has this optimizer."""
     model = loops.mlp()
     optimizer = make(model.parameters())
-    spec = OptimizerSpec.of(optimizer)
-    shown = cloudpickle.dumps((spec.kind, spec.defaults, spec.groups))
-    hellos = [Hello(worker, 1, describe(model, optimizer)[0], shown, b"") for worker in range(workers)]
+    shown = cloudpickle.dumps(msgspec.structs.astuple(OptimizerSpec.of(optimizer)))
+    return Hello(worker, 1, describe(model, optimizer)[0], shown, b"")
+
+
+def advice(make: Make, strategy: Strategy, workers: int = 2) -> list[str]:
+    """What the user is warned of when training begins."""
+    hellos = [hello(worker, make) for worker in range(workers)]
     assembly = Assembly(strategy, workers, hellos, evaluates=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -75,3 +82,38 @@ def test_what_is_looked_ahead_by_or_has_no_momentum_is_no_reason_to_warn(name: s
 )
 def test_who_did_not_ask_for_look_ahead_is_not_warned(strategy: Strategy, workers: int) -> None:
     assert advice(NAdam, strategy, workers) == []
+
+
+def two_groups(parameters: Iterator[nn.Parameter]) -> Optimizer:
+    """The second group has no parameters: the models' tensors do not tell."""
+    return SGD([{"params": list(parameters)}, {"params": []}], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Adam, r"torch\.optim\.sgd\.SGD was wanted, got torch\.optim\.adam\.Adam"),
+        (two_groups, "1 parameter groups were wanted, got 2"),
+    ],
+    ids=["class", "groups"],
+)
+def test_who_steps_otherwise_is_refused_where_steps_are_for_all(make: Make, words: str) -> None:
+    hellos = [hello(0, partial(SGD, lr=0.1)), hello(1, make)]
+    for strategy in (recipes.sync_sgd(), recipes.async_sgd(), recipes.hogwild(), recipes.allreduce()):
+        with pytest.raises(
+            ConfigurationError, match=rf"worker 1 does not hold the same optimizer as worker 0: {words};"
+        ):
+            Assembly(strategy, 2, hellos, evaluates=False)
+    Assembly(recipes.local_sgd(), 2, hellos, evaluates=False)
+
+
+def test_a_class_of_the_script_is_the_same_in_each_process() -> None:
+    """Each has its own object of it."""
+
+    def define() -> type[Optimizer]:
+        class Own(SGD):
+            """Defined in the training function."""
+
+        return Own
+
+    Assembly(recipes.sync_sgd(), 2, [hello(worker, define()) for worker in range(2)], evaluates=False)

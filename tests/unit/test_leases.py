@@ -152,6 +152,21 @@ def test_an_epoch_has_the_length_the_first_worker_said() -> None:
     assert leases.opened == 10
 
 
+def test_workers_that_drew_other_batches_are_told_apart_epoch_by_epoch() -> None:
+    leases = DataLeases(3, stealing=True)
+    for worker, epoch, digest in ((1, 0, 17), (0, 0, 17), (2, 0, 0), (2, 1, 18), (1, 1, 18)):
+        assert leases.disagreement(worker, epoch, TOTAL, digest) == ""
+    told = leases.disagreement(0, 1, TOTAL, 17)
+    assert told.startswith("workers 2 and 0 drew different batches for epoch 1: ")
+    assert "worker 2: its loader has 8 batches an epoch, another worker's 7" in leases.disagreement(2, 0, 8, 17)
+
+
+def test_batches_known_by_no_digest_are_compared_with_nobodys() -> None:
+    leases = DataLeases(3, stealing=True)
+    assert leases.disagreement(0, 0, TOTAL, 0) == leases.disagreement(1, 0, TOTAL, 17) == ""
+    assert leases.disagreement(2, 0, TOTAL, 18).startswith("workers 1 and 2 drew")
+
+
 def test_what_was_given_back_goes_out_again_the_earliest_first() -> None:
     leases = DataLeases(1, stealing=False)
     leases.take(0, epoch=1, total=3, most=6)

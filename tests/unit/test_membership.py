@@ -20,6 +20,7 @@ ACTIONS = st.tuples(
 def test_books_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None:
     """`slowest` and `waiting` are kept by counting; counted anew from the seats they are the same."""
     members, highest, now_s = Membership(SILENCE_S), dict.fromkeys(range(4), 0), 0.0
+    finished_s: dict[int, float] = {}
     for name, worker, dial in actions:
         now_s += dial
         seat = members.seats.get(worker)
@@ -30,9 +31,14 @@ def test_books_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None
             assert (joined is not None) == (incarnation > highest[worker])
             assert joined is None or (joined.clock, joined.computing, joined.heard_s) == (slowest, 7, now_s)
             highest[worker] = max(highest[worker], incarnation)
+            if joined is not None:
+                finished_s.pop(worker, None)
         elif name == "leave":
-            left = members.leave(worker, highest[worker] - dial % 2)
+            when = now_s if dial % 3 else None
+            left = members.leave(worker, highest[worker] - dial % 2, when)
             assert left is (seat if seat and dial % 2 == 0 else None)
+            if left is not None and when is not None:
+                finished_s[worker] = when
         elif name == "push" and seat and seat.waiting is None:
             clock = seat.clock
             members.pushed(seat, seat.next_number)
@@ -44,6 +50,8 @@ def test_books_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None
         assert not seats or members.slowest == min(one.clock for one in seats)
         silent = [one for one in seats if one.waiting is None and now_s - one.heard_s > SILENCE_S]
         assert members.silent(now_s) == silent
+        long_ago = bool(finished_s) and all(now_s - one > SILENCE_S for one in finished_s.values())
+        assert members.left_over(now_s) == (silent if long_ago and len(silent) == len(seats) else [])
 
 
 def test_an_incarnation_that_was_seen_or_is_older_is_not_seated() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plesio import recipes
 from plesio.core.events import Discard, Evict, Fold, Grant, Joined, Left, Pushed, Verdict
 from support.sequencing import Run, granted, only
@@ -60,6 +62,53 @@ def test_an_asynchronous_worker_may_be_silent_for_ever() -> None:
     run = Run(recipes.async_sgd(), workers=2, silence_s=10.0)
     run.push(0)
     assert run.tick(1e9) == []
+    run.now_s = 2e9
+    run.push(0)
+    assert run.tick(2e9) == [], "0 goes on"
+
+
+@pytest.mark.parametrize("name", ["async_sgd", "hogwild", "sync_sgd", "bounded_staleness", "buffered", "allreduce"])
+def test_the_last_ones_left_are_evicted_when_they_are_silent(name: str) -> None:
+    """Their data is nobody's then: the run can end, and says how much was not visited."""
+    run = Run(recipes.recipe(name), silence_s=10.0)
+    run.lease(1, most=2)
+    run.finish(0)
+    run.now_s = 100.0
+    run.lease(2)
+    run.finish(2)
+    assert run.tick(110.0) == [], "the others have only just finished"
+    assert run.tick(110.5) == [Evict(1, 1, silent_s=110.5)]
+    assert run.leases.unvisited == 6
+    assert run.tick(1e9) == []
+
+
+def test_of_two_that_are_left_none_is_evicted_while_the_other_goes_on() -> None:
+    run = Run(recipes.async_sgd(), silence_s=10.0)
+    run.finish(0)
+    run.now_s = 95.0
+    run.push(1)
+    assert run.tick(100.0) == []
+    assert run.tick(105.5) == [Evict(1, 1, silent_s=10.5), Evict(2, 1, silent_s=105.5)]
+
+
+def test_that_others_died_says_nothing_of_long_local_steps() -> None:
+    run = Run(recipes.local_sgd(), silence_s=10.0)
+    run.die(0)
+    assert run.tick(1e9) == []
+
+
+def test_who_comes_back_has_not_finished() -> None:
+    run = Run(recipes.async_sgd(), workers=2, silence_s=10.0)
+    run.finish(0)
+    run.join(0)
+    assert run.tick(1e9) == []
+
+
+def test_the_only_worker_of_a_run_may_be_silent_for_ever() -> None:
+    run = Run(recipes.sync_sgd(), workers=1, silence_s=10.0)
+    assert run.tick(1e9) == []
+    run.join(0)
+    assert run.tick(2e9) == [], "its older incarnation is nobody else"
 
 
 # Exactly once

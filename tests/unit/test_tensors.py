@@ -177,7 +177,33 @@ def test_tied_weights_are_one_tensor_with_two_names() -> None:
 )
 def test_what_an_optimizer_keeps_is_known_before(optimizer: object, copies: int) -> None:
     built = optimizer([nn.Parameter(torch.zeros(2))])  # type: ignore[operator]
-    assert kept_copies(OptimizerSpec.of(built)) == copies
+    assert kept_copies(OptimizerSpec.of(built), laid_out((2,))) == copies
+
+
+def laid_out(*shapes: tuple[int, ...]) -> Layout:
+    return Layout([TensorSpec(f"t{i}", shape, "float32", Kind.TRAINED, 0) for i, shape in enumerate(shapes)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "copies"),
+    [
+        (torch.optim.Muon, [(5, 3)], 1),
+        (torch.optim.Adafactor, [(5, 3)], 0),  # a row and a column for each matrix
+        (torch.optim.Adafactor, [(5, 3), (3,)], 1),
+    ],
+    ids=["Muon", "Adafactor, a matrix", "Adafactor, a vector too"],
+)
+def test_it_is_tried_on_what_it_will_step_on(
+    kind: type[torch.optim.Optimizer], shapes: list[tuple[int, ...]], copies: int
+) -> None:
+    spec = OptimizerSpec.of(kind([nn.Parameter(torch.zeros(shape)) for shape in shapes]))
+    assert kept_copies(spec, laid_out(*shapes)) == copies
+
+
+def test_an_optimizer_that_fails_when_tried_is_refused() -> None:
+    spec = OptimizerSpec.of(torch.optim.Muon([nn.Parameter(torch.zeros(5, 3))]))
+    with pytest.raises(ConfigurationError, match=r"Muon cannot step at the server: .* ValueError: .*such as local_sgd"):
+        kept_copies(spec, laid_out((5, 3, 2)))
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])

@@ -28,7 +28,7 @@ from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.replica import ParameterReplica, is_finite
+from plesio.tensors.replica import ParameterReplica
 from plesio.warn import warn_not_finite
 
 PATIENCE_S = 1.0
@@ -49,6 +49,7 @@ class AllReduceExchange:
     """
 
     cancels = False
+    local = True
 
     def __init__(
         self,
@@ -74,15 +75,13 @@ class AllReduceExchange:
         self._used = used
         self._regrouped = regrouped
         self._timeout_s = timeout_s
-        specs = list(zip(replica.tensors, replica.layout.specs, strict=True))
-        self._trained = [tensor for tensor, spec in specs if spec.kind is Kind.TRAINED]
         self._buffers = SharedBuffers(replica.arena.of_kind(Kind.BUFFER))
         self._settings = SharedSettings(optimizer)
         self._store: Any = None
         self._group = Group(None, 0, 0, 1, timeout_s)
         self._everybody = Everybody(self._group)
-        ignored = [spec.name for _, spec in specs if spec.kind is not Kind.TRAINED]
-        self.model = ReplicatedModel(model, self._everybody, ignored, self._reduce)
+        ignored = [spec.name for spec in replica.layout.specs if spec.kind is not Kind.TRAINED]
+        self.model = ReplicatedModel(model, self._everybody, ignored, self._reduce, replica.check)
         self._round = 0  # steps completed, by this replica
         self._version = 0  # those of them that moved the parameters
         self._told = 0  # the version the server knows of
@@ -188,7 +187,7 @@ class AllReduceExchange:
         spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
         if spoiled or not came:
             return self._recover()
-        if not all(_finite(parameter.grad) for parameter in self._trained):
+        if not self._replica.check_gradients():
             self._buffers.restore()
             self._round += 1
             return Verdict.NOT_FINITE
@@ -320,10 +319,3 @@ class AllReduceExchange:
         self.report()
         self._doorbell.send(Header(Note.FINISH, True, 0, 0, self._version, 0, 0, time.monotonic()))
         self._group.close()
-
-
-def _finite(gradient: torch.Tensor | None) -> bool:
-    if gradient is None:
-        return True
-    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
-    return is_finite(values.reshape(-1))

@@ -17,6 +17,7 @@ from plesio.errors import ConfigurationError, PlesioError
 
 RUN_NAME = "plesio_script"
 """Not "__main__": what a script does only as a program stays undone."""
+UNGUARDED = "it calls ps.run while it is loaded; put ps.run under if __name__ == '__main__'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ def load(path: Path, metrics: Mapping[str, float], processes: bool = True) -> Sc
         ConfigurationError: no such file, it raises, or it lacks `train`, or `evaluate` where `metrics` are wanted.
     """
     if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}; give a Python script that defines train(worker)")
+        why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+        raise ConfigurationError(f"{why}; give a Python script that defines train(worker)")
     sys.path.insert(0, str(path.resolve().parent))
     if processes:
         ForkServer.shared(PRELOAD)
@@ -60,8 +62,10 @@ def _functions(names: Mapping[str, Any]) -> str:
 
 
 def _execute(path: Path) -> dict[str, Any]:
+    from plesio.runner import alone  # imports torch, which another process does by now
+
     try:
-        with _arguments(str(path)):
+        with _arguments(str(path)), alone(f"{path}: {UNGUARDED}"):
             return runpy.run_path(str(path), run_name=RUN_NAME)
     except PlesioError:
         raise

@@ -161,7 +161,7 @@ class Cancel(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evict(msgspec.Struct, frozen=True, gc=False):
-    """A worker that others wait for was silent too long: it is a member no longer."""
+    """A worker that others wait for, or one of the last after others finished, was silent too long: it is a member no longer."""
 
     worker: int
     incarnation: int

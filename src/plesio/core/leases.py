@@ -58,6 +58,7 @@ class DataLeases:
         self.skipped = 0
         self.opened = 0
         self._total: int | None = None
+        self._drawn: dict[int, tuple[int, int]] = {}  # of each epoch, who asked first and what it drew
         self._epochs = 0  # epochs opened so far
         self._gone: set[int] = set()
         self._returned: deque[Batch] = deque()
@@ -74,6 +75,31 @@ class DataLeases:
         if self._total is None:
             self._total = total
         return self._total
+
+    def disagreement(self, worker: int, epoch: int, total: int, digest: int) -> str:
+        """Why an epoch of that many batches, told by that digest (0: by none), is not the others'; empty if it is.
+
+        >>> leases = DataLeases(workers=2, stealing=True)
+        >>> leases.disagreement(0, epoch=0, total=3, digest=17)
+        ''
+        >>> leases.disagreement(1, epoch=0, total=4, digest=17)
+        "worker 1: its loader has 4 batches an epoch, another worker's 3; give all the same data"
+        """
+        agreed = self.agree(total)
+        if total != agreed:
+            return (
+                f"worker {worker}: its loader has {total} batches an epoch, another worker's {agreed}; "
+                "give all the same data"
+            )
+        first, drawn = self._drawn.setdefault(epoch, (worker, digest)) if digest else (worker, digest)
+        if digest == drawn:
+            return ""
+        return (
+            f"workers {first} and {worker} drew different batches for epoch {epoch}: some samples would come twice, others "
+            "never; give all the same data, and a sampler that draws from torch's, NumPy's or Python's global source "
+            "(plesio seeds them), from its generator=torch.Generator(), or from a source seeded with worker.seed; data "
+            "that is split already is not for prepare (give it None)"
+        )
 
     def take(self, worker: int, epoch: int, total: int, most: int) -> tuple[Batch, ...]:
         """Up to `most` batches for `worker`, none of a later epoch than `epoch`."""

@@ -2,12 +2,14 @@
 
 Theory. A seat (worker number) is empty or held by one incarnation. Joining with a higher incarnation number than any
 before takes the seat and fences the older process. A member leaves by itself (finished), by dying, or by eviction: when
-others wait for it and it has been silent for longer than `silence_s`, it is evicted, so that no wait is without end.
+others wait for it and it has been silent for longer than `silence_s`, it is evicted, so that no wait is without end. So are
+the last ones, once another has finished its work and for that long nobody was heard: the run waits for them. (That others
+died says nothing: long local steps are long.)
 
-| state   | Joined (higher incarnation) | Left (same incarnation) | silent too long while waited for |
-| ------- | --------------------------- | ----------------------- | -------------------------------- |
-| empty   | member                      | -                       | -                                |
-| member  | member (older one fenced)   | empty                   | empty                            |
+| state   | Joined (higher incarnation) | Left (same incarnation) | silent too long while waited for, or left over |
+| ------- | --------------------------- | ----------------------- | ---------------------------------------------- |
+| empty   | member                      | -                       | -                                              |
+| member  | member (older one fenced)   | empty                   | empty                                          |
 """
 
 from __future__ import annotations
@@ -77,23 +79,27 @@ class Membership:
         self.waiting = 0
         self._at_slowest = 0  # how many seats are at that clock
         self._last_incarnation: dict[int, int] = {}
+        self._finished_s: dict[int, float] = {}  # workers that finished: when
 
     def join(self, worker: int, incarnation: int, version: int, now_s: float) -> Seat | None:
         """Seat an incarnation; None if it, or a later one, was seen before."""
         if incarnation <= self._last_incarnation.get(worker, 0):
             return None
         self._last_incarnation[worker] = incarnation
+        self._finished_s.pop(worker, None)
         seat = Seat(worker, incarnation, self.slowest, version, now_s)
         self.seats[worker] = seat
         self._at_slowest += 1
         return seat
 
-    def leave(self, worker: int, incarnation: int) -> Seat | None:
-        """Empty the seat and return it; None if that incarnation did not hold it."""
+    def leave(self, worker: int, incarnation: int, finished_s: float | None = None) -> Seat | None:
+        """Empty the seat and return it; None if that incarnation did not hold it. `finished_s`: when, if its work is done."""
         seat = self.seats.get(worker)
         if seat is None or seat.incarnation != incarnation:
             return None
         del self.seats[worker]
+        if finished_s is not None:
+            self._finished_s[worker] = finished_s
         self.waiting -= seat.waiting is not None
         if seat.clock == self.slowest:
             self._one_fewer_at_slowest()
@@ -125,6 +131,12 @@ class Membership:
     def silent(self, now_s: float) -> list[Seat]:
         """Members that are computing, and were last heard more than `silence_s` ago."""
         return [seat for seat in self.seats.values() if seat.waiting is None and now_s - seat.heard_s > self.silence_s]
+
+    def left_over(self, now_s: float) -> list[Seat]:
+        """All members, if all of them are silent and others have finished, the last of these more than `silence_s` ago."""
+        seats = self.silent(now_s)
+        finished_s = max(self._finished_s.values(), default=now_s)
+        return seats if len(seats) == len(self.seats) and now_s - finished_s > self.silence_s else []
 
     def state(self) -> MembershipState:
         """What a checkpoint keeps."""

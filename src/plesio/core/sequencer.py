@@ -157,7 +157,7 @@ class Sequencer:
         elif isinstance(event, Joined):
             self._joined(event)
         elif isinstance(event, Left):
-            self._left(event.worker, event.incarnation)
+            self._left(event.worker, event.incarnation, finished=not event.died)
         elif isinstance(event, Reported):
             self._reported(event)
         elif isinstance(event, Abandoned):
@@ -181,9 +181,9 @@ class Sequencer:
         self._count_anew()
         self._effects.append(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
 
-    def _left(self, worker: int, incarnation: int) -> None:
+    def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
         """A contribution that came whole still counts, though its worker is gone; what it was working on does not."""
-        seat = self.members.leave(worker, incarnation)
+        seat = self.members.leave(worker, incarnation, self._now_s if finished else None)
         if worker not in self.members.seats:  # also one that never sat: the data that waits for it is for the others
             self.leases.left(worker)
         if seat is None:
@@ -195,8 +195,9 @@ class Sequencer:
         self._settle()
 
     def _ticked(self) -> None:
-        for seat in self.members.silent(self._now_s):
-            if self._waited_for(seat):
+        left_over = self.members.left_over(self._now_s)
+        for seat in left_over or self.members.silent(self._now_s):
+            if left_over or self._waited_for(seat):
                 self._effects.append(Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
                 self._left(seat.worker, seat.incarnation)
 

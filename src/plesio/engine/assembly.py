@@ -29,7 +29,7 @@ from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.outer import OptimizerSpec, check_carried
+from plesio.tensors.outer import OptimizerSpec, check_carried, check_same_optimizer
 from plesio.tensors.versions import Versions
 
 
@@ -38,6 +38,7 @@ class Assembly:
 
     Raises:
         ModelMismatchError: the workers' models differ.
+        ConfigurationError: their optimizers do, or cannot step at the server.
         SharedMemoryError: too little memory.
     """
 
@@ -47,18 +48,18 @@ class Assembly:
         self._first = hellos[0]
         self.model: Described = self._first.model
         self.layout = Layout(self.model.specs)
-        for hello in hellos[1:]:
-            check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
         self._via_server = isinstance(strategy.via, ViaServer)
         self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
         self._spec = None if isinstance(strategy.outer, Average) else optimizer_of(self._first)
+        for hello in hellos[1:]:
+            self.check(hello)
         self._carried = self._spec.carried if self._spec is not None else None
         carried = len(self._carried.keys) if self._carried is not None else 0
         if self._spec is not None:
             check_carried(self._spec, self.layout)
         buffers = max(workers + 2 + evaluates, 1 + carried) if self._via_server else 1 + (self.mirrored and evaluates)
         slots = workers if self._via_server else 0
-        kept = state_copies(strategy, self._spec, workers) if self._via_server else 0
+        kept = state_copies(strategy, self._spec, self.layout, workers) if self._via_server else 0
         what = (
             f"training this model ({human(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
@@ -73,6 +74,17 @@ class Assembly:
         self._versions = Versions(self.ring)
         self._folder: Folder | None = None
         self._shown = False
+
+    def check(self, hello: Hello) -> None:
+        """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too.
+
+        Raises:
+            ModelMismatchError: its model does not.
+            ConfigurationError: its optimizer does not.
+        """
+        check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
+        if self._spec is not None:
+            check_same_optimizer(self._spec, optimizer_of(hello), hello.worker, self._first.worker)
 
     @property
     def folder(self) -> Folder:

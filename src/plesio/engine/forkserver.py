@@ -2,7 +2,8 @@
 
 Importing torch takes seconds; a fork takes milliseconds. The fork server has one thread, has never run an operation of torch
 in parallel and never touched a GPU, so its children start clean. It unpickles what a run brings (the training function)
-before it forks, so that the modules that function needs are imported once too. When the engine's end of its line closes
+before it forks, so that the modules that function needs are imported once too; when the file of one of them has changed,
+the next run gets a fresh fork server. When the engine's end of its line closes
 (however the engine ended) it kills its children; when it dies itself, the kernel does.
 """
 
@@ -29,16 +30,19 @@ from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, clo
 PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process")
 """What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
 START_S = 120.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine: unpickle `payload` (a dict of objects) and keep it under `run`."""
+    """The engine: be as it is (module path, folder, environment), unpickle `payload` (a dict of objects), keep it under
+    `run`."""
 
     run: int
     payload: bytes
     path: tuple[str, ...]
     folder: str
+    environment: dict[bytes, bytes]
 
 
 class Drop(msgspec.Struct, tag=True, frozen=True):
@@ -57,9 +61,10 @@ class Spawn(msgspec.Struct, tag=True, frozen=True):
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: done; or it failed, with the traceback."""
+    """The fork server: done; or it failed, with the traceback. `files`: of modules imported for it, as in `_stamp`."""
 
     failure: str
+    files: dict[str, int]
 
 
 class Spawned(msgspec.Struct, tag=True, frozen=True):
@@ -91,16 +96,22 @@ class ForkServer:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PLESIO_PATH": os.pathsep.join(sys.path)},
+            env={**os.environ, **ONE_THREAD, "PLESIO_PATH": os.pathsep.join(sys.path)},
         )
         theirs.close()
         self._channel: Channel[Loaded | Spawned | Exited] = Channel(mine, Loaded | Spawned | Exited, "the fork server")
         self._exits: dict[int, int] = {}
+        self._files: dict[str, int] = {}
         self._owner = os.getpid()
 
     @classmethod
     def shared(cls, preload: Sequence[str] = ()) -> ForkServer:
-        """The one of this process, started if need be; it imports the modules in `preload` before it forks."""
+        """The one of this process, started if need be; it imports the modules in `preload` before it forks.
+
+        One that holds a module whose file has changed is ended first: it would go on with the code of before.
+        """
+        if cls._shared is not None and any(_stamp(file) != stamp for file, stamp in cls._shared._files.items()):
+            cls.close_shared()
         known = cls._shared
         if known is None or known._owner != os.getpid() or known._process.poll() is not None:
             cls._shared = cls(preload)
@@ -128,9 +139,11 @@ class ForkServer:
         Raises:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
         """
-        self._channel.send(Load(run, payload, tuple(sys.path), os.getcwd()))
+        environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in ONE_THREAD.items()}}
+        self._channel.send(Load(run, payload, tuple(sys.path), os.getcwd(), environment))
         reply = self._reply()
         assert isinstance(reply, Loaded)
+        self._files.update(reply.files)
         if reply.failure:
             raise ConfigurationError(
                 "the training function cannot be loaded in a fresh process; it may use a module or a name that only "
@@ -193,6 +206,7 @@ class _Forker:
     def __init__(self, channel: Channel[Load | Drop | Spawn]) -> None:
         self._channel = channel
         self._objects: dict[int, dict[str, object]] = {}
+        self._imported = set(sys.modules)
         self._children: set[int] = set()
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -220,7 +234,7 @@ class _Forker:
     def _serve(self) -> None:
         message, descriptors = self._channel.receive(START_S)
         if isinstance(message, Load):
-            self._channel.send(Loaded(self._load(message)))
+            self._channel.send(Loaded(self._load(message), self._files_imported()))
         elif isinstance(message, Drop):
             self._objects.pop(message.run, None)
         else:
@@ -234,12 +248,20 @@ class _Forker:
         import cloudpickle
 
         sys.path[:] = message.path
+        os.environb.clear()
+        os.environb.update(message.environment)
         try:
             os.chdir(message.folder)
             self._objects[message.run] = cloudpickle.loads(message.payload)
         except BaseException:
             return traceback.format_exc()
         return ""
+
+    def _files_imported(self) -> dict[str, int]:
+        """The files of the modules that were imported since last asked."""
+        new, self._imported = set(sys.modules) - self._imported, set(sys.modules)
+        files = [getattr(sys.modules[name], "__dict__", {}).get("__file__") for name in new]
+        return {file: _stamp(file) for file in files if file}
 
     def _fork(self, message: Spawn, descriptors: list[int]) -> int:
         parent = os.getpid()
@@ -279,6 +301,14 @@ class _Forker:
                 return
             self._children.discard(pid)
             self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _stamp(file: str) -> int:
+    """When the file was last written to; 0 if it is not there."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def die_with_parent(parent: int) -> None:

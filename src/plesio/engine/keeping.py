@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -28,6 +28,16 @@ class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     journal: str = ""
 
 
+class Taken(NamedTuple):
+    """Local steps, and the samples in them."""
+
+    steps: int = 0
+    samples: int = 0
+
+
+NOTHING = Taken()
+
+
 class Keeper:
     """Writes one run's checkpoints, and counts what each worker contributed."""
 
@@ -39,27 +49,30 @@ class Keeper:
         self.before = [Progress()] * workers
         self._contributions = [0] * workers
         self._steps = [0] * workers
-        self._coming = [0] * workers  # local steps in a contribution that came and is not dealt with
-        self.taken = 0  # local steps that came and are dealt with: the others are done again after a resume
+        self._coming = [NOTHING] * workers  # what is in a contribution that came and is not dealt with
+        self.taken = NOTHING  # what came and is dealt with: the rest is done again after a resume
 
     @property
     def writes(self) -> bool:
         """Whether checkpoints are asked for."""
         return bool(self._keeping.folder)
 
-    def came(self, worker: int, number: int, steps: int) -> None:
+    def came(self, worker: int, number: int, steps: int, samples: int) -> None:
         """Contribution `number` of `worker`, of so many local steps, came; it may have crossed its own cancellation."""
         if self.before[worker].contributions + number > self._contributions[worker]:
-            self._coming[worker] = steps
+            self._coming[worker] = Taken(steps, samples)
         else:
-            self.taken += steps
+            self._take(Taken(steps, samples))
 
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         self._contributions[worker] = self.before[worker].contributions + number
-        self._steps[worker] += self._coming[worker] or 1
-        self.taken += self._coming[worker]
-        self._coming[worker] = 0
+        self._steps[worker] += self._coming[worker].steps or 1
+        self._take(self._coming[worker])
+        self._coming[worker] = NOTHING
+
+    def _take(self, more: Taken) -> None:
+        self.taken = Taken(self.taken.steps + more.steps, self.taken.samples + more.samples)
 
     def due(self, now_s: float) -> bool:
         """Whether one is to be written now."""
@@ -90,7 +103,8 @@ class Keeper:
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(map(Progress, self._contributions, self._steps)),
-            steps=self.taken,
+            steps=self.taken.steps,
+            samples=self.taken.samples,
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
@@ -116,7 +130,7 @@ class Keeper:
         self.before = list(manifest.progress)
         self._contributions = [one.contributions for one in self.before]
         self._steps = [one.steps for one in self.before]
-        self.taken = manifest.steps
+        self.taken = Taken(manifest.steps, manifest.samples)
         self._kept = manifest.version
         return Sequencer.restore(
             self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s

@@ -81,6 +81,7 @@ class LocalEngine:
         self._stop_sent_s: float | None = None
         self._ctrl_c = CtrlC()
         self._raised: set[int] = set()
+        self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
         self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
         self._final_judged = job.evaluate is None
 
@@ -108,7 +109,7 @@ class LocalEngine:
         self._outcome.interrupted = self._ctrl_c.pressed > 0
         if self._error is not None and not self._outcome.interrupted:
             raise self._error
-        self._tell_once()
+        self._say_how_they_left()
         return self._outcome
 
     def _patience_s(self) -> float:
@@ -118,15 +119,23 @@ class LocalEngine:
             return 0.0
         return max(0.0, ctrl_c.first_s + INTERRUPT_S - time.monotonic()) if ctrl_c.pressed else GRACE_S
 
-    def _tell_once(self) -> None:
-        """A worker that raised closed its line, too: the server calls that a death, and its exception says more."""
+    def _say_how_they_left(self) -> None:
+        """A closed line is a death to the server; for a worker that raised or was stopped, here more is known."""
         outcome, raised = self._outcome, self._raised
         outcome.incidents = [one for one in outcome.incidents if not (one.worker in raised and DIED in one.what)]
-        if outcome.final is not None and raised:
-            workers = tuple(
-                replace(one, left="raised") if one.worker in raised else one for one in outcome.final.workers
-            )
-            outcome.final = replace(outcome.final, workers=workers)
+        if outcome.final is None:
+            return
+        why = {**dict.fromkeys(self._stopped, "stopped"), **dict.fromkeys(raised, "raised")}
+        workers = tuple(
+            replace(one, left=why.get(one.worker, one.left)) if one.left == "died" else one
+            for one in outcome.final.workers
+        )
+        outcome.final = replace(outcome.final, workers=workers)
+        asked = f"{INTERRUPT_GRACE_S:g} s of Ctrl-C" if self._ctrl_c.pressed else f"{GRACE_S:g} s of being asked to"
+        for one in workers:
+            if one.left == "stopped":
+                what = f"worker {one.worker} did not end within {asked} and was stopped: what it was at is lost"
+                outcome.incidents.append(Incident(outcome.final.wall_s, one.worker, what))
 
     # While it runs
 
@@ -255,8 +264,9 @@ class LocalEngine:
                 f"the server did not say within {self._job.timeout_s + START_S:g} s who is late"
             )
         if self._late(INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S):
-            for process in self._processes.workers:
+            for worker, process in enumerate(self._processes.workers):
                 if not process.done:
+                    self._stopped.add(worker)
                     process.kill()
 
     def _kill(self, fault: Kill) -> None:

@@ -38,12 +38,13 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class LeaseRequest(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the server: data of `epoch`, an epoch of `total` batches, please."""
+    """A worker to the server: data of `epoch`, please, for which it drew `total` batches, known by their `digest`."""
 
     epoch: int
     total: int
     most: int
     unused: int
+    digest: int
 
 
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):

@@ -266,7 +266,7 @@ class Server:
     def _pushed(self, line: Line, header: Header) -> None:
         meter = self._meter.workers[line.worker]
         meter.pushed(header.ready_s, header.steps, header.samples)
-        self._keeper.came(line.worker, header.number, header.steps)
+        self._keeper.came(line.worker, header.number, header.steps, header.samples)
         if header.extra:
             self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
         if self._recorder is not None:
@@ -311,10 +311,9 @@ class Server:
         if self._stopping:
             line.say(LeaseReply((), stop=True))
             return
-        agreed = self._leases.agree(request.total)
-        if agreed != request.total:
-            why = f"its loader has {request.total} batches an epoch, another worker's {agreed}; give all the same data"
-            line.say(Refused("ConfigurationError", f"worker {line.worker}: {why}"))
+        why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
+        if why:
+            line.say(Refused("ConfigurationError", why))
             return
         wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused)
         self._receive(wanted, time.monotonic())
@@ -473,10 +472,8 @@ class Server:
 
     def _evict(self, evict: Evict) -> None:
         line = self._lines[evict.worker]
-        self._trouble(
-            evict.worker,
-            f"worker {evict.worker} was silent for {evict.silent_s:.0f} s while others waited for it: evicted",
-        )
+        others = "while others waited for it" if self._sequencer.members.seats else "and all the others had ended"
+        self._trouble(evict.worker, f"worker {evict.worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
         line.finished = True
         self._lost(line)
 

@@ -23,13 +23,14 @@ class Push(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """Wants data at `ready_s`; the rest as in `plesio.core.events.LeaseWanted`."""
+    """Wants data at `ready_s`; the rest as in `plesio.core.events.LeaseWanted` and `plesio.engine.messages.LeaseRequest`."""
 
     ready_s: float
     epoch: int
     total: int
     most: int
     unused: int = 0
+    digest: int = 0
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):

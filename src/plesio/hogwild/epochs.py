@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plesio.errors import PlesioError
+from plesio.hogwild.settings import functions
 
 
 class DivergedError(PlesioError, ArithmeticError):
@@ -105,13 +106,14 @@ def run_epochs(
         label: what the progress bar says.
 
     Raises:
+        ConfigurationError: callbacks that are not functions.
         DivergedError: with the epoch, the learning rate and what to try. What was saved last is still good.
 
     >>> sweep = lambda number: Epoch(number, 0.1, 1.0 / (number + 1), 10, 0.01, (10,))
     >>> [epoch.loss for epoch in run_epochs(range(5), sweep, callbacks=[lambda epoch: epoch.loss < 0.6])]
     [1.0, 0.5]
     """
-    callbacks = list(callbacks)
+    callbacks = functions(callbacks)
     done: list[Epoch] = []
     with _bar(epochs, label, progress) as at:
         for number in epochs:

@@ -21,6 +21,7 @@ from plesio.hogwild.epochs import DivergedError, Epoch, run_epochs
 from plesio.hogwild.examples import Sparse, columns, csr, finite, readable, size, take
 from plesio.hogwild.rates import rate
 from plesio.hogwild.report import Report, measure
+from plesio.hogwild.settings import Shown, functions, number, whole
 from plesio.hogwild.sweeps import Free, Grouped, Sweep, Work, fastest
 from plesio.hogwild.threads import thread_count
 
@@ -28,7 +29,7 @@ MODELS = ("auto", "replica", "shared")
 SCHEDULES = ("constant", "decay", "invscaling", "linear")
 
 
-class Kernel:
+class Kernel(Shown):
     """Stochastic gradient descent with an update of your own, by many threads on one model and without locks.
 
     `update(parameters, example, lr)` is a plain Python function, or one compiled by `numba.njit`. It changes the
@@ -57,12 +58,13 @@ class Kernel:
         seed: of the order of the chunks.
         callbacks: each is called with an `Epoch` after every epoch; one that returns True ends the fit.
         checkpoint: a folder to keep the parameters in after every epoch.
-        resume: a folder that an earlier fit kept them in: the fit goes on from there.
+        resume: a folder that an earlier fit of the same data, with the same settings but for `epochs`, kept them in: the
+            fit goes on from there.
         progress: show a progress bar.
 
     Attributes:
         parameters: as given, trained.
-        history_: an `Epoch` for each one that the last fit did.
+        history_: an `Epoch` for each one that the last fit did, also before a resume.
         model_, threads_: what the last fit used.
 
     Raises:
@@ -108,18 +110,17 @@ class Kernel:
             raise ConfigurationError(unknown_name("model for a Kernel", model, MODELS))
         if deterministic and model == "replica":
             raise ConfigurationError("deterministic=True shares one model; leave model='replica' out.")
-        if not isinstance(epochs, int) or epochs < 0:
-            raise ConfigurationError(f"epochs={epochs!r}: a whole number of at least 0.")
         if schedule not in SCHEDULES:
             raise ConfigurationError(unknown_name("learning-rate schedule for a Kernel", schedule, SCHEDULES))
         self.update, self.parameters = update, parameters
-        self.epochs, self.lr, self.schedule = epochs, lr, schedule
+        self.epochs, self.lr, self.schedule = whole("epochs", epochs, 0), number("lr", lr), schedule
         self.threads, self.model, self.deterministic = threads, model, deterministic
-        self.chunk, self.seed = chunk, seed
-        self.callbacks, self.checkpoint, self.resume, self.progress = callbacks, checkpoint, resume, progress
+        self.chunk, self.seed = whole("chunk", chunk, 1), whole("seed", seed, 0)
+        self.callbacks, self.progress = functions(callbacks), progress
+        self.checkpoint, self.resume = checkpoint, resume
         check_update(update)
-        self._arrays = _named(parameters)
-        self._rate = rate(schedule, lr=lr)
+        _named(parameters)  # complains now
+        self._rate = rate(schedule, lr=self.lr)
         self._touched: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None
         self.history_: list[Epoch] = []
 
@@ -137,38 +138,44 @@ class Kernel:
         self._touched = None if touches is None else _touched(touches, rows)
         self._row_bytes = size(data) / rows
         bounds = chunk_bounds(rows, self.chunk)
-        first = self._resumed(rows)
-        number = np.result_type(np.float32, *(array for array in self._arrays if array.dtype.kind == "f")).type
-        loops = compile_update(self.update, take(data), self._arrays, data, number(0))
+        arrays = _named(self.parameters)
+        about = {} if self.checkpoint is None and self.resume is None else self._about(data)
+        history = [] if self.resume is None else self._go_on(self.resume, about, arrays)
+        first = len(history)
+        floating = np.result_type(np.float32, *(array for array in arrays if array.dtype.kind == "f")).type
+        loops = compile_update(self.update, take(data), arrays, data, floating(0))
 
         def plan(epoch: int) -> tuple[NDArray[np.uint32], NDArray[Any]]:
             order = chunk_order(len(bounds) - 1, self.seed, epoch)
             sizes = np.diff(bounds)[order]
-            lrs = np.empty(len(order), number)  # by chunk: the same whoever does it, and when
+            lrs = np.empty(len(order), floating)  # by chunk: the same whoever does it, and when
             lrs[order] = self._rate.over(epoch, epoch * rows + np.cumsum(sizes) - sizes, rows * self.epochs)
             return order, lrs
 
         self.model_, self.threads_ = self.model, thread_count(self.threads)
-        sweep = self._way(Work(loops, self._arrays, data, bounds), plan(first), self.epochs - first)
+        sweep = self._way(Work(loops, arrays, data, bounds), plan(first), self.epochs - first)
 
         def one(epoch: int) -> Epoch:
             began = time.perf_counter()
             order, lrs = plan(epoch)
             loss, examples = sweep(order, lrs)
-            mean = loss / rows if loops.has_loss else None if finite(self._arrays) else math.nan
-            return Epoch(epoch, float(lrs[order[-1]]), mean, rows, time.perf_counter() - began, tuple(examples))
+            mean = loss / rows if loops.has_loss else None if finite(arrays) else math.nan
+            seconds = time.perf_counter() - began
+            history.append(Epoch(epoch, float(lrs[order[-1]]), mean, rows, seconds, tuple(examples)))
+            return history[-1]
 
         def save(epoch: Epoch) -> None:
             if self.checkpoint is not None:
-                saving.save(self.checkpoint, self._arrays._asdict(), {"epoch": epoch.number, **self._order_of(rows)})
+                saving.save(self.checkpoint, arrays._asdict(), about | {"history": saving.written(history)})
 
         settings: Any = {"callbacks": self.callbacks, "progress": self.progress, "label": "Kernel", "save": save}
         try:
-            self.history_ = run_epochs(range(first, self.epochs), one, **settings)
+            run_epochs(range(first, self.epochs), one, **settings)
         except DivergedError as error:
             if finite(data):
                 raise
             raise DivergedError(f"{error} But the data itself holds a NaN or an infinity.") from None
+        self.history_ = history
         return self
 
     @property
@@ -182,10 +189,11 @@ class Kernel:
                 "report_ needs fit(data, touches=...): which parameters an example reads or writes."
             )
         indptr, indices = self._touched
-        parameters = max(sum(array.size for array in self._arrays), int(indices.max(initial=0)) + 1)
+        arrays = _named(self.parameters)
+        parameters = max(sum(array.size for array in arrays), int(indices.max(initial=0)) + 1)
         model = "deterministic" if self.deterministic and self.threads_ > 1 else self.model_
         touched = len(indices) / (len(indptr) - 1)
-        moved = self._row_bytes + 2 * touched * max(array.itemsize for array in self._arrays)  # each read and written
+        moved = self._row_bytes + 2 * touched * max(array.itemsize for array in arrays)  # each read and written
         settings: Any = {"threads": self.threads_, "model": model, "epochs": self.history_, "seed": self.seed}
         return measure(indptr, indices, parameters, bytes_per_example=moved, **settings)
 
@@ -204,27 +212,25 @@ class Kernel:
             self.model_, self.threads_ = chosen.model, chosen.threads
         return Free(work, self.threads_, replicas=self.model_ == "replica")
 
-    def _order_of(self, rows: int) -> dict[str, int]:
-        """What settles the order of the examples."""
-        return {"rows": rows, "chunk": self.chunk, "seed": self.seed}
+    def _about(self, data: Any) -> dict[str, Any]:
+        """What a checkpoint must agree in with the fit that goes on from it."""
+        names = ("lr", "schedule", "chunk", "seed")
+        return {"family": "kernel", **{name: getattr(self, name) for name in names}, "data": saving.digest(data)}
 
-    def _resumed(self, rows: int) -> int:
-        """The epoch to begin with; the parameters are those of the checkpoint then."""
-        if self.resume is None:
-            return 0
-        arrays, about = saving.load(self.resume)
-        told = {name: about.get(name) for name in self._order_of(rows)}
-        if told != self._order_of(rows):
-            raise CheckpointError(
-                f"{str(self.resume)!r} was kept by a fit with {told}, this one has {self._order_of(rows)}."
-            )
-        shapes = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
-        own = {name: (array.shape, array.dtype.name) for name, array in self._arrays._asdict().items()}
-        if shapes != own:
-            raise CheckpointError(f"{str(self.resume)!r} holds parameters {shapes}, this kernel has {own}.")
-        for name, array in self._arrays._asdict().items():
+    def _go_on(self, folder: str | Path, now: dict[str, Any], own: Any) -> list[Epoch]:
+        """From where the fit kept in the folder was: the parameters become its own, its epochs are given back."""
+        arrays, about = saving.load(folder)
+        saving.check(about, now, folder)
+        kept, these = _types(arrays), _types(own._asdict())
+        if kept != these:
+            raise CheckpointError(f"{str(folder)!r} holds parameters {kept}, this kernel has {these}.")
+        for name, array in own._asdict().items():
             np.copyto(array, arrays[name])
-        return int(about["epoch"]) + 1
+        return saving.read(about["history"])
+
+
+def _types(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
 
 
 @lru_cache(maxsize=64)

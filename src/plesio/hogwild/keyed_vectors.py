@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError
 
-Keys = str | Sequence[str | NDArray[Any]]
+Key = str | int | NDArray[Any]
+"""A name, its place, or a vector that is nobody's."""
+Keys = Key | Sequence[Key | tuple[Key, float]]
+"""One or several, each perhaps with a weight; an array of two dimensions is several vectors."""
 Question = tuple[str, ...]
 _AT_ONCE = 512  # questions
 
@@ -25,25 +28,34 @@ class KeyedVectors:
     Args:
         keys: the names, most frequent first where that is known: `restrict_vocab` takes a head of them.
         vectors: a row for each; made float32.
+        counts: how often each occurred, if that is known.
+
+    Wherever a key is asked for, its place will do: `wv[0]` is the first.
 
     Attributes:
         vectors: float32, keys x vector_size.
         index_to_key, key_to_index: the names in order, and the place of each.
+        counts: int64, or None.
 
     Raises:
-        ConfigurationError: if names and rows are not equally many, or a name occurs twice.
+        ConfigurationError: if names, rows and counts are not equally many, or a name occurs twice.
 
     >>> wv = KeyedVectors(["king", "queen", "man", "woman"], [[2, 2], [2, -2], [1, 2], [1, -2]])
     >>> wv.most_similar(positive=["king", "woman"], negative=["man"], topn=1)[0][0]
     'queen'
     """
 
-    def __init__(self, keys: Iterable[str], vectors: Any) -> None:
+    def __init__(self, keys: Iterable[str], vectors: Any, counts: Any = None) -> None:
         self.index_to_key = list(keys)
         self.vectors: NDArray[np.float32] = np.ascontiguousarray(vectors, dtype=np.float32)
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.index_to_key):
             raise ConfigurationError(
                 f"{len(self.index_to_key)} keys for vectors of shape {self.vectors.shape}; allowed is a row for each key."
+            )
+        self.counts = None if counts is None else np.array(counts, np.int64)
+        if self.counts is not None and self.counts.shape != self.vectors.shape[:1]:
+            raise ConfigurationError(
+                f"counts has shape {self.counts.shape} for {len(self.index_to_key)} keys; allowed is a number for each key."
             )
         self.key_to_index = {key: index for index, key in enumerate(self.index_to_key)}
         if len(self.key_to_index) < len(self.index_to_key):
@@ -66,40 +78,66 @@ class KeyedVectors:
     def __iter__(self) -> Iterator[str]:
         return iter(self.index_to_key)
 
-    def __getitem__(self, key: str | Sequence[str]) -> NDArray[np.float32]:
+    def __getitem__(self, key: str | int | Sequence[str | int]) -> NDArray[np.float32]:
         """The vector of a key, or the rows of several."""
-        places = self._index(key) if isinstance(key, str) else [self._index(one) for one in key]
+        places = self._index(key) if isinstance(key, str | int | np.integer) else [self._index(one) for one in key]
         found: NDArray[np.float32] = self.vectors[places]
         return found
 
-    def get_vector(self, key: str, norm: bool = False) -> NDArray[np.float32]:
+    def get_vector(self, key: str | int, norm: bool = False) -> NDArray[np.float32]:
         """The vector of `key`, of length 1 if `norm`."""
         return _unit(self[key]) if norm else self[key]
 
-    def similarity(self, one: str, other: str) -> float:
+    def get_vecattr(self, key: str | int, attr: str) -> int:
+        """How often `key` occurred: `attr` is "count", the only thing kept beside a vector.
+
+        Raises KeyError if that is not known, as of vectors read from a file.
+        """
+        if attr != "count" or self.counts is None:
+            kept = "no attributes are kept" if self.counts is None else "'count' is kept"
+            raise KeyError(f"there is no {attr!r} of these keys; {kept}")
+        return int(self.counts[self._index(key)])
+
+    def similarity(self, one: str | int, other: str | int) -> float:
         """The cosine of the angle between two."""
         return float(self.get_vector(one, norm=True) @ self.get_vector(other, norm=True))
+
+    def distance(self, one: str | int, other: str | int) -> float:
+        """1 less their `similarity`."""
+        return 1 - self.similarity(one, other)
 
     def most_similar(
         self,
         positive: Keys = (),
         negative: Keys = (),
-        topn: int = 10,
+        topn: int | None = 10,
         restrict_vocab: int | None = None,
-    ) -> list[tuple[str, float]]:
-        """The keys nearest to the mean of `positive` less `negative` by cosine, the keys given left out.
+    ) -> Any:
+        """The keys nearest to the mean of `positive` less `negative` by cosine, the keys given left out: (key, cosine) pairs.
 
-        Raises ConfigurationError if none is given, KeyError for a key that is not there.
+        Each is a key, whose vector counts with length 1, a vector as it is, or a pair of one and its weight. With `topn=None`
+        it is the cosines of all, in the order of the keys.
+
+        Raises ConfigurationError if none is given or a vector has another length, KeyError for a key that is not there.
         """
-        near, far = _listed(positive), _listed(negative)
-        if not near and not far:
+        signed = [*_weighted(positive, 1.0), *_weighted(negative, -1.0)]
+        if not signed:
             raise ConfigurationError("most_similar() needs at least one key, in positive= or negative=; got none.")
-        signed = [(key, 1.0) for key in near] + [(key, -1.0) for key in far]
-        rows = np.array([sign * _unit(self[key] if isinstance(key, str) else np.asarray(key)) for key, sign in signed])
-        scores = _unit(self.vectors[:restrict_vocab]) @ _unit(rows.mean(axis=0))
-        given = {self._index(key) for key, _ in signed if isinstance(key, str)}
+        rows = np.array([weight * self._vector(key) for key, weight in signed])
+        scores = _unit(self.vectors[:restrict_vocab]) @ _unit(rows.sum(axis=0))
+        if topn is None:
+            return scores
+        given = {self._index(key) for key, _ in signed if _is_key(key)}
         best = [index for index in np.argsort(-scores, kind="stable").tolist() if index not in given][: max(topn, 0)]
         return [(self.index_to_key[index], float(scores[index])) for index in best]
+
+    def similar_by_word(self, word: str | int, topn: int | None = 10, restrict_vocab: int | None = None) -> Any:
+        """`most_similar` to one key."""
+        return self.most_similar(positive=[word], topn=topn, restrict_vocab=restrict_vocab)
+
+    def similar_by_vector(self, vector: Any, topn: int | None = 10, restrict_vocab: int | None = None) -> Any:
+        """`most_similar` to a vector, no key left out."""
+        return self.most_similar(positive=[np.asarray(vector)], topn=topn, restrict_vocab=restrict_vocab)
 
     def doesnt_match(self, words: Sequence[str]) -> str:
         """The word farthest from the mean of all."""
@@ -175,15 +213,34 @@ class KeyedVectors:
                 ) from error
         return cls(keys, np.array(vectors))
 
-    def _index(self, key: str) -> int:
+    def _index(self, key: Any) -> int:
+        if isinstance(key, int | np.integer):
+            if 0 <= key < len(self):
+                return int(key)
+            raise KeyError(f"there is no vector at place {key}: places are 0 to {len(self) - 1}")
         try:
             return self.key_to_index[key]
         except KeyError:
             raise KeyError(f"there is no vector of {key!r}: it was not in the text, or too rare (min_count)") from None
 
+    def _vector(self, key: Any) -> NDArray[Any]:
+        """Of length 1 for a key; a vector as it is."""
+        if _is_key(key):
+            return self.get_vector(key, norm=True)
+        vector = np.asarray(key)
+        if vector.shape != (self.vector_size,) or vector.dtype.kind not in "fiu":
+            raise ConfigurationError(f"{key!r} is neither a key nor a vector of {self.vector_size} numbers.")
+        return vector
 
-def _listed(keys: Keys) -> list[str | NDArray[Any]]:
-    return [keys] if isinstance(keys, str) else list(keys)
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str | int | np.integer)
+
+
+def _weighted(keys: Any, sign: float) -> list[tuple[Any, float]]:
+    """Each key or vector, and its weight."""
+    several = [keys] if _is_key(keys) or (isinstance(keys, np.ndarray) and keys.ndim == 1) else keys
+    return [(one[0], sign * one[1]) if isinstance(one, tuple) and len(one) == 2 else (one, sign) for one in several]
 
 
 def _unit(rows: NDArray[Any]) -> NDArray[np.float32]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,16 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from plesio.disk import to_disk
 from plesio.errors import CheckpointError
+from plesio.hogwild.epochs import Epoch
 
 JSON: TypeAlias = Any
 """What `json` can write: None, bool, int, float, str, and lists and dicts of these."""
 
 FILE = "model.safetensors"
 FORMAT = 1
+_BLOCK_BYTES = 1 << 24  # what `digest` copies at most of an array that does not lie in one piece
 
 
 def save(folder: str | Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, JSON]) -> None:
@@ -87,6 +90,51 @@ def load(folder: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, JSON]]:
     if damaged:
         raise CheckpointError(f"{path} is damaged in {', '.join(damaged)}; take an older copy of it.")
     return arrays, json.loads(header["about"])
+
+
+def check(kept: Mapping[str, JSON], now: Mapping[str, JSON], folder: str | Path) -> None:
+    """Raise CheckpointError unless the kept fit agrees with this one in everything named in `now`."""
+    other = [f"{name}={kept.get(name)!r} (now {value!r})" for name, value in now.items() if kept.get(name) != value]
+    if other:
+        raise CheckpointError(
+            f"the checkpoint in {str(folder)!r} is of another fit: {', '.join(other)}; "
+            "go on with the same data and settings, or begin anew without resume."
+        )
+
+
+def digest(data: Any) -> str:
+    """64 bits of an array's type, shape and contents, or of all arrays in a tuple: others for other data.
+
+    >>> digest((np.arange(3), np.ones(2))) == digest((np.arange(3), np.ones(2))) != digest((np.arange(3), np.zeros(2)))
+    True
+    """
+    state = xxh3_64()
+    _add(data, state)
+    return str(state.hexdigest())
+
+
+def _add(data: Any, state: xxh3_64) -> None:
+    if isinstance(data, tuple):
+        for array in data:
+            _add(array, state)
+    elif data.dtype.names:  # by field: what lies between them is anything
+        for name in data.dtype.names:
+            _add(data[name], state)
+    else:
+        state.update(f"{data.dtype.str}{data.shape}".encode())
+        rows = max(1, _BLOCK_BYTES * len(data) // max(data.nbytes, 1))
+        for first in range(0, len(data), rows):
+            state.update(np.ascontiguousarray(data[first : first + rows]).reshape(-1).view(np.uint8).data)
+
+
+def written(history: Sequence[Epoch]) -> JSON:
+    """The epochs as JSON."""
+    return [asdict(epoch) for epoch in history]
+
+
+def read(history: JSON) -> list[Epoch]:
+    """The epochs that `written` made JSON of."""
+    return [Epoch(**epoch | {"examples_by_thread": tuple(epoch["examples_by_thread"])}) for epoch in history]
 
 
 def _checksum(array: NDArray[Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from plesio.core.events import Fold
 from plesio.rules import DelayCompensated, GapAware, LookAhead
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
@@ -180,10 +180,10 @@ def _holds(strategy: Strategy) -> int:
     return together if together > 1 and not strategy.release.after_fold else 0
 
 
-def state_copies(strategy: Strategy, spec: OptimizerSpec | None, workers: int) -> int:
+def state_copies(strategy: Strategy, spec: OptimizerSpec | None, layout: Layout, workers: int) -> int:
     """How many times the size of the model is kept at the server beside versions and slots."""
     mean_square = isinstance(strategy.correct, DelayCompensated) and strategy.correct.adaptive
-    kept = kept_copies(spec) if spec is not None else 0
+    kept = kept_copies(spec, layout) if spec is not None else 0
     if isinstance(strategy.adopt, LookAhead) and kept:
         return kept + workers + _holds(strategy)
     return kept + mean_square + min(1, _holds(strategy))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,6 +43,8 @@ FLAT_DTYPES = ("float32", "float64")
 FUSED: tuple[type[Optimizer], ...] = (Adam, AdamW, Adagrad)
 FUSED_FROM = 1 << 17
 """Elements from which the fused kernel is worth differing in the last bit from the plain loop (it is 7-10 times faster)."""
+SCHEDULED = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+"""What torch's schedulers note in an optimizer's groups for themselves; no optimizer reads it."""
 
 Groups = list[dict[str, Any]]
 
@@ -81,6 +83,18 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
         carried = Carried.by(optimizer, tensors) if tensors else None
         return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer), carried)
+
+    def difference(self, other: OptimizerSpec) -> str | None:
+        """In what `other` is no optimizer like this one, in words: wanted, got; None if it is. Values may differ."""
+        wanted, got = (f"{one.kind.__module__}.{one.kind.__qualname__}" for one in (self, other))
+        if wanted != got:  # by name: a class of the user's script is another object in each process
+            return f"{wanted} was wanted, got {got}"
+        if len(self.groups) != len(other.groups):
+            return f"{len(self.groups)} parameter groups were wanted, got {len(other.groups)}"
+        for number, (want, have) in enumerate(zip(self.groups, other.groups, strict=True)):
+            if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
+                return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
+        return None
 
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
@@ -247,13 +261,49 @@ class ServerOptimizer:
         return state
 
 
-def kept_copies(spec: OptimizerSpec) -> int:
-    """How many tensors the size of a parameter this optimizer keeps for each: found by letting it step on a tiny one."""
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    parameter.grad = torch.zeros(3)
-    optimizer = _build(msgspec.structs.replace(spec, groups=spec.groups[:1]), [[parameter]])
-    optimizer.step()
-    return sum(torch.is_tensor(one) and one.shape == (3,) for one in optimizer.state[parameter].values())
+def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
+    """How many tensors the size of the model this optimizer keeps: found by letting it step on tiny ones.
+
+    They are of the groups, the dtypes and the numbers of dimensions that it will step on.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
+    for group, dtype, dimensions in dict.fromkeys(_forms(spec, layout)):
+        parameter = torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype))
+        parameter.grad = torch.zeros_like(parameter)
+        grouped[group].append(parameter)
+    try:
+        optimizer = _build(spec, grouped)
+        optimizer.step()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{spec.kind.__name__} cannot step at the server: tried there on small tensors of zeros, it raised "
+            f"{type(error).__name__}: {error}; take another optimizer, or a strategy whose optimizer stays in the worker, "
+            "such as local_sgd"
+        ) from error
+    state = optimizer.state.items()
+    return len({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
+
+
+def _forms(spec: OptimizerSpec, layout: Layout) -> Iterator[tuple[int, torch.dtype, int]]:
+    """Of each tensor that is stepped on: group, dtype, number of dimensions."""
+    for piece in _pieces(layout, spec.kind in ELEMENTWISE):
+        one = layout.specs[piece.tensors[0]]
+        yield piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)
+
+
+def check_same_optimizer(wanted: OptimizerSpec, got: OptimizerSpec, worker: int, reference: int) -> None:
+    """Raise `ConfigurationError` if worker `worker` steps otherwise than worker `reference`."""
+    difference = wanted.difference(got)
+    if difference is not None:
+        raise ConfigurationError(
+            f"worker {worker} does not hold the same optimizer as worker {reference}: {difference}; build it the same way "
+            "on every worker (values, such as lr, may differ)"
+        )
 
 
 class _Piece(NamedTuple):

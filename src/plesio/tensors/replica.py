@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class Replica(Protocol):
 
     def fill_slot(self) -> bool: ...
 
+    def check_gradients(self) -> bool: ...
+
     def adopt(self, buffer: int) -> None: ...
 
 
@@ -50,9 +52,34 @@ class _Bound:
             if spec.kind in kinds:
                 view.copy_(tensor.detach())
                 tensor.data = view
+        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
+        self._addresses = self._addresses_now()
 
-    def _check(self, index: int) -> None:
-        """Raise if the user's code swapped a tensor under our hands."""
+    def _addresses_now(self) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, self.tensors))
+
+    def check(self) -> None:
+        """Make sure that the model's tensors are the ones it was prepared with.
+
+        Raises:
+            ModelMismatchError: the user's code swapped one under our hands.
+        """
+        if (now := self._addresses_now()) != self._addresses:
+            self._refuse(next(i for i, address in enumerate(now) if address != self._addresses[i]))
+
+    def check_gradients(self) -> bool:
+        """Before an optimizer steps in this process: whether the gradient is finite. Parameters without one are counted.
+
+        Raises:
+            ModelMismatchError: as from `check`.
+        """
+        self.check()
+        gradients = [self.tensors[index].grad for index in self._trained]
+        self.missing += sum(one is None for one in gradients)
+        numbers = (one._values() if one.is_sparse else one for one in gradients if one is not None)
+        return all(map(is_finite, numbers))
+
+    def _refuse(self, index: int) -> NoReturn:
         tensor, spec = self.tensors[index], self.layout.specs[index]
         if tensor.shape != spec.shape or tensor.dtype != spec.torch_dtype:
             raise ModelMismatchError(
@@ -77,9 +104,7 @@ class GradientReplica(_Bound):
         self._ring = ring
         self._slot = slot
         self._in_place = in_place
-        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._slot_addresses = [view.data_ptr() for view in slot.views]
+        self._contributed = [(i, self.tensors[i], slot.views[i].data_ptr()) for i in self._trained]
         self._zero = [False] * len(layout.specs)
         self._checked = [flat for flat in slot.of_kind(Kind.TRAINED) if flat.is_floating_point()]
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
@@ -90,14 +115,13 @@ class GradientReplica(_Bound):
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
         self.missing = 0
-        for index in self._trained:
-            tensor = self.tensors[index]
+        for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
-                self._check(index)
+                self._refuse(index)
             gradient = tensor.grad
             if gradient is None:
                 self._no_gradient(index)
-            elif gradient.data_ptr() != self._slot_addresses[index]:
+            elif gradient.is_sparse or gradient.data_ptr() != in_slot:
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
@@ -106,7 +130,7 @@ class GradientReplica(_Bound):
                 self._zero[index] = False
         for sent, mine in self._buffers:
             sent.copy_(mine)
-        return all(is_finite(flat) for flat in self._checked)
+        return all(map(is_finite, self._checked))
 
     def _no_gradient(self, index: int) -> None:
         """A parameter this step did not touch contributes zero, and is counted."""
@@ -139,19 +163,17 @@ class ParameterReplica(_Bound):
         super().__init__(layout, tensors, Arena.private(layout), tuple(Kind))
         self._ring = ring
         self._slot = slot
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     def fill_slot(self) -> bool:
         """Bring parameters and buffers into the slot; whether they are finite."""
-        for index, tensor in enumerate(self.tensors):
-            if tensor.data_ptr() != self._addresses[index]:
-                self._check(index)
+        self.check()
         self._slot.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        return all(is_finite(flat) for flat in self._slot.of_kind(Kind.TRAINED))
+        return all(map(is_finite, self._slot.of_kind(Kind.TRAINED)))
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
         self.arena.copy_from(self._ring[buffer])
+        self.missing = 0
 
 
 class SharedReplica(_Bound):
@@ -159,20 +181,17 @@ class SharedReplica(_Bound):
 
     def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena]) -> None:
         super().__init__(layout, tensors, ring[0], ())
-        pairs = list(zip(tensors, layout.specs, strict=True))
-        self._trained = [tensor for tensor, spec in pairs if spec.kind is Kind.TRAINED]
 
     def fill_slot(self) -> bool:
         """Nothing is sent; whether the gradient is finite."""
-        gradients = [tensor.grad for tensor in self._trained]
-        self.missing = sum(gradient is None for gradient in gradients)
-        numbers = (one._values() if one.is_sparse else one for one in gradients if one is not None)
-        return all(is_finite(flat.detach().reshape(-1)) for flat in numbers)
+        self.missing = 0
+        return self.check_gradients()
 
     def adopt(self, buffer: int) -> None:
         """Point the model at the shared parameters; they are always the current ones."""
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
+        self._addresses = self._addresses_now()
 
 
 def is_finite(flat: torch.Tensor) -> bool:

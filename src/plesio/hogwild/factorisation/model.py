@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.errors import CheckpointError, ConfigurationError, unknown_name
+from plesio.errors import ConfigurationError, unknown_name
 from plesio.hogwild import saving
 from plesio.hogwild.epochs import Epoch, run_epochs
 from plesio.hogwild.factorisation.dealing import Triples
@@ -22,15 +22,17 @@ from plesio.hogwild.factorisation.recommender import Recommender
 from plesio.hogwild.factorisation.training import Best, Falling, Training, key_of, lrs_of
 from plesio.hogwild.rates import rate
 from plesio.hogwild.report import Report, measure
+from plesio.hogwild.settings import Shown, functions, number, whole
 from plesio.hogwild.threads import thread_count
 
 REGULARIZATION = {"bpr": 0.01, "squared": 0.08}
 LOSSES = tuple(REGULARIZATION)
 OPTIMIZERS = ("adagrad", "sgd")
 MODELS = ("auto", "shared")
+_TABLES = ("users", "items", "best_users", "best_items")
 
 
-class MatrixFactorization(Recommender):
+class MatrixFactorization(Shown, Recommender):
     """Predicts what a user thinks of an item as mean + user bias + item bias + user factors · item factors.
 
     Learnt by stochastic gradient descent over the known ratings, without locks: threads hold different users and
@@ -63,14 +65,16 @@ class MatrixFactorization(Recommender):
             the best; 0 for never.
         callbacks: each is called with an `Epoch` after every epoch; one that returns True ends the fit.
         checkpoint: a folder to keep the model in after every epoch.
-        resume: a folder that an earlier fit of the same ratings kept its model in: the fit goes on from there.
+        resume: a folder that an earlier fit of the same ratings, with the same settings but for `epochs`, kept its model
+            in: the fit goes on from there as if never stopped.
         progress: show a progress bar.
 
     Attributes:
         user_factors_, item_factors_: arrays (users, factors) and (items, factors), in the ratings' own scale.
         user_bias_, item_bias_, mean_: what else a prediction is the sum of. Under "bpr" users have none.
         user_ids_, item_ids_: whose each row is.
-        history_: an `Epoch` for each one done; its `loss` is the mean squared error before each step, or -ln P under "bpr".
+        history_: an `Epoch` for each one done, also before a resume; its `loss` is the mean squared error before each step, or
+            -ln P under "bpr".
         threads_: how many the last fit used.
         report_: how sparse the ratings are, how often threads meet there, how fast they were; `print` it.
 
@@ -114,26 +118,19 @@ class MatrixFactorization(Recommender):
                 f"{unknown_name('model for a factorisation', model, MODELS)}. Its tables are large and touched sparsely; "
                 "a replica would only be a copy of mostly idle rows."
             )
-        for name, number, least in (
-            ("factors", factors, 1),
-            ("epochs", epochs, 0),
-            ("early_stopping", early_stopping, 0),
-            ("seed", seed, 0),
-        ):
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ConfigurationError(f"{name}={number!r}: allowed is a whole number of at least {least}.")
-        if regularization is None:
-            regularization = REGULARIZATION[loss]
+        regularization = number("regularization", REGULARIZATION[loss] if regularization is None else regularization)
         if not (math.isfinite(regularization) and regularization >= 0):
             raise ConfigurationError(f"regularization={regularization!r}: allowed is a finite number of at least 0.")
         if schedule == "optimal":
             raise ConfigurationError("schedule='optimal' is for linear models; take 'invscaling' here.")
-        rate(schedule, lr=lr)  # complains now
-        self.factors, self.loss, self.optimizer = factors, loss, optimizer
-        self.lr, self.schedule, self.regularization, self.biases = lr, schedule, regularization, biases
-        self.epochs, self.threads, self.model = epochs, threads, model
-        self.deterministic, self.seed, self.early_stopping = deterministic, seed, early_stopping
-        self.callbacks, self.checkpoint, self.resume, self.progress = callbacks, checkpoint, resume, progress
+        self.lr, self.schedule, self.regularization, self.biases = number("lr", lr), schedule, regularization, biases
+        rate(schedule, lr=self.lr)  # complains now
+        self.factors, self.loss, self.optimizer = whole("factors", factors, 1), loss, optimizer
+        self.epochs, self.threads, self.model = whole("epochs", epochs, 0), threads, model
+        self.deterministic, self.seed = deterministic, whole("seed", seed, 0)
+        self.early_stopping = whole("early_stopping", early_stopping, 0)
+        self.callbacks, self.progress = functions(callbacks), progress
+        self.checkpoint, self.resume = checkpoint, resume
         self._fresh()
 
     # Learning
@@ -187,7 +184,11 @@ class MatrixFactorization(Recommender):
         rng = np.random.default_rng((self.seed, len(self._pairs)))
         self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
         falling = Falling(rate(schedule, lr=self.lr))
-        first = len(self.history_) if resume is None else self._resumed(resume, falling, len(numbers))
+        best = Best(self.early_stopping, self._copies)
+        about = {} if self.checkpoint is None and resume is None else self._about(numbers)
+        if resume is not None:
+            self._go_on(resume, about, falling, best)
+        first = len(self.history_)
         training = self._training(numbers, threads)
         layout = training.layout
         if self.model == "auto" and not self.deterministic:
@@ -204,16 +205,18 @@ class MatrixFactorization(Recommender):
             score = None if validation is None else self.score(*validation)
             loss *= self._scale**2 / len(numbers)
             falling.see(loss)
-            return Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score)
+            best.see(score)
+            self.history_.append(Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score))
+            return self.history_[-1]
 
-        best = Best(self.early_stopping, self._copies)
-        self.history_ += run_epochs(
-            range(first, epochs),
+        over = falling.over or best.over  # the fit that goes on had come to its end
+        run_epochs(
+            range(first, first if over else epochs),
             one,
-            callbacks=[*self.callbacks, best, lambda epoch: falling.over],
+            callbacks=[*self.callbacks, lambda epoch: falling.over or best.over],
             progress=self.progress,
             label="factorisation",
-            save=None if self.checkpoint is None else lambda epoch: self._save(epoch, falling, len(numbers)),
+            save=None if self.checkpoint is None else lambda epoch: self._save(about, falling, best),
         )
         if best.tables is not None:
             self._users.table[:], self._items.table[:] = best.tables
@@ -285,28 +288,33 @@ class MatrixFactorization(Recommender):
 
     # Keeping
 
-    def _save(self, epoch: Epoch, falling: Falling, ratings: int) -> None:
+    def _save(self, about: dict[str, Any], falling: Falling, best: Best) -> None:
         assert self.checkpoint is not None
-        about = {**self._about(ratings), "epoch": epoch.number, "lr": falling.rate.lr, "least_loss": falling.least}
-        saving.save(self.checkpoint, {"users": self._users.table, "items": self._items.table}, about)
+        tables = [self._users.table, self._items.table, *(best.tables or ())]
+        states = {
+            "falling": {"lr": falling.rate.lr, "least": falling.least, "over": falling.over},
+            "best": {"score": best.score, "waited": best.waited},
+        }
+        arrays = dict(zip(_TABLES, tables, strict=False))
+        saving.save(self.checkpoint, arrays, about | states | {"history": saving.written(self.history_)})
 
-    def _resumed(self, folder: str | Path, falling: Falling, ratings: int) -> int:
-        """Take the tables over; the epoch to go on with."""
+    def _go_on(self, folder: str | Path, now: dict[str, Any], falling: Falling, best: Best) -> None:
+        """From where the fit kept in the folder was."""
         arrays, about = saving.load(folder)
-        for name, value in self._about(ratings).items():
-            if about.get(name) != value:
-                raise CheckpointError(
-                    f"{str(folder)!r} was written with {name}={about.get(name)!r} and this fit has {value!r}; "
-                    "resume with the ratings and the settings of the first fit."
-                )
-        self._users.table[:], self._items.table[:] = arrays["users"], arrays["items"]
-        falling.rate.lr, falling.least = about["lr"], about["least_loss"]
-        return int(about["epoch"]) + 1
+        saving.check(about, now, folder)
+        users, items, *best_tables = (arrays[name] for name in _TABLES if name in arrays)
+        self._users.table[:], self._items.table[:] = users, items
+        self.history_ = saving.read(about["history"])
+        falling.rate.lr, falling.least, falling.over = (about["falling"][name] for name in ("lr", "least", "over"))
+        if self.early_stopping and best_tables:
+            best.score, best.waited, best.tables = about["best"]["score"], about["best"]["waited"], best_tables
 
-    def _about(self, ratings: int) -> dict[str, Any]:
-        names = ("factors", "loss", "optimizer", "regularization", "biases", "deterministic", "seed")
-        counts = {"users": len(self._users), "items": len(self._items), "ratings": ratings}
-        return {"family": "factorisation", **{name: getattr(self, name) for name in names}, **counts}
+    def _about(self, numbers: NDArray[np.float32]) -> dict[str, Any]:
+        """What a checkpoint must agree in with the fit that goes on from it."""
+        names = ("factors", "loss", "optimizer", "lr", "schedule", "regularization", "biases", "deterministic", "seed")
+        counts = {"users": len(self._users), "items": len(self._items), "ratings": len(numbers)}
+        settings = {name: getattr(self, name) for name in names}
+        return {"family": "factorisation", **settings, **counts, "data": saving.digest((*self._pairs[-1], numbers))}
 
     def score(self, users: Any, items: Any = None, ratings: Any = None) -> float:
         """The larger the better: minus `rmse`, under "bpr" `auc`."""

@@ -61,11 +61,14 @@ class Recommender:
         """Whose each row of `item_factors_` is."""
         return self._items.ids.names
 
-    def predict(self, users: Any, items: Any) -> NDArray[np.float32]:
-        """What each of `users` would give the item beside it; under "bpr" a score, larger for what is liked more.
+    def predict(self, users: Any, items: Any) -> Any:
+        """What each of `users` would give the item beside it, as float32; under "bpr" a score, larger for what is liked more.
 
-        Whoever was never met counts as average: the prediction falls back to the other's bias, or to the mean.
+        Whoever was never met counts as average: the prediction falls back to the other's bias, or to the mean. For one user
+        and one item, not in lists, it is one number.
         """
+        if np.ndim(users) == np.ndim(items) == 0:
+            return self.predict([users], [items])[0]
         who, what = self._rows(users, items)
         users_, items_ = self._users, self._items
         told = np.empty(len(who), np.float32)
@@ -83,8 +86,14 @@ class Recommender:
 
         Args:
             exclude_seen: leave out those the user has rated; there may be fewer than `n` then.
+
+        Raises ConfigurationError for more than one user.
         """
         self._check_fitted()
+        if np.ndim(user) > 0:
+            raise ConfigurationError(
+                f"user={user!r}: allowed is one user; for more, [model.recommend(user) for user in users]."
+            )
         row = int(self._users.rows(column([user], "user"))[0])
         scores = self._ranking(row)
         if exclude_seen and row >= 0:

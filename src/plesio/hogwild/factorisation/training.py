@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plesio.hogwild.choosing import MARGIN
-from plesio.hogwild.epochs import Epoch
 from plesio.hogwild.factorisation.kernels import AHEAD, Rivals, Step, Tables, Work, bpr, squared
 from plesio.hogwild.factorisation.layout import Layout
 from plesio.hogwild.rates import Rate
@@ -122,17 +121,22 @@ class Falling:
 
 
 class Best:
-    """A callback that stops after `patience` epochs in a row without a better score, and keeps the tables of the best."""
+    """Keeps the tables of the best score, and is `over` after `patience` epochs in a row without a better one; 0 for never."""
 
     def __init__(self, patience: int, copies: Callable[[], Any]) -> None:
         self._patience, self._copies = patience, copies
-        self._score, self._waited = -float("inf"), 0
+        self.score, self.waited = -float("inf"), 0
         self.tables: Any = None
 
-    def __call__(self, epoch: Epoch) -> bool:
-        if not self._patience or epoch.score is None:
-            return False
-        self._waited += 1
-        if epoch.score > self._score:
-            self._score, self._waited, self.tables = epoch.score, 0, self._copies()
-        return self._waited >= self._patience
+    def see(self, score: float | None) -> None:
+        """The score of the epoch just done."""
+        if not self._patience or score is None:
+            return
+        self.waited += 1
+        if score > self.score:
+            self.score, self.waited, self.tables = score, 0, self._copies()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is time to stop."""
+        return 0 < self._patience <= self.waited

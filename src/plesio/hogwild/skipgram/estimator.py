@@ -6,20 +6,20 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from plesio.errors import CheckpointError, ConfigurationError, unknown_name
+from plesio.errors import ConfigurationError, unknown_name
+from plesio.hogwild import saving
 from plesio.hogwild.chunks import chunk_order
 from plesio.hogwild.corpus import Corpus, Sentences, longest, read_corpus
 from plesio.hogwild.epochs import Epoch, run_epochs
 from plesio.hogwild.keyed_vectors import KeyedVectors
 from plesio.hogwild.lanes import LANES
 from plesio.hogwild.rates import rate
-from plesio.hogwild.saving import load, save
+from plesio.hogwild.settings import Shown, functions, number, whole
 from plesio.hogwild.skipgram import tables
 from plesio.hogwild.skipgram.deal import Rules, Text
 from plesio.hogwild.skipgram.step import Model, numbers
@@ -35,7 +35,7 @@ _MODELS = ("auto", "shared")
 _NEGATIVES = ("per_pair", "shared")
 
 
-class SkipGram:
+class SkipGram(Shown):
     """Word vectors by word2vec: skip-gram or CBOW with negative sampling, lock-free on all cores.
 
     For a word w with a context c in its window and words n drawn by count^ns_exponent, a step goes up the gradient of
@@ -68,7 +68,7 @@ class SkipGram:
 
     Attributes:
         wv: the vectors, a `KeyedVectors`.
-        history_: an `Epoch` for each epoch; its loss is that of a pair, from a sample of 1 in 32 steps.
+        history_: an `Epoch` for each epoch, also before a resume; its loss is that of a pair, from a sample of 1 in 32 steps.
         model_, threads_: what "auto" came to.
         report_: how threads met: see `plesio.hogwild.Report`.
 
@@ -112,13 +112,15 @@ class SkipGram:
         checkpoint: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
     ) -> None:
-        whole = {"vector_size": vector_size, "window": window, "min_count": min_count, "negative": negative}
-        for name, value in (whole | {"epochs": epochs}).items():
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ConfigurationError(f"{name}={value!r}: allowed is a whole number of at least 1.")
-        for name, number in {"sample": sample, "min_lr": min_lr}.items():
-            if not (math.isfinite(number) and number >= 0):
-                raise ConfigurationError(f"{name}={number!r}: allowed is a finite number of at least 0.")
+        self.vector_size, self.window = whole("vector_size", vector_size, 1), whole("window", window, 1)
+        self.min_count, self.negative = whole("min_count", min_count, 1), whole("negative", negative, 1)
+        self.epochs, self.seed = whole("epochs", epochs, 1), whole("seed", seed, 0)
+        self.sample, self.ns_exponent = number("sample", sample), number("ns_exponent", ns_exponent)
+        self.lr, self.min_lr = number("lr", lr), number("min_lr", min_lr)
+        for name in ("sample", "min_lr"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigurationError(f"{name}={value!r}: allowed is a finite number of at least 0.")
         if min_lr > lr:
             raise ConfigurationError(
                 f"min_lr={min_lr!r} is above lr={lr!r}; allowed is at most lr: the rate falls to it."
@@ -128,14 +130,11 @@ class SkipGram:
         for what, choice, known in (("model", model, _MODELS), ("kind of negatives", negatives, _NEGATIVES)):
             if choice not in known:
                 raise ConfigurationError(unknown_name(what, choice, known))
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ConfigurationError(f"seed={seed!r}: allowed is a whole number of at least 0.")
-        self._lr = rate("linear", lr=lr)
-        self.vector_size, self.window, self.min_count, self.negative = (int(value) for value in whole.values())
-        self.negatives, self.cbow, self.sample, self.ns_exponent = negatives, cbow, sample, ns_exponent
-        self.lr, self.min_lr, self.epochs = lr, min_lr, int(epochs)
-        self.threads, self.model, self.deterministic, self.seed = threads, model, deterministic, int(seed)
-        self.callbacks, self.progress, self.checkpoint, self.resume = tuple(callbacks), progress, checkpoint, resume
+        self._lr = rate("linear", lr=self.lr)
+        self.negatives, self.cbow = negatives, cbow
+        self.threads, self.model, self.deterministic = threads, model, deterministic
+        self.callbacks, self.progress = functions(callbacks), progress
+        self.checkpoint, self.resume = checkpoint, resume
 
     def fit(self, sentences: Sentences) -> SkipGram:
         """Learn from lists of words, a text file with a sentence a line, or a corpus or its folder; itself.
@@ -148,7 +147,8 @@ class SkipGram:
         words = self._frequent(corpus)
         work = self._work(corpus, len(words))
         chunks = len(work.text.chunks) - 1
-        first = self._resumed(work.model, words) if self.resume is not None else 0
+        about = {} if self.checkpoint is None and self.resume is None else self._about(words, corpus)
+        history = [] if self.resume is None else self._go_on(self.resume, about, work.model)
         self.model_, self.threads_ = self._chosen(work)
         sweep = Epochs(work, self.threads_, self.deterministic and self._parts(len(words)) > 1)
 
@@ -157,19 +157,20 @@ class SkipGram:
             began = time.perf_counter()
             loss, tokens = sweep(turns)
             seconds = time.perf_counter() - began
-            return Epoch(number, float(turns.lrs[chunks - 1]), loss, sum(tokens), seconds, tuple(tokens))
+            history.append(Epoch(number, float(turns.lrs[chunks - 1]), loss, sum(tokens), seconds, tuple(tokens)))
+            return history[-1]
 
         def keep(epoch: Epoch) -> None:
             assert self.checkpoint is not None
             arrays = {"inputs": work.model.inputs, "outputs": work.model.outputs}
-            save(Path(self.checkpoint), arrays, {**self._about(words), "epochs_done": epoch.number + 1})
+            saving.save(os.fspath(self.checkpoint), arrays, about | {"history": saving.written(history)})
 
-        self.history_ = run_epochs(
-            range(first, self.epochs), one, callbacks=self.callbacks, progress=self.progress,
+        run_epochs(
+            range(len(history), self.epochs), one, callbacks=self.callbacks, progress=self.progress,
             label="cbow" if self.cbow else "skip-gram", save=None if self.checkpoint is None else keep,
         )  # fmt: skip
-        self._fitted, self._report = work, None
-        self.wv = KeyedVectors(words, self._rows(work.model.inputs))
+        self._fitted, self._report, self.history_ = work, None, history
+        self.wv = KeyedVectors(words, self._rows(work.model.inputs), corpus.counts[: len(words)])
         return self
 
     @property
@@ -200,6 +201,17 @@ class SkipGram:
         if "_fitted" not in vars(self):
             raise ConfigurationError("this SkipGram has not been fitted; call fit() first.")
         return self._fitted
+
+    if not TYPE_CHECKING:  # else every name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Not there, or not yet."""
+            early = name in ("wv", "history_", "model_", "threads_")
+            raise AttributeError(
+                f"this SkipGram has no {name} before fit(); call it first."
+                if early
+                else f"SkipGram has no attribute {name!r}."
+            )
 
     def _frequent(self, corpus: Corpus) -> list[str]:
         """The words that occur often enough: a head of the vocabulary."""
@@ -264,23 +276,20 @@ class SkipGram:
         chosen = fastest(work, self._turns(work.text, 0), self.epochs, threads)
         return chosen.model, chosen.threads
 
-    def _about(self, words: list[str]) -> dict[str, Any]:
+    def _about(self, words: list[str], corpus: Corpus) -> dict[str, Any]:
         """What a checkpoint must agree in with whoever goes on from it."""
         names = ("vector_size", "window", "negative", "negatives", "cbow", "sample", "ns_exponent", "lr", "min_lr",
                  "epochs", "deterministic", "seed")  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {
-            "vocabulary": xxh3_64_hexdigest("\n".join(words).encode())
+        return {
+            "family": "word2vec",
+            **{name: getattr(self, name) for name in names},
+            "vocabulary": xxh3_64_hexdigest("\n".join(words).encode()),
+            "data": saving.digest((corpus.tokens, corpus.sentences)),
         }
 
-    def _resumed(self, model: Model, words: list[str]) -> int:
-        """Take over the model in `resume`: which epoch is next."""
-        assert self.resume is not None
-        arrays, about = load(Path(self.resume))
-        for name, value in self._about(words).items():
-            if about.get(name) != value:
-                raise CheckpointError(
-                    f"{str(self.resume)!r} was made with {name}={about.get(name)!r}, this SkipGram has {value!r}; "
-                    "go on with the same settings and the same text, or start anew."
-                )
+    def _go_on(self, folder: str | os.PathLike[str], now: dict[str, Any], model: Model) -> list[Epoch]:
+        """From where the fit kept in the folder was: the model becomes its own, its epochs are given back."""
+        arrays, about = saving.load(os.fspath(folder))
+        saving.check(about, now, os.fspath(folder))
         model.inputs[:], model.outputs[:] = arrays["inputs"], arrays["outputs"]
-        return int(about["epochs_done"])
+        return saving.read(about["history"])

@@ -57,9 +57,9 @@ class _AlwaysFresh(Sequencer):
 
 @bug("what came is dropped when its worker leaves")
 class _DropsPending(Sequencer):
-    def _left(self, worker: int, incarnation: int) -> None:
+    def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
         self._pending = [one for one in self._pending if one.event.worker != worker]
-        super()._left(worker, incarnation)
+        super()._left(worker, incarnation, finished)
 
 
 @bug("who is called off goes on from the old version")

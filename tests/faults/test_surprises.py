@@ -1,0 +1,186 @@
+"""What users run into: data made by processes, a worker that stands still, edited modules, several threads, slips."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from plesio.engine.forkserver import ForkServer
+from plesio.engine.job import Live
+from support import loops
+
+
+def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: float = 0.0) -> None:
+    """Its batches are made by two processes of its DataLoader."""
+    model = loops.mlp()
+    loader = DataLoader(TensorDataset(*loops.data()), batch_size=4, num_workers=2, persistent_workers=persistent)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    for _ in range(epochs):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            time.sleep(pause_s)
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "allreduce", "hogwild"])
+def test_a_death_is_noticed_though_the_loaders_processes_live_on(name: str) -> None:
+    """They notice it themselves 5 s later; until then the line to their dead parent must not be theirs."""
+    run = ps.run(
+        partial(fed_by_processes, epochs=1000, persistent=True, pause_s=0.005),
+        name,
+        workers=3,
+        faults=[ps.Kill(worker=1, after_s=0.5)],
+        until=ps.Until(seconds=2.5),
+        timeout_s=30,
+    )
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert any("worker 1 died" in one.what for one in run.incidents)
+
+
+def test_a_run_does_not_wait_for_a_loaders_idle_processes() -> None:
+    train = partial(fed_by_processes, epochs=2, persistent=True)
+    run = ps.run(train, ps.async_sgd(), workers=2, until=ps.Until(seconds=4.5), timeout_s=30)
+    assert run.ended == "finished"
+    assert run.incidents == ()
+
+
+def freezing(worker: ps.Worker) -> None:
+    """Worker 1 stands still after three steps; the others do all the rest."""
+    model = loops.mlp()
+    loader = DataLoader(TensorDataset(*loops.data()), batch_size=2)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    for step, (inputs, labels) in enumerate(loader):
+        if worker.rank == 1 and step == 3:
+            time.sleep(1000)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
+def test_a_run_does_not_wait_for_ever_for_the_last_one(name: str) -> None:
+    """What it had of the data is counted as not visited."""
+    run = ps.run(freezing, name, workers=3, timeout_s=3.0, until=ps.Until(seconds=20.0), pace=0.01)
+    assert run.ended == "finished"
+    (told,) = (one.what for one in run.incidents)
+    assert "worker 1 was silent for" in told
+    assert told.endswith("s and all the others had ended: evicted")
+    assert run.batches_unvisited > 0
+
+
+MODULE = """
+import os
+from support import loops
+
+def train(worker, file):
+    file.write_text(f"{word} {{os.environ.get('PLESIO_TEST_WORD')}}")
+    loops.follow(worker, build=loops.mlp, optimizers=loops.sgd, steps=1)
+"""
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Writes a module with this word in it, and imports it as somebody does who edits it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def edit(word: str) -> ModuleType:
+        (tmp_path / "edited_between_runs.py").write_text(MODULE.format(word=word))
+        importlib.invalidate_caches()
+        return importlib.reload(importlib.import_module("edited_between_runs"))
+
+    yield edit
+    ForkServer.close_shared()  # it knows a module that is no longer there
+
+
+def test_edits_between_two_runs_are_seen(
+    edited: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In modules that were reloaded, and in the environment."""
+    file = tmp_path / "said"
+    ps.run(partial(edited("before").train, file=file), ps.async_sgd(), workers=1)
+    assert file.read_text() == "before None"
+    monkeypatch.setenv("PLESIO_TEST_WORD", "set")
+    first = ForkServer.shared().pid
+    module = edited("afterwards")
+    ps.run(partial(module.train, file=file), ps.async_sgd(), workers=1)
+    assert file.read_text() == "afterwards set"
+    second = ForkServer.shared().pid
+    assert second != first
+    monkeypatch.delenv("PLESIO_TEST_WORD")
+    ps.run(partial(module.train, file=file), ps.async_sgd(), workers=1)
+    assert file.read_text() == "afterwards None"
+    assert ForkServer.shared().pid == second, "nothing was edited"
+
+
+SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=5)
+
+
+def test_a_run_beside_another_is_refused() -> None:
+    """By whichever thread it is asked for; the one under way goes on."""
+    refused: list[str] = []
+
+    def another() -> None:
+        with pytest.raises(ps.ConfigurationError) as caught:
+            ps.run(SHORT, ps.async_sgd(), workers=1)
+        refused.append(str(caught.value))
+
+    def watch(live: Live) -> None:
+        if not refused:
+            thread = threading.Thread(target=another)
+            thread.start()
+            thread.join()
+
+    run = ps.run(SHORT, ps.async_sgd(), workers=1, watch=watch)
+    assert run.steps == 5
+    assert "another run is under way in this process" in refused[0]
+    assert ps.run(SHORT, ps.async_sgd(), workers=1).steps == 5
+
+
+def generates(worker: ps.Worker) -> Iterator[int]:
+    yield worker.rank
+
+
+async def awaits(worker: ps.Worker) -> None:
+    worker.log(loss=1.0)
+
+
+class Generates:
+    def __call__(self, worker: ps.Worker, times: int) -> Iterator[int]:
+        yield times
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (generates, "has a yield in it"),
+        (partial(partial(Generates()), times=2), "has a yield in it"),
+        (partial(awaits), "is an async def"),
+    ],
+)
+def test_a_function_that_would_not_run_is_refused(train: Callable[..., object], words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(train, ps.async_sgd(), workers=1)
+
+
+def idle(worker: ps.Worker) -> None:
+    os.getpid()
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
+def test_a_run_that_trained_nothing_says_so(engine: str | ps.Simulated) -> None:
+    with pytest.warns(RuntimeWarning, match=r"nothing was trained: no worker called worker\.prepare") as caught:
+        run = ps.run(idle, ps.async_sgd(), workers=2, engine=engine)
+    assert run.version == 0
+    assert caught[0].filename == __file__

@@ -1,0 +1,263 @@
+"""What `prepare` makes of a loader: it looks like the user's, and shares out one order of the data or says why it cannot."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+)
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Group
+from plesio.core.events import Leased
+from plesio.core.leases import Batch, DataLeases
+from plesio.engine.virtual import VirtualRun
+from plesio.engine.virtual_messages import Answer, Finish, Lease, Request
+from plesio.engine.virtual_workers import NoFolder
+from plesio.errors import ConfigurationError
+from plesio.exchange import Used
+from plesio.loader import LeasedLoader
+from support import loops
+
+ROWS, BATCH = 48, 4
+
+
+class By(Sampler[int]):
+    """Draws each epoch's order by a function of the rows and the number of epochs drawn so far."""
+
+    def __init__(self, order: Callable[[int, int], list[int]]) -> None:
+        self.order = order
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __iter__(self) -> Iterator[int]:
+        self.drawn += 1
+        return iter(self.order(ROWS, self.drawn - 1))
+
+
+class Anything:
+    """Data with an item for whatever it is asked."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+def by_numpy(rows: int, drawn: int) -> list[int]:
+    return np.random.permutation(rows)  # type: ignore[return-value]  # of NumPy's own integers
+
+
+def by_python(rows: int, drawn: int) -> list[int]:
+    return random.sample(range(rows), rows)
+
+
+def by_a_source_of_its_own(rows: int, drawn: int) -> list[int]:
+    return random.Random().sample(range(rows), rows)
+
+
+def seeded_source() -> By:
+    source = np.random.default_rng(5)
+    return By(lambda rows, drawn: source.permutation(rows).tolist())
+
+
+def turned(rows: int, drawn: int, rank: int) -> list[int]:
+    """Another order by rank in the second epoch."""
+    start = rank if drawn == 1 else 0
+    return [*range(start, rows), *range(start)]
+
+
+SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
+    "numpy": lambda: By(by_numpy),
+    "python": lambda: By(by_python),
+    "a seeded source of its own": seeded_source,
+    "a torch.Generator": lambda: RandomSampler(range(ROWS), generator=torch.Generator()),
+}
+APART: dict[str, tuple[Callable[[Any], DataLoader[Any]], int]] = {
+    "an unseeded source of its own": (lambda worker: loader_of(By(by_a_source_of_its_own)), 0),
+    "by rank, later": (lambda worker: loader_of(By(partial(turned, rank=worker.rank))), 1),
+    "split by rank": (lambda worker: DataLoader(part(worker.rank), batch_size=BATCH, shuffle=True), 0),
+    "other sizes, as many batches": (
+        lambda worker: DataLoader(loops.Numbered(ROWS - worker.rank), batch_size=BATCH),
+        0,
+    ),
+}
+
+
+def loader_of(sampler: Sampler[int] | None = None, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(loops.Numbered(ROWS), batch_size=BATCH, sampler=sampler, **settings)
+
+
+def part(rank: int) -> Subset[Any]:
+    return Subset(loops.Numbered(ROWS), range(rank * 16, rank * 16 + 16))
+
+
+def follow(worker: Any, load: Callable[[Any], Any], epochs: int = 3, folder: str = "") -> None:
+    """Train over what it is given and write down the rows."""
+    np.random.seed(worker.rank)  # whatever was drawn before is no reason to draw another order
+    random.seed(worker.rank)
+    model = loops.mlp()
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), load(worker))
+    seen: list[str] = []
+    for _ in range(epochs):
+        for numbers, inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            seen += [str(int(number)) for number in numbers]
+    if folder:
+        Path(folder, f"{worker.rank}.txt").write_text(" ".join(seen))
+
+
+def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> LeasedLoader:
+    """What a lonely worker is given; nothing is left of the first `done` epochs."""
+    leases = DataLeases(1, stealing=True)
+    leases.take(0, done - 1, ROWS // BATCH, most=ROWS)
+
+    def lease(epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[Batch, ...]:
+        if digests is not None:
+            digests.append(digest)
+        return leases.take(0, epoch, total, most)
+
+    return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None)
+
+
+def rows_of(loader: LeasedLoader) -> list[int]:
+    return [int(number) for numbers, *_ in loader for number in numbers]
+
+
+# It looks like the user's
+
+
+def test_what_the_users_loader_knows_is_asked_of_it() -> None:
+    data = loops.Numbered(ROWS)
+    usual = DataLoader(data, batch_size=BATCH, shuffle=True, drop_last=True)
+    loader = leased(usual)
+    assert (loader.dataset, loader.batch_size, loader.drop_last) == (data, BATCH, True)
+    assert (loader.sampler, loader.collate_fn) == (usual.sampler, usual.collate_fn)
+    assert leased(data).dataset is data
+    with pytest.raises(AttributeError, match="shuffle"):
+        loader.shuffle  # noqa: B018
+    assert copy.copy(loader).dataset is data  # asks an object that has nothing yet
+
+
+# One order for all
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=["async_sgd", "sync_sgd"])
+def test_each_epoch_visits_each_row_once(
+    sampler: Callable[[], Sampler[int]], strategy: ps.Strategy, tmp_path: Path
+) -> None:
+    train = partial(follow, load=lambda worker: loader_of(sampler()), folder=str(tmp_path))
+    ps.run(train, strategy, workers=3, timeout_s=60)
+    seen = Counter(int(row) for file in tmp_path.glob("*.txt") for row in file.read_text().split())
+    assert seen == dict.fromkeys(range(ROWS), 3)
+
+
+@pytest.mark.parametrize(("load", "epoch"), APART.values(), ids=APART)
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.allreduce()], ids=["async_sgd", "allreduce"])
+def test_workers_that_would_share_out_different_orders_are_told_apart(
+    load: Callable[[Any], Any], epoch: int, strategy: ps.Strategy
+) -> None:
+    told = rf"workers \d and \d drew different batches for epoch {epoch}: .*worker\.seed"
+    with pytest.raises(ConfigurationError, match=told):
+        ps.run(partial(follow, load=load), strategy, workers=2, timeout_s=60)
+
+
+def test_nobody_elses_random_numbers_are_used_up() -> None:
+    def numbers() -> tuple[float, float, float]:
+        return float(np.random.random()), random.random(), float(torch.rand(()))
+
+    for loader in (loader_of(By(by_numpy)), loader_of(By(by_python)), loader_of(shuffle=True)):
+        np.random.seed(1), random.seed(1), torch.manual_seed(1)
+        expected = numbers()
+        np.random.seed(1), random.seed(1), torch.manual_seed(1)
+        assert sorted(rows_of(leased(loader))) == list(range(ROWS))
+        assert numbers() == expected
+
+
+def test_an_epoch_that_is_passed_over_is_drawn_all_the_same() -> None:
+    """As those are that were done before a run was resumed."""
+    whole, rest = leased(loader_of(seeded_source())), leased(loader_of(seeded_source()), done=2)
+    assert [rows_of(whole) for _ in range(3)][2] == [rows_of(rest) for _ in range(3)][2]
+
+
+def test_what_is_drawn_is_known_by_a_number_where_it_can_be() -> None:
+    def digest_of(sampler: Any) -> int:
+        digests: list[int] = []
+        next(iter(leased(DataLoader(Anything(), sampler=sampler, collate_fn=len), digests)))
+        return digests[0]
+
+    weighted = WeightedRandomSampler([1.0] * ROWS, ROWS)
+    orders = [
+        weighted,
+        [1, 2],
+        [2, 1],
+        ["1", "2"],
+        [(1, 2)],
+        [torch.tensor(3)],
+        [range(2)],
+        SequentialSampler(range(ROWS)),
+    ]
+    digests = [digest_of(order) for order in orders]
+    assert 0 not in digests
+    assert len(set(digests)) == len(orders)
+    assert digest_of(np.array([1, 2])) == digest_of([1, 2])
+    assert digest_of([slice(1)]) == digest_of([object()]) == 0, "not compared"
+
+
+def test_in_virtual_time_as_well() -> None:
+    class Asking:
+        def __init__(self, digest: int) -> None:
+            self.digest = digest
+
+        def begin(self, incarnation: int) -> None:
+            pass
+
+        def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+            return Finish(now_s) if isinstance(answer, Leased) else Lease(now_s, 0, 4, 1, digest=self.digest)
+
+        def end(self) -> None:
+            pass
+
+    with pytest.raises(ConfigurationError, match="workers 0 and 1 drew different batches for epoch 0"):
+        VirtualRun(ps.sync_sgd(), Cluster((Group(2, Constant(1.0)),)), [Asking(17), Asking(18)], NoFolder()).run()
+
+
+# What cannot be shared out
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "loaders": (lambda: [loader_of(), loader_of()], "a list of DataLoaders; it shares out one"),
+    "named loaders": (lambda: {"train": loader_of()}, "a dict of DataLoaders"),
+    "a part of the data": (
+        lambda: loader_of(DistributedSampler(loops.Numbered(ROWS), num_replicas=2, rank=1)),
+        "DistributedSampler leaves each worker a part .* shuffle=True",
+    ),
+}
+
+
+@pytest.mark.parametrize(("loader", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_single_loader_of_the_whole_data_is_refused(loader: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        leased(loader())

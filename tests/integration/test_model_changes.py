@@ -1,0 +1,260 @@
+"""What a training loop does to its model or optimizer after prepare: followed, or refused in clear words; never lost."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import plesio as ps
+from support import loops
+
+SERVER = [ps.sync_sgd(), ps.async_sgd()]
+EVERY = [*SERVER, ps.local_sgd(every=2), ps.hogwild(), ps.allreduce()]
+SIMULATED = ps.Simulated("uniform")
+
+
+class Sparse(nn.Module):
+    """Most of an embedding's rows take no part in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(100, 8, sparse=True)
+        self.out = nn.Linear(8, loops.CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(self.embedding(inputs[:, 0].abs().mul(20).long().clamp(0, 99)))
+        return out
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+def test_sparse_gradients(strategy: ps.Strategy) -> None:
+    """As in plain PyTorch; over local steps, too."""
+    train = partial(loops.follow, build=Sparse, optimizers=loops.sgd, steps=12)
+    got = ps.run(train, strategy, workers=1).state_dict
+    for name, value in loops.plain_pytorch(Sparse, loops.sgd, 12).items():
+        torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+def without_biases() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(loops.FEATURES, 8, bias=False), nn.Tanh(), nn.Linear(8, loops.CLASSES, bias=False))
+
+
+def muon(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Muon(model.parameters(), lr=0.02)
+
+
+@pytest.mark.parametrize("engine", ["local", SIMULATED], ids=["local", "simulated"])
+def test_an_optimizer_that_takes_matrices_only(engine: Any) -> None:
+    train = partial(loops.follow, build=without_biases, optimizers=muon, steps=6)
+    got = ps.run(train, ps.sync_sgd(), workers=1, engine=engine).state_dict
+    for name, value in loops.plain_pytorch(without_biases, muon, 6).items():
+        torch.testing.assert_close(got[name], value, rtol=1e-3, atol=1e-4)
+
+
+class Stubborn(torch.optim.SGD):
+    """An optimizer that cannot step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise RuntimeError("I need a scaler")
+
+
+def stubborn(model: nn.Module) -> torch.optim.Optimizer:
+    return Stubborn(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("engine", ["local", SIMULATED], ids=["local", "simulated"])
+def test_an_optimizer_that_cannot_step_at_the_server_is_refused(engine: Any) -> None:
+    train = partial(loops.follow, build=loops.mlp, optimizers=stubborn, steps=6)
+    with pytest.raises(
+        ps.ConfigurationError, match=r"Stubborn cannot step at the server: .*RuntimeError: I need a scaler"
+    ):
+        ps.run(train, ps.async_sgd(), workers=2, engine=engine)
+
+
+def by_rank(worker: ps.Worker, what: str) -> None:
+    """Worker 1 has another optimizer than the others."""
+    model = loops.mlp()
+    other = worker.rank == 1
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (1 + worker.rank))
+    if other and what == "class":
+        optimizer = torch.optim.Adam(model.parameters())
+    if other and what == "settings":
+        optimizer.param_groups[0]["use_muon"] = True
+    if other and what == "values":  # as one that was loaded from a file, a scheduler's notes in it
+        optimizer.param_groups[0]["initial_lr"] = 1.0
+    inputs, labels = loops.data()
+    model, optimizer, _ = worker.prepare(model, optimizer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", [*SERVER, ps.hogwild(), ps.allreduce()], ids=str)
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("class", r"torch\.optim\.sgd\.SGD was wanted, got torch\.optim\.adam\.Adam; .*may differ"),
+        ("settings", r"group 0: wanted the settings \[.*\], got \[.*'use_muon'.*\]"),
+    ],
+)
+def test_workers_with_different_optimizers(what: str, words: str, strategy: ps.Strategy) -> None:
+    with pytest.raises(ps.ConfigurationError, match=rf"worker 1 .* same optimizer as worker 0: {words}"):
+        ps.run(partial(by_rank, what=what), strategy, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("what", "strategy"), [("values", ps.sync_sgd()), ("class", ps.local_sgd(every=2))], ids=["values", "local"]
+)
+def test_values_may_differ_and_so_may_optimizers_that_nobody_shares(what: str, strategy: ps.Strategy) -> None:
+    assert ps.run(partial(by_rank, what=what), strategy, workers=2).steps == 8
+
+
+def changed_amid(worker: ps.Worker, how: str) -> None:
+    """After three steps the model is another."""
+    inputs, labels = loops.data()
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for step in range(6):
+        if step == 3 and how == "dtype":
+            model.double()
+            inputs = inputs.double()
+        if step == 3 and how == "shape":
+            model[0].weight.data, model[0].bias.data = torch.ones(1, loops.FEATURES), torch.ones(1)
+            model[2].weight.data = torch.ones(loops.CLASSES, 1)
+        if step == 3 and how == "memory":
+            model[2].weight.data = model[2].weight.data.clone()
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("dtype", r"0\.weight changed after prepare: it was float32 \(8, 6\), now it is float64 \(8, 6\)"),
+        ("shape", r"0\.weight changed after prepare: it was float32 \(8, 6\), now it is float32 \(1, 6\)"),
+        ("memory", r"2\.weight was given other memory after prepare"),
+    ],
+    ids=["dtype", "shape", "memory"],
+)
+def test_a_model_that_changes_amid_training(how: str, words: str, strategy: ps.Strategy) -> None:
+    with pytest.raises(ps.ModelMismatchError, match=words):
+        ps.run(partial(changed_amid, how=how), strategy, workers=2)
+
+
+def unfreezing(worker: ps.Worker, own: bool) -> None:
+    """The first layer is unfrozen at the third step; `own`: it is one of the optimizer's."""
+    inputs, labels = loops.data()
+    model = loops.mlp()
+    model[0].requires_grad_(False)
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model if own else model[2]))
+    for step in range(5):
+        if step == 3:
+            model[0].weight.requires_grad_(True)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+def test_a_layer_unfrozen_after_prepare_is_refused(strategy: ps.Strategy) -> None:
+    with pytest.raises(ps.ModelMismatchError, match=r"0\.weight needed no gradient when prepare .*freeze .* after it"):
+        ps.run(partial(unfreezing, own=True), strategy, workers=2)
+
+
+def test_a_gradient_that_the_optimizer_never_asked_for_is_no_reason_to_stop() -> None:
+    assert ps.run(partial(unfreezing, own=False), ps.sync_sgd(), workers=2, engine=SIMULATED).version == 5
+
+
+LOCAL = ps.local_sgd(every=4)
+
+
+@pytest.mark.parametrize("engine", ["local", SIMULATED], ids=["local", "simulated"])
+def test_a_nan_in_a_local_step_costs_one_contribution(engine: Any) -> None:
+    """The momentum of the worker's own optimizer does not keep it."""
+    train = partial(loops.poisoned, who=1, at=5, value=float("nan"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where workers are in this process, it is told here
+        run = ps.run(train, LOCAL, workers=2, engine=engine)
+    assert run.discarded == {"not finite": 1}
+    assert run.folded == 2 * 5 - 1
+    assert run.workers[1].discarded == 1
+    assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
+    with pytest.raises(ps.NonFiniteError, match="contribution 2 of worker 1"):
+        ps.run(train, LOCAL, workers=2, engine=engine, on_nonfinite="raise")
+
+
+def test_missing_gradients_are_counted_over_local_steps() -> None:
+    """Of `Tied` one layer, of two tensors, is used every other step."""
+    train = partial(loops.follow, build=loops.Tied, optimizers=loops.sgd, steps=8)
+    counts = [ps.run(train, strategy, workers=2).missing_gradients for strategy in (ps.sync_sgd(), LOCAL)]
+    assert counts == [2 * 8 // 2 * 2] * 2
+
+
+def saving(worker: ps.Worker, load: bool, at_server: bool) -> None:
+    """Ask for the optimizer's state after prepare, and `load` some there."""
+    inputs, labels = loops.data()
+    model, warm = loops.mlp(), loops.mlp()
+    old = loops.adam(warm)
+    cross_entropy(warm(inputs), labels).backward()
+    old.step()
+    model, optimizer, _ = worker.prepare(model, loops.adam(model))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kept = optimizer.state_dict()
+    assert sum("at the server" in str(one.message) for one in caught) == at_server
+    kept["param_groups"][0]["lr"] = 0.5
+    optimizer.load_state_dict(kept)  # settings alone
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    if load:
+        optimizer.load_state_dict(old.state_dict())
+    model(inputs).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", SERVER, ids=str)
+def test_state_that_is_loaded_after_prepare_would_not_reach_the_server(strategy: ps.Strategy) -> None:
+    train = partial(saving, at_server=True)
+    assert ps.run(partial(train, load=False), strategy, workers=1, engine=SIMULATED).steps == 1
+    with pytest.raises(ps.ConfigurationError, match=r"load_state_dict after prepare: Adam steps at the server"):
+        ps.run(partial(train, load=True), strategy, workers=1, engine=SIMULATED)
+
+
+@pytest.mark.parametrize("strategy", [LOCAL, ps.hogwild(), ps.allreduce()], ids=str)
+def test_state_in_the_worker_is_saved_and_loaded_as_ever(strategy: ps.Strategy) -> None:
+    assert ps.run(partial(saving, load=True, at_server=False), strategy, workers=1).steps == 1
+
+
+def scheduled(worker: ps.Worker, first: bool) -> None:
+    """A scheduler made before prepare; it steps before the optimizer, or after."""
+    inputs, labels = loops.data()
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, optimizer, _ = worker.prepare(model, optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if first:
+            scheduler.step()
+        for _ in range(3):
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            scheduler.step()
+    assert [type(one.message) for one in caught] == [UserWarning] * first, [str(one.message) for one in caught]
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5 ** (3 + first)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["in order", "too early"])
+@pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
+def test_a_scheduler_made_before_prepare_is_told_of_steps(strategy: ps.Strategy, first: bool) -> None:
+    assert ps.run(partial(scheduled, first=first), strategy, workers=1, engine=SIMULATED).steps == 3
