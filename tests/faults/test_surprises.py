@@ -34,9 +34,12 @@ def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: 
             time.sleep(pause_s)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "allreduce", "hogwild"])
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild"])
 def test_a_death_is_noticed_though_the_loaders_processes_live_on(name: str) -> None:
-    """They notice it themselves 5 s later; until then the line to their dead parent must not be theirs."""
+    """They notice it themselves 5 s later; until then the line to their dead parent must not be theirs.
+
+    Under `allreduce` they hold gloo's connections, too, so that neighbours in a reduction may hang until they end.
+    """
     run = ps.run(
         partial(fed_by_processes, epochs=1000, persistent=True, pause_s=0.005),
         name,
