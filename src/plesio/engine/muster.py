@@ -48,8 +48,13 @@ class Muster:
         for worker in answers:
             self._roll.join(worker, now_s)
 
-    def leave(self, worker: int, now_s: float) -> None:
-        """A worker finished or died: the others go on without it."""
+    def leave(self, worker: int, died: bool, now_s: float) -> None:
+        """A worker finished or died: the others go on without it.
+
+        Neighbours of one that died may not notice: processes that it started hold its connections for as long as they live.
+        """
+        if died and worker in self._roll.members:
+            self._board.break_group(self._roll.generation)
         self._roll.leave(worker)
         self._call(now_s)
 

@@ -258,7 +258,7 @@ class Server:
             elif header.note == Note.FINISH:
                 line.finished = True
                 self._handed_over = max(self._handed_over, header.number)
-                self._part(line.worker)
+                self._part(line.worker, died=False)
             else:
                 assert self._muster is not None, "workers are told to begin before they check in"
                 self._muster.arrived(line.worker, header, self._arrived_s)
@@ -333,15 +333,15 @@ class Server:
             self._built.forget(line.worker)
             self._arrived_s = now_s
             self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
-            self._part(line.worker)
+            self._part(line.worker, died=not line.finished)
         else:
             self._assemble()
             self._begin()
 
-    def _part(self, worker: int) -> None:
+    def _part(self, worker: int, died: bool) -> None:
         """Where workers fold among themselves, the others are to do so without this one."""
         if self._muster is not None:
-            self._muster.leave(worker, time.monotonic())
+            self._muster.leave(worker, died, time.monotonic())
 
     # Beginning
 

@@ -63,7 +63,7 @@ class Board:
         return int(self._cells[_BROKEN])
 
     def break_group(self, generation: int) -> None:
-        """A member said that this generation is broken."""
+        """A member said that this generation is broken, or died."""
         self._cells[_BROKEN] = generation
 
     @property
