@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 
 from plesio.errors import ConfigurationError, unknown_name
+from plesio.hogwild import saving
 from plesio.hogwild.csr import Rows
 from plesio.hogwild.epochs import DivergedError, Epoch, run_epochs
 from plesio.hogwild.linear import resuming
@@ -170,10 +171,10 @@ class Fitting(BaseEstimator):
         about = {name: getattr(self, name) for name in _MUST_AGREE if hasattr(self, name)}
         about["shape"] = [len(problem), problem.rows.features]
         if self.checkpoint is not None or kept is not None:
-            about["data"] = problem.checksum()
+            about["data"] = problem.digest()
         history: list[Epoch] = []
         if kept is not None:
-            resuming.check(kept[1], about, self.resume)
+            saving.check(kept[1], about, self.resume)
             history = resuming.restore(self._learners, *kept)
 
         def one(number: int) -> Epoch:

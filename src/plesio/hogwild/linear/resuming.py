@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def save(folder: str | Path, learners: Sequence[Learner], history: Sequence[Epoc
     """Keep the learners as they are, their scale not multiplied in: going on gives the same bits."""
     arrays = {f"{name}.{k}": getattr(learner, name) for k, learner in enumerate(learners) for name in _ARRAYS}
     states = [{"lr": learner.rate.lr} | {name: getattr(learner, name) for name in _NUMBERS} for learner in learners]
-    saving.save(folder, arrays, about | {"learners": states, "history": [asdict(epoch) for epoch in history]})
+    saving.save(folder, arrays, about | {"learners": states, "history": saving.written(history)})
 
 
 def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -31,13 +30,6 @@ def load(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if "learners" not in about:
         raise CheckpointError(f"what is in {str(folder)!r} is not the checkpoint of a linear model.")
     return arrays, about
-
-
-def check(kept: dict[str, Any], now: dict[str, Any], folder: str | Path) -> None:
-    """Raise CheckpointError unless the kept fit is one of these settings."""
-    other = [f"{name}={kept.get(name)!r} (now {value!r})" for name, value in now.items() if kept.get(name) != value]
-    if other:
-        raise CheckpointError(f"the checkpoint in {str(folder)!r} is of another fit: {', '.join(other)}.")
 
 
 def restore(learners: Sequence[Learner], arrays: dict[str, Any], about: dict[str, Any]) -> list[Epoch]:
@@ -51,4 +43,4 @@ def restore(learners: Sequence[Learner], arrays: dict[str, Any], about: dict[str
         for name in _NUMBERS:
             setattr(learner, name, state[name])
         learner.rate.lr = state["lr"]
-    return [Epoch(**epoch | {"examples_by_thread": tuple(epoch["examples_by_thread"])}) for epoch in about["history"]]
+    return saving.read(about["history"])

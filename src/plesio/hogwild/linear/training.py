@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64
 
 from plesio.hogwild.csr import Rows
 from plesio.hogwild.epochs import Epoch, part_of_epoch
@@ -21,6 +20,7 @@ from plesio.hogwild.linear.losses import LOG
 from plesio.hogwild.linear.plans import Learner, Penalty, make_plan
 from plesio.hogwild.linear.renumbering import bring_home
 from plesio.hogwild.linear.ways import Way, Wish, decide, is_far
+from plesio.hogwild.saving import digest
 from plesio.hogwild.threads import pool
 
 _HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much come back slowly, if at all
@@ -54,13 +54,10 @@ class Problem:
     def __len__(self) -> int:
         return len(self.places)
 
-    def checksum(self) -> str:
+    def digest(self) -> str:
         """Of the targets, how much they count, and of rows that are in memory: a fit is gone on with on the same data."""
-        found = xxh3_64()
-        arrays = [*self.targets, *self.importance, self.places]
-        for array in arrays if self.rows.mapped else [*arrays, self.rows.indptr, self.rows.indices, self.rows.values]:
-            found.update(np.ascontiguousarray(array).data)
-        return str(found.hexdigest())
+        rows = () if self.rows.mapped else (self.rows.indptr, self.rows.indices, self.rows.values)
+        return digest((*self.targets, *self.importance, self.places, *rows))
 
     def shuffled(self, seed: int) -> Problem:
         """The same in another order: copies of the rows, for neighbours are to be neighbours in memory."""
