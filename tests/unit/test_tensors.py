@@ -12,10 +12,10 @@ from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
+from plesio.tensors.finite import PIECE, SMALL, FiniteCheck, is_finite
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.outer import OptimizerSpec, kept_copies
-from plesio.tensors.replica import is_finite
 from plesio.tensors.versions import Versions
 
 specs = st.lists(
@@ -138,8 +138,26 @@ def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float) -> None:
     assert not is_finite(values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("numel", [1, 16, PIECE, 2 * PIECE + 5, SMALL, SMALL + 1])
+def test_one_bad_number_is_found_wherever_it_lies(dtype: torch.dtype, numel: int) -> None:
+    others = torch.ones(7)
+    values = torch.randn(numel).to(dtype)
+    check = FiniteCheck([others, torch.arange(3), values])
+    for place in {0, numel // 2, numel - 1}:
+        for bad in (float("nan"), float("inf"), -float("inf")):
+            assert check()
+            good = values[place].clone()
+            values[place] = bad
+            assert not check()
+            values[place] = good
+    others[3] = float("nan")
+    assert not check()
+
+
 def test_large_finite_numbers_are_finite() -> None:
     assert is_finite(torch.full((100,), 3e38))
+    assert FiniteCheck([torch.full((100,), 3e38), torch.full((100,), 1e300, dtype=torch.float64)])()
     assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
 
 

@@ -18,6 +18,8 @@ import torch
 
 ALIGNMENT = 64
 PAGE = 4096
+SMALL_BYTES = 1 << 20
+"""Up to here a plain memory copy is quicker than torch's, by the way there; beyond, torch's may use more than one thread."""
 
 
 class Kind(IntEnum):
@@ -97,6 +99,21 @@ class Layout:
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
         self.payload_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in specs)
+        self._stretches: dict[tuple[Kind, ...], list[tuple[int, int]]] = {}
+
+    def stretches(self, kinds: tuple[Kind, ...]) -> list[tuple[int, int]]:
+        """From which byte to which the segments of these kinds lie (of all, if none is named)."""
+        known = self._stretches.get(kinds)
+        if known is None:
+            known = self._stretches[kinds] = []
+            for one in self.segments:
+                if kinds and one.kind not in kinds:
+                    continue
+                start, end = one.start, one.start + one.numel * getattr(torch, one.dtype).itemsize
+                if known and known[-1][1] == start:
+                    start, _ = known.pop()
+                known.append((start, end))
+        return known
 
     def difference(self, other: Layout) -> str | None:
         """The first tensor in which `other` differs, in words: name, wanted, got; None if none does."""
@@ -146,6 +163,7 @@ class Arena:
         assert memory.dtype == torch.uint8 and memory.numel() >= layout.nbytes, "an arena is that many bytes"
         self.layout = layout
         self.memory = memory
+        self._bytes = memory.numpy().data
         self.flat = tuple(_over(memory, one.dtype, one.start, one.numel) for one in layout.segments)
         self.views = tuple(
             _over(memory, spec.dtype, start, spec.numel).view(spec.shape)
@@ -164,9 +182,11 @@ class Arena:
 
     def copy_from(self, other: Arena, *kinds: Kind) -> None:
         """Take over the segments of these kinds (all, if none is named)."""
-        for mine, theirs, segment in zip(self.flat, other.flat, self.layout.segments, strict=True):
-            if not kinds or segment.kind in kinds:
-                mine.copy_(theirs)
+        for start, end in self.layout.stretches(kinds):
+            if end - start <= SMALL_BYTES:
+                self._bytes[start:end] = other._bytes[start:end]
+            else:
+                self.memory[start:end].copy_(other.memory[start:end])
 
 
 def _over(memory: torch.Tensor, dtype: str, start: int, numel: int) -> torch.Tensor:

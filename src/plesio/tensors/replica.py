@@ -12,7 +12,6 @@ Three ways to hold a model:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import NoReturn, Protocol
 
 import torch
@@ -22,6 +21,7 @@ from plesio.errors import ModelMismatchError
 from plesio.rules import Gradient
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.finite import FiniteCheck, is_finite
 
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_MEAN_BYTES = 1 << 16
@@ -106,11 +106,9 @@ class GradientReplica(_Bound):
         self._in_place = in_place
         self._contributed = [(i, self.tensors[i], slot.views[i].data_ptr()) for i in self._trained]
         self._zero = [False] * len(layout.specs)
-        self._checked = [flat for flat in slot.of_kind(Kind.TRAINED) if flat.is_floating_point()]
+        self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
-        taken = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
-        self._taken = taken
-        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by buffer, as they are first read
+        self._copied = kinds
 
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
@@ -130,7 +128,7 @@ class GradientReplica(_Bound):
                 self._zero[index] = False
         for sent, mine in self._buffers:
             sent.copy_(mine)
-        return all(map(is_finite, self._checked))
+        return self._finite()
 
     def _no_gradient(self, index: int) -> None:
         """A parameter this step did not touch contributes zero, and is counted."""
@@ -141,12 +139,7 @@ class GradientReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        copies = self._copies.get(buffer)
-        if copies is None:
-            theirs = self._ring[buffer].of_kind(*self._taken)
-            copies = self._copies[buffer] = list(zip(self.arena.of_kind(*self._taken), theirs, strict=True))
-        for mine, published in copies:
-            mine.copy_(published)
+        self.arena.copy_from(self._ring[buffer], *self._copied)
         if not self._in_place:
             return
         views = self._ring[buffer].views
@@ -163,12 +156,13 @@ class ParameterReplica(_Bound):
         super().__init__(layout, tensors, Arena.private(layout), tuple(Kind))
         self._ring = ring
         self._slot = slot
+        self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
 
     def fill_slot(self) -> bool:
         """Bring parameters and buffers into the slot; whether they are finite."""
         self.check()
         self._slot.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        return all(map(is_finite, self._slot.of_kind(Kind.TRAINED)))
+        return self._finite()
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
@@ -192,19 +186,6 @@ class SharedReplica(_Bound):
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
-
-
-def is_finite(flat: torch.Tensor) -> bool:
-    """Whether every element is finite: by the sum, which one NaN or infinity spoils; exactly only if that trips.
-
-    The sum is 35 times faster than the exact test, and large finite numbers can trip it.
-
-    >>> is_finite(torch.tensor([1.0, 2.0])), is_finite(torch.tensor([1.0, float("nan")]))
-    (True, False)
-    >>> is_finite(torch.full((4,), 3e38))
-    True
-    """
-    return isfinite(flat.sum().item()) or bool(torch.isfinite(flat).all())
 
 
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:
