@@ -54,6 +54,7 @@ from plesio.engine.messages import (
     Trouble,
 )
 from plesio.engine.muster import Muster
+from plesio.engine.opening import Opening
 from plesio.engine.recording import Recorder
 from plesio.engine.snapshots import Snapshots
 from plesio.errors import CheckpointError, PlesioError
@@ -114,7 +115,7 @@ class Server:
         self._leases = DataLeases(config.workers, config.stealing)
         self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
         self._meter = Meter(config.workers)
-        self._assembly: Assembly | None = None
+        self._opening = Opening(strategy, config.workers, config.evaluates, lines)
         self._begun = False
         self._stopping = False
         self._stopped_s: float | None = None
@@ -209,8 +210,8 @@ class Server:
         assert isinstance(message, Stop)
         self._stopping = True
         self._stopped_s = time.monotonic()
-        if self._assembly is not None:
-            self._assembly.board.stop()
+        if self._opening.assembly is not None:
+            self._opening.assembly.board.stop()
         if self._begun and self._keeper.writes:
             self._keep(self._stopped_s)
 
@@ -233,7 +234,7 @@ class Server:
                 self._lease(line, message)
         elif isinstance(message, Hello):
             line.hello = message
-            self._assemble()
+            self._opening.assemble(self._stopping)
         else:
             line.ready = True
             self._begin()
@@ -335,7 +336,7 @@ class Server:
             self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
             self._part(line.worker, died=not line.finished)
         else:
-            self._assemble()
+            self._opening.assemble(self._stopping)
             self._begin()
 
     def _part(self, worker: int, died: bool) -> None:
@@ -347,48 +348,25 @@ class Server:
 
     @property
     def _built(self) -> Assembly:
-        assert self._assembly is not None, "nobody contributes before the model is there"
-        return self._assembly
-
-    def _live(self) -> list[Line]:
-        return [line for line in self._lines if not line.gone]
-
-    def _assemble(self) -> None:
-        """When every live worker has shown its model: lay out memory and let all map it."""
-        live = self._live()
-        if self._assembly is not None or not live or any(line.hello is None for line in live):
-            return
-        try:
-            hellos = [line.hello for line in live if line.hello is not None]
-            self._assembly = Assembly(self._strategy, self._config.workers, hellos, self._config.evaluates)
-        except PlesioError as error:
-            for line in live:
-                line.say(Refused(type(error).__name__, str(error)))
-            return
-        if self._stopping:
-            self._assembly.board.stop()
-        for line in live:
-            message, descriptors = self._assembly.welcome(line.worker)
-            line.say(message, descriptors)
+        assert self._opening.assembly is not None, "nobody contributes before the model is there"
+        return self._opening.assembly
 
     def _begin_is_late(self) -> None:
         """Training did not begin in time: say for whom everybody waits."""
-        missing = [line.worker for line in self._live() if not line.ready]
-        names = ", ".join(f"worker {worker}" for worker in missing)
-        why = f"{names} did not get as far as prepare within {self._config.timeout_s:g} s"
+        why = f"{self._opening.lacking()} did not get as far as prepare within {self._config.timeout_s:g} s"
         self._trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
 
     def _begin(self) -> None:
-        """When every live worker is ready: training begins."""
-        live = self._live()
-        if self._begun or self._assembly is None or not live or not all(line.ready for line in live):
+        """Training begins, when every live worker is ready."""
+        if self._begun or not self._opening.complete:
             return
         try:
-            self._build(self._assembly)
+            self._build(self._built)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
             self._trouble(None, str(error), str(error), type(error).__name__)
             return
         self._begun = True
+        live = self._opening.live()
         now_s = time.monotonic()
         self._meter.begin(now_s)
         self._tell_engine(Begun(now_s))
@@ -488,7 +466,7 @@ class Server:
     def _finish(self) -> None:
         ended_s = self._stopped_s or time.monotonic()  # the last steps of slow workers are not held against the fast
         wall_s = max(0.0, ended_s - self._meter.zero_s) if self._begun else 0.0
-        built = self._assembly if self._begun else None
+        built = self._built if self._begun else None
         if built is not None:
             self._snapshots.send(built, final=True)
         buffer = built.final_buffer(FINAL) if built else 0

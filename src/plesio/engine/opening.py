@@ -1,0 +1,60 @@
+"""Before training: workers show their models, memory is laid out for them, and when all have mapped it they begin.
+
+| a worker that is here | what it is waited for         | what it is told then                      |
+| --------------------- | ----------------------------- | ----------------------------------------- |
+| has just started      | its Hello, out of `prepare`   | with everybody's: Welcome, or Refused     |
+| has said Hello        | its Ready, once it has mapped | with everybody's: the first answer        |
+
+Whoever dies before all are ready is not waited for: the others begin without it.
+"""
+
+from __future__ import annotations
+
+from plesio.engine.assembly import Assembly
+from plesio.engine.lines import Line
+from plesio.engine.messages import Refused
+from plesio.errors import PlesioError
+from plesio.strategy import Strategy
+
+
+class Opening:
+    """How far the workers at `lines` are on the way to the beginning; args else as for `Assembly`."""
+
+    def __init__(self, strategy: Strategy, workers: int, evaluates: bool, lines: list[Line]) -> None:
+        self._strategy = strategy
+        self._workers = workers
+        self._evaluates = evaluates
+        self._lines = lines
+        self.assembly: Assembly | None = None
+
+    def live(self) -> list[Line]:
+        """Of the workers that are here."""
+        return [line for line in self._lines if not line.gone]
+
+    def assemble(self, stopping: bool) -> None:
+        """When every live worker has shown its model: lay out memory and let all map it, or tell all why not."""
+        live = self.live()
+        if self.assembly is not None or not live or any(line.hello is None for line in live):
+            return
+        try:
+            hellos = [line.hello for line in live if line.hello is not None]
+            self.assembly = Assembly(self._strategy, self._workers, hellos, self._evaluates)
+        except PlesioError as error:
+            for line in live:
+                line.say(Refused(type(error).__name__, str(error)))
+            return
+        if stopping:
+            self.assembly.board.stop()
+        for line in live:
+            message, descriptors = self.assembly.welcome(line.worker)
+            line.say(message, descriptors)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every live worker is ready."""
+        live = self.live()
+        return self.assembly is not None and bool(live) and all(line.ready for line in live)
+
+    def lacking(self) -> str:
+        """Whom the others wait for."""
+        return ", ".join(f"worker {line.worker}" for line in self.live() if not line.ready)
