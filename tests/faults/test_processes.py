@@ -411,6 +411,7 @@ def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
     train = partial(loops.report_pids, folder=str(tmp_path))
     run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=8.0, until=ps.Until(seconds=18.0), watch=freeze)
     assert any("worker 1 was silent for" in one.what and "evicted" in one.what for one in run.incidents)
+    assert [one.left for one in run.workers] == ["finished", "evicted", "finished"]
     assert run.workers[0].steps > run.workers[1].steps
 
 

@@ -712,7 +712,7 @@ async_sgd: 2 workers, seed 7, python 3.11.7, torch 2.13.0
      1.750         7      0                                             folded 5 in place
      2.000         7      1                                             worker 1 went quiet
      2.000         7      1                                             evicted: silent for 12.5 s
-     2.000         7      1                                             died
+     2.000         7      1                                             died or was stopped
      3.000         7                                                    ended, weights 00ff
 """
 GOLDEN = """

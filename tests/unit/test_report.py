@@ -531,6 +531,19 @@ def test_workers_that_finished_are_no_loss_and_many_that_died_are_counted(tmp_pa
     assert "12 more workers left" in died
 
 
+def test_who_is_gone_could_have_done_nothing_more(runs: list[Summary]) -> None:
+    """Two workers of 10 steps a second over 10 s; the second died after 4 of them, and both never waited."""
+    part = msgspec.structs.replace(
+        runs[2].workers[0], speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="finished"
+    )
+    gone = msgspec.structs.replace(part, worker=1, compute_s=4.0, left="died")
+    run = msgspec.structs.replace(runs[2], workers=(part, gone), steps=140, wall_s=10.0)
+    assert run.ideal_share == pytest.approx(1.0)
+    assert (
+        msgspec.structs.replace(run, workers=(part, msgspec.structs.replace(gone, left="finished"))).ideal_share < 0.75
+    )
+
+
 def test_sizes_for_people() -> None:
     assert [byte_size(n) for n in (0, 999, 1_000, 52_400_000, 3e15)] == [
         "0 B", "999 B", "1.00 kB", "52.4 MB", "3,000 TB",

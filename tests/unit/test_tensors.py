@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
@@ -172,6 +173,20 @@ def test_a_models_structure_travels_without_its_tensors() -> None:
         view.copy_(tensor.detach())
     inputs = torch.randn(4, 100)
     assert torch.equal(copy.eval()(inputs), model.eval()(inputs))
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_a_structure_with_parametrizations_travels(kind: str) -> None:
+    """Torch forbids pickling such a module as it is: its class is made on the spot."""
+    model = nn.Sequential(getattr(parametrizations, kind)(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 1)).eval()
+    described, tensors = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    arena = Arena.private(Layout(described.specs))
+    copy = load_structure(dump_structure(model, tensors), described.specs, arena.views)
+    for view, tensor in zip(arena.views, tensors, strict=True):
+        view.copy_(tensor.detach())
+    inputs = torch.randn(4, 6)
+    assert torch.equal(copy(inputs), model(inputs))
+    assert type(model[0]).__name__.startswith("Parametrized"), "the user's own is as it was"
 
 
 def test_tied_weights_are_one_tensor_with_two_names() -> None:

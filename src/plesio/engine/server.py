@@ -454,6 +454,7 @@ class Server:
         self._trouble(evict.worker, f"worker {evict.worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
         line.finished = True
         self._lost(line)
+        self._meter.workers[evict.worker].left = "evicted"
 
     def _standing(self) -> tuple[float, int, int]:
         return time.monotonic() - self._meter.zero_s, self._sequencer.version, self._meter.samples

@@ -454,7 +454,7 @@ class VirtualRun:
     def _evict(self, evict: Evict) -> None:
         self._folder.forget(evict.worker)
         self._workers[evict.worker].listens = False
-        self.meter.workers[evict.worker].left = "died"
+        self.meter.workers[evict.worker].left = "evicted"
         self._incident(
             evict.worker,
             f"worker {evict.worker} was silent for {evict.silent_s:.0f} s while others waited for it: evicted",

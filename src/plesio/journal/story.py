@@ -149,7 +149,7 @@ def _in_words(event: JournalEvent) -> str:
     if isinstance(event, Joined):
         return "joined" if event.incarnation <= 1 else f"joined again, incarnation {event.incarnation}"
     if isinstance(event, Left):
-        return "died" if event.died else "finished"
+        return "died or was stopped" if event.died else "finished"
     if isinstance(event, Abandoned):
         return f"dropped a step, {event.batches} batches with it"
     if isinstance(event, Reported):

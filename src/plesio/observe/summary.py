@@ -63,8 +63,15 @@ class Staleness(msgspec.Struct, frozen=True):
     by_worker: dict[int, dict[int, int]] = {}
 
 
+GONE = ("died", "evicted", "raised")
+"""How workers leave before their work is done, while others go on."""
+
+
 class WorkerSummary(msgspec.Struct, frozen=True):
-    """One worker's part. `speed` is local steps a second while computing: what it could do if nobody held it."""
+    """One worker's part. `speed` is local steps a second while computing: what it could do if nobody held it.
+
+    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`.
+    """
 
     worker: int
     steps: int
@@ -80,8 +87,15 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     @property
     def waiting_share(self) -> float:
         """Share of the worker's time spent held by others, 0 to 1."""
-        total_s = self.compute_s + self.wait_s + self.exchange_s
-        return self.wait_s / total_s if total_s > 0 else 0.0
+        return self.wait_s / self._known_s if self._known_s > 0 else 0.0
+
+    @property
+    def _known_s(self) -> float:
+        return self.compute_s + self.wait_s + self.exchange_s
+
+    def ideal_steps(self, wall_s: float) -> float:
+        """Local steps it could have made in a run of `wall_s`, had it never waited; only until it was gone, if it was."""
+        return self.speed * (min(self._known_s, wall_s) if self.left in GONE else wall_s)
 
 
 def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
@@ -132,9 +146,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ideal_share(self) -> float:
-        """Throughput as a share of the ideal: the sum of the workers' own speeds, had nobody waited."""
-        ideal = sum(worker.speed for worker in self.workers)
-        return self.steps_per_s / ideal if ideal > 0 else 0.0
+        """Throughput as a share of the ideal: what the workers could do together, had nobody waited."""
+        ideal = sum(worker.ideal_steps(self.wall_s) for worker in self.workers)
+        return self.steps / ideal if ideal > 0 else 0.0
 
     @property
     def waiting_share(self) -> float:

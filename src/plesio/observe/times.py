@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from plesio.errors import ConfigurationError
-from plesio.observe.summary import Span, Summary
+from plesio.observe.summary import GONE, Span, Summary
 
 QUICK = 0.1
 """An exchange is quick if no more than this share of them took less: it met no queue."""
@@ -69,7 +69,7 @@ def measured(summary: Summary) -> Measured:
             f"the run of {summary.strategy} has no measured step times: no step was finished, or an older plesio wrote it; "
             "run it again"
         )
-    died = {one.worker for one in summary.workers if one.left == "died"}
+    died = {one.worker for one in summary.workers if one.left in GONE}
     workers = [_steps(worker, spans, worker in died) for worker, spans in by_worker.items()]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0

@@ -10,6 +10,7 @@ import cloudpickle
 import msgspec
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
@@ -97,6 +98,12 @@ class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, value: Any) -> int | None:
         return self._where.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        """A module with parametrizations forbids pickling, for its class is made anew in each process: ours travels along."""
+        if isinstance(value, nn.Module) and is_parametrized(value):
+            return object.__new__, (type(value),), value.__dict__
+        return super().reducer_override(value)
 
 
 class _StructureUnpickler(pickle.Unpickler):
