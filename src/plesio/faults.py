@@ -13,6 +13,9 @@ from plesio.errors import ConfigurationError
 class Slow:
     """Worker `worker` takes `factor` times as long for each step.
 
+    Raises:
+        ConfigurationError: a factor below 1 or without end, a worker that is no number.
+
     >>> Slow(worker=0, factor=10)
     Slow(worker=0, factor=10)
     """
@@ -21,20 +24,38 @@ class Slow:
     factor: float
 
     def __post_init__(self) -> None:
-        if not self.factor >= 1:
+        _check_worker(self.worker, self)
+        if not (_is_number(self.factor) and self.factor >= 1):
             raise ConfigurationError(f"Slow(factor={self.factor!r}): factor must be at least 1 (10: ten times slower)")
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill a process outright (SIGKILL), `after_s` seconds into training: a worker, or the server if none is named."""
+    """Kill a process outright (SIGKILL), `after_s` seconds into training: a worker, or the server if none is named.
+
+    Raises:
+        ConfigurationError: a negative time, a worker that is no number.
+    """
 
     worker: int | None = None
     after_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.after_s >= 0:
-            raise ConfigurationError(f"Kill(after_s={self.after_s!r}): after_s must not be negative")
+        if self.worker is not None:
+            _check_worker(self.worker, self)
+        if not (_is_number(self.after_s) and self.after_s >= 0):
+            raise ConfigurationError(
+                f"Kill(after_s={self.after_s!r}): after_s must be a number of seconds of at least 0"
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _check_worker(worker: object, fault: object) -> None:
+    if not isinstance(worker, int):
+        raise ConfigurationError(f"{fault}: worker must be the number of one, 0 for the first")
 
 
 Fault = Slow | Kill
@@ -45,15 +66,18 @@ class Pace:
     """Makes each step last at least `step_s` seconds, give or take `jitter` (a share of it, normally distributed).
 
     It stands in for an accelerator on a small machine: the worker sleeps, so that many fit on few cores.
+
+    Raises:
+        ConfigurationError: a negative time, or a jitter that is not at least 0 and below 1.
     """
 
     step_s: float
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.step_s, (int, float)) and 0 <= self.step_s < math.inf):
+        if not (_is_number(self.step_s) and self.step_s >= 0):
             raise ConfigurationError(f"Pace(step_s={self.step_s!r}): step_s must be a number of seconds of at least 0")
-        if not 0 <= self.jitter < 1:
+        if not (_is_number(self.jitter) and 0 <= self.jitter < 1):
             raise ConfigurationError(f"Pace(jitter={self.jitter!r}): jitter must be at least 0 and below 1")
 
     def draw(self, rng: random.Random) -> float:

@@ -43,7 +43,7 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.outer import OptimizerSpec
-from plesio.tensors.replica import replica_of
+from plesio.tensors.replica import reads_in_place, replica_of
 from plesio.worker import Worker
 
 Request = Hello | Ready | LeaseRequest | Header
@@ -189,7 +189,9 @@ class _Station:
             )
         )
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
-        replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, model)
+        replica = replica_of(
+            self._strategy, place.layout, tensors, place.ring, place.slot, reads_in_place(place.layout, model)
+        )
         exchange = ServerExchange(
             self._strategy,
             self.standing,

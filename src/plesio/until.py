@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from plesio.engine.job import Live
 from plesio.errors import ConfigurationError, unknown_name
+from plesio.observe.summary import is_met
 
 
 class Until:
@@ -13,7 +16,11 @@ class Until:
         seconds: of training, since it began or was last resumed.
         samples: visited by all workers together; in a resumed run those before count, too.
         steps: local optimizer steps, likewise.
-        metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss" in it.
+        metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss", "error", "mse", "mae",
+            "perplexity" or "nll" in it.
+
+    Raises:
+        ConfigurationError: a limit that is not above 0, a count that is not whole, a target that is no number.
 
     >>> Until(accuracy=0.95, seconds=30)
     Until(accuracy=0.95, seconds=30)
@@ -29,10 +36,12 @@ class Until:
         limits = {"seconds": seconds, "samples": samples, "steps": steps}
         self._limits = {name: value for name, value in limits.items() if value is not None}
         for name, value in self._limits.items():
-            if not isinstance(value, (int, float)) or not value > 0:
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ConfigurationError(f"Until({name}={value!r}): {name} must be a number above 0")
+            if name != "seconds" and value != int(value):
+                raise ConfigurationError(f"Until({name}={value!r}): {name} are counted, give a whole number")
         for name, value in metrics.items():
-            if not isinstance(value, (int, float)):
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
 
     def reached(self, live: Live, steps_before: int = 0, samples_before: int = 0) -> str | None:
@@ -49,7 +58,7 @@ class Until:
             raise ConfigurationError(unknown_name("metric", min(unknown), live.metrics))
         for name, wanted in self.metrics.items():
             got = live.metrics.get(name)
-            if got is not None and (got <= wanted if "loss" in name else got >= wanted):
+            if got is not None and is_met(name, got, wanted):
                 return f"{name} {wanted:g} reached"
         samples, steps = samples_before + live.samples, steps_before + live.steps
         now = {"seconds": live.time_s, "samples": samples, "steps": steps}

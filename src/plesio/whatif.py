@@ -315,7 +315,7 @@ def _cause(run: Measured) -> str:
         least = "at least " if any(one.at_least for one in run.workers if one.worker == slow) else ""
         return f"Worker {slow} is {least}{means[slow] / median(others):.1f} times slower than the others: "
     if run.service_s * sum(1 / mean_s for mean_s in means.values()) > 1:
-        return f"The server takes {run.service_s * 1e3:.2g} ms for an exchange, more than it gets: "
+        return f"Exchanges take {run.service_s * 1e3:.2g} ms each, one after the other, longer than steps leave them: "
     return ""
 
 

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -39,7 +40,7 @@ from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
 from plesio.fabric.doorbell import Doorbell, Header, Note
-from plesio.fabric.memory import SharedBlock
+from plesio.fabric.memory import OwnView, SharedBlock
 from plesio.faults import Pace
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
@@ -50,7 +51,7 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import Described, describe, dump_structure
 from plesio.tensors.outer import OptimizerSpec
-from plesio.tensors.replica import ParameterReplica, SharedReplica, replica_of
+from plesio.tensors.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
 from plesio.worker import Worker
 
 
@@ -152,7 +153,13 @@ class ProcessStation:
             )  # fmt: skip
         slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
-        replica = replica_of(self._strategy, layout, tensors, ring, slot, model)
+        in_place = OwnView.possible() and reads_in_place(layout, model)
+        renew = None
+        if in_place:
+            view = OwnView(descriptors[0], layout.nbytes * len(ring))
+            ring = arenas(view, layout, len(ring))
+            renew = partial(_renew, view, layout.nbytes)
+        replica = replica_of(self._strategy, layout, tensors, ring, slot, in_place, renew)
         slots.close()
         return ServerExchange(
             self._strategy, standing, optimizer, replica, self._doorbell, pacer, used, config.timeout_s
@@ -204,6 +211,10 @@ class ProcessStation:
         reply, _ = self._ask("the group it is in from now on")
         assert isinstance(reply, Regrouped)
         return reply
+
+
+def _renew(view: OwnView, nbytes: int, buffer: int) -> None:
+    view.renew(buffer * nbytes, (buffer + 1) * nbytes)
 
 
 def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from plesio.cli.work import MetricMissingError, Work, work_of
 from plesio.cluster.presets import PRESETS
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.observe.report import finding, write_report
-from plesio.observe.summary import Summary
+from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
 from plesio.strategy import Strategy
 
@@ -176,6 +177,10 @@ def _show(console: Console, script: Path, work: Work, results: Results, report: 
         console.print(Text(closing(work, summaries), style="bold"))
     for one in failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
+    for summary in summaries:
+        for part in telling(summary.workers):
+            if part.left in GONE:
+                console.print(Text(f"{summary.strategy}: worker {part.worker} left: {part.left}", style="yellow"))
     if not summaries:
         console.print(Text(results.details[0]), soft_wrap=True)
     else:
@@ -224,7 +229,7 @@ def as_json(work: Work, rows: Sequence[Summary | Failed]) -> dict[str, Any]:
 
 def _row(work: Work, row: Summary | Failed) -> dict[str, Any]:
     one = row if isinstance(row, Summary) else None
-    return {
+    fields = {
         "strategy": row.strategy,
         "time_to_target_s": one.time_to(*work.target) if one and work.target else None,
         "steps_per_s": one and one.steps_per_s,
@@ -238,3 +243,4 @@ def _row(work: Work, row: Summary | Failed) -> dict[str, Any]:
         "discarded": one and sum(one.discarded.values()),
         "samples": one and one.samples,
     }
+    return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in fields.items()}

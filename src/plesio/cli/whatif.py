@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,12 +115,15 @@ def read_summary(run: Path) -> Summary:
     """
     path = run / "summary.json" if run.is_dir() else run
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
+        written = msgspec.json.decode(path.read_bytes())
+        for one in [*written["history"], *written["logged"]]:  # JSON has null for what is no number
+            one["metrics"] = {name: nan if value is None else value for name, value in one["metrics"].items()}
+        return msgspec.convert(written, Summary, str_keys=True)
     except OSError as error:
         raise ConfigurationError(
             f"{run} is not the folder of a finished run: {path.name}: {error.strerror}; give one that holds summary.json"
         ) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} is not the summary of a run: {error}; give the run's folder") from error
 
 

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from plesio.errors import SharedMemoryError
 
 SHM = Path("/dev/shm")
+PAGEMAP = Path("/proc/self/pagemap")
+_THERE, _FILES = np.uint64(1 << 63 | 1 << 62), np.uint64(1 << 61)
+"""Of a page's entry there: it is in memory or swapped; it is a file's or shared."""
 
 
 class SharedBlock:
@@ -57,6 +62,46 @@ class SharedBlock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class OwnView:
+    """A block as this process reads it: what others write is seen, and what it writes itself nobody else sees (copy on
+    write), until `renew`. The descriptor stays the caller's.
+
+    >>> block = SharedBlock.create(8192, "an example")
+    >>> view = OwnView(block.fd, 8192)
+    >>> view.memory[7] = 42; int(block.memory[7])
+    0
+    >>> block.memory[7] = 1; view.renew(0, 8192); int(view.memory[7])
+    1
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE)
+        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._pages = os.open(PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
+        self._faults = 0
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether this system can tell what a process wrote: Linux can."""
+        return PAGEMAP.exists() and hasattr(mmap, "MADV_DONTNEED")
+
+    def renew(self, start: int, end: int) -> None:
+        """Drop what this process wrote between these bytes, both at pages' ends.
+
+        To write is a page fault: where there was none since last time, there is nothing to look for.
+        """
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        if faults != self._faults and self._written(start, end):
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        self._faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def _written(self, start: int, end: int) -> bool:
+        """Whether a page there is this process's own, and no longer the file's."""
+        first = (self.memory.data_ptr() + start) // mmap.PAGESIZE
+        pages = np.frombuffer(os.pread(self._pages, 8 * ((end - start) // mmap.PAGESIZE), 8 * first), dtype=np.uint64)
+        return bool((((pages & _THERE) != 0) & ((pages & _FILES) == 0)).any())
 
 
 def _anonymous_file() -> int:

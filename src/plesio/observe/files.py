@@ -11,6 +11,7 @@ runs/20261121-101530-async_sgd/
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -55,11 +56,11 @@ class RunFolder:
         encoder = msgspec.json.Encoder()
         (self.path / "summary.json").write_bytes(encoder.encode(summary))
         rows: list[tuple[float, dict[str, Any]]] = [
-            (one.time_s, {"time_s": one.time_s, "version": one.version, "samples": one.samples, **one.metrics})
+            (one.time_s, _line({"time_s": one.time_s, "version": one.version, "samples": one.samples}, one.metrics))
             for one in summary.history
         ]
         rows += [
-            (one.time_s, {"time_s": one.time_s, "worker": one.worker, "steps": one.steps, **one.metrics})
+            (one.time_s, _line({"time_s": one.time_s, "worker": one.worker, "steps": one.steps}, one.metrics))
             for one in summary.logged
         ]
         lines = [encoder.encode(row) for _, row in sorted(rows, key=lambda row: row[0])]
@@ -67,6 +68,15 @@ class RunFolder:
         if state_dict:
             save_weights(state_dict, self.path / "weights.safetensors")
         write_report(self.path / "report.html", [summary], title=summary.strategy, target=None)
+
+
+def _line(known: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+    """A line of metrics.jsonl: an evaluation has a version, what a worker logged has its number.
+
+    >>> _line({"time_s": 0.5, "version": 7}, {"accuracy": 0.9, "version": 2.0})
+    {'time_s': 0.5, 'version': 7, 'accuracy': 0.9, 'metric version': 2.0}
+    """
+    return {**known, **{f"metric {name}" if name in known else name: value for name, value in metrics.items()}}
 
 
 def save_weights(state_dict: dict[str, torch.Tensor], path: Path) -> None:
@@ -77,6 +87,13 @@ def save_weights(state_dict: dict[str, torch.Tensor], path: Path) -> None:
         own[name] = (tensor.clone() if tensor.data_ptr() in seen else tensor).contiguous()
         seen.add(tensor.data_ptr())
     save_file(own, path)
+    path.chmod(0o666 & ~_umask())  # safetensors lets nobody else read it
+
+
+def _umask() -> int:
+    """What new files are not permitted; there is no other way to ask."""
+    os.umask(mask := os.umask(0))
+    return mask
 
 
 def _new_folder(runs: Path, stem: str) -> Path:

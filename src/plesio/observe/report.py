@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plesio.observe import figures, svg
 from plesio.observe.figures import Target
-from plesio.observe.summary import Summary
+from plesio.observe.summary import Summary, lower_is_better
 from plesio.observe.svg import number
 
 _BASELINES = ("sync_sgd", "allreduce")  # what others are compared with, where it was run
@@ -117,7 +117,7 @@ def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) ->
     verdict = (
         f"{summaries[0].strategy} did not reach {goal} {within}" if alone else f"No strategy reached {goal} {within}"
     )
-    sign = -1 if "loss" in metric else 1
+    sign = -1 if lower_is_better(metric) else 1
     seen = [
         (sign * one.metrics[metric], -one.time_s, s.strategy)
         for s in summaries
@@ -125,7 +125,8 @@ def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) ->
         if math.isfinite(one.metrics.get(metric, math.nan))
     ]
     if not seen:
-        return f"{verdict}: {metric} was never evaluated."
+        known = any(metric in one.metrics for s in summaries for one in s.history)
+        return f"{verdict}: {metric} was never {'finite' if known else 'evaluated'}."
     best, minus_s, who = max(seen, key=lambda one: one[:2])  # of equals the first
     reached = f"{number(sign * best, 4)} after {number(-minus_s)} s"
     return f"{verdict}; its best was {reached}." if alone else f"{verdict}; the best was {who} with {reached}."

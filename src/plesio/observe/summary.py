@@ -63,6 +63,24 @@ class Staleness(msgspec.Struct, frozen=True):
     by_worker: dict[int, dict[int, int]] = {}
 
 
+LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll")
+"""A metric with one of these in its name is the better the lower it is; any other, the higher."""
+
+
+def is_met(metric: str, got: float, wanted: float) -> bool:
+    """Whether `got` is as good as `wanted`, or better.
+
+    >>> is_met("accuracy", 0.96, 0.95), is_met("test_rmse", 5.0, 0.9)
+    (True, False)
+    """
+    return got <= wanted if lower_is_better(metric) else got >= wanted
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value of `metric` is better, by its name."""
+    return any(word in metric.lower() for word in LOWER)
+
+
 GONE = ("died", "evicted", "raised")
 """How workers leave before their work is done, while others go on."""
 
@@ -157,10 +175,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(w.wait_s for w in self.workers) / total_s if total_s > 0 else 0.0
 
     def time_to(self, metric: str, value: float) -> float | None:
-        """Seconds until a snapshot first reached `value` of `metric` (at least; at most for a loss), or None."""
+        """Seconds until a snapshot first reached `value` of `metric` (see `LOWER` for which way), or None."""
         for evaluation in self.history:
             got = evaluation.metrics.get(metric)
-            if got is not None and (got <= value if "loss" in metric else got >= value):
+            if got is not None and is_met(metric, got, value):
                 return evaluation.time_s
         return None
 

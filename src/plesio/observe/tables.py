@@ -10,6 +10,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plesio.observe.report import byte_size
 from plesio.observe.summary import EXTREMES, Summary, telling
@@ -17,6 +18,10 @@ from plesio.observe.summary import EXTREMES, Summary, telling
 WIDTH = 118
 ROOMY = 120
 """From this width on, the columns of a comparison stand further apart."""
+NAME_LEAST = 22
+"""Characters that a strategy's name has in one line there, before columns are left out for it."""
+TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
+"""The columns of a comparison, the most telling first."""
 
 
 def render(*parts: object, width: int = WIDTH) -> str:
@@ -115,33 +120,62 @@ class Failed:
 def compare_table(
     rows: Sequence[Summary | Failed], target: tuple[str, float] | None, metric: str | None, *, width: int = WIDTH
 ) -> Table:
-    """Several strategies side by side; `width` is what the terminal has."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1 if width >= ROOMY else 0))
-    table.add_column("strategy")
-    heading = f"time to\n{target[0]}\n{target[1]:g}" if target else "time"
-    counts = ("folded", "dis-\ncarded", "samples")
-    names = (heading, "steps\n/s", "of\nideal", "waiting", "staleness\nmean/max", "bytes", metric or "metric", *counts)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    """Several strategies side by side; `width` is what the terminal has: what there is no room for is left out."""
+    gap = 1 if width >= ROOMY else 0
     times = {id(row): _time(row, target) for row in rows if isinstance(row, Summary)}
     best = min((time for time in times.values() if time is not None), default=None)
-    for row in rows:
-        if isinstance(row, Failed):
-            table.add_row(row.strategy, "failed", *("-" for _ in names[1:]), style="red")
-        else:
-            time = times[id(row)]
-            table.add_row(row.strategy, _time_cell(row, time, best), *_cells(row, metric))
+    headings = _headings(target, metric)
+    cells = [
+        ["failed", *("-" for _ in headings[1:])]
+        if isinstance(row, Failed)
+        else [_time_cell(row, times[id(row)]), *_cells(row, metric)]
+        for row in rows
+    ]
+    names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
+    shown = _that_fit(
+        [list(column) for column in zip(headings, *cells, strict=True)], width - max(names, default=0), gap
+    )
+    left_out = ", ".join(
+        headings[k].replace("-\n", "").replace("\n", " ") for k in range(len(headings)) if k not in shown
+    )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap), caption_justify="left")
+    table.caption = f"a wider terminal and --json show: {left_out}" if left_out else None
+    table.add_column("strategy", overflow="fold", min_width=max(names, default=0))
+    for k in shown:
+        table.add_column(headings[k], justify="right", no_wrap=True)
+    for row, line in zip(rows, cells, strict=True):
+        first = isinstance(row, Summary) and best is not None and times[id(row)] == best
+        texts = [Text(line[k], style="bold" if first and k == 0 else "") for k in shown]
+        table.add_row(row.strategy, *texts, style="red" if isinstance(row, Failed) else "")
     return table
+
+
+def _headings(target: tuple[str, float] | None, metric: str | None) -> list[str]:
+    time = f"time to\n{target[0]}\n{target[1]:g}" if target else "time"
+    final = f"{metric}\nat end" if metric else "metric"
+    counts = ["folded", "dis-\ncarded", "samples"]
+    return [time, "steps\n/s", "of\nideal", "waiting", "staleness\nmean/max", "bytes", final, *counts]
+
+
+def _that_fit(columns: list[list[str]], room: int, gap: int) -> list[int]:
+    """The places of the columns that there is room for: the last that are left out are those of `TELLING`."""
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) + gap + 1 for column in columns]
+    shown = list(range(len(columns)))
+    for place in reversed(TELLING):
+        if sum(widths[k] for k in shown) + 2 * gap <= room:
+            break
+        shown.remove(place)
+    return shown
 
 
 def _time(summary: Summary, target: tuple[str, float] | None) -> float | None:
     return summary.time_to(*target) if target else summary.wall_s
 
 
-def _time_cell(summary: Summary, time: float | None, best: float | None) -> str:
+def _time_cell(summary: Summary, time: float | None) -> str:
     if time is None:
-        return f"> {summary.wall_s:.0f} s"  # not reached in that time
-    return f"[bold]{time:.2f} s[/]" if time == best else f"{time:.2f} s"
+        return f"> {summary.wall_s:.{0 if summary.wall_s >= 10 else 1}f} s"  # not reached in that time
+    return f"{time:.2f} s"
 
 
 def _cells(summary: Summary, metric: str | None) -> list[str]:

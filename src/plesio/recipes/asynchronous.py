@@ -67,14 +67,17 @@ def _weight(weigh: str | Weigh) -> Weigh:
 def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:
     """Fully asynchronous SGD through a parameter server: every gradient is folded as it comes, nobody waits.
 
-    Rule (`dana`, the default): v_i = mu v_i + g; w -= (lr/N) v_i; worker i goes on from w - (lr/N) mu sum_{j != i} v_j.
-    For Adam and AdamW the first moment is kept for each worker, the second is shared. Rule (`plain`): w -= (lr/N) g.
+    Rule (`dana`, the default): v_i = mu v_i + g; w -= (lr/N) v_i; of n live workers each goes on from
+    w - (lr/N) mu (1 - 1/n) sum_j v_j, where w will be about when it comes back; an element of g that was computed much
+    further from w than usual is damped, g / (1 + gap / (4 mean gap)). For Adam and AdamW the first moment is kept for each
+    worker, the second is shared. Rule (`plain`): w -= (lr/N) g. Of Adam and its kin lr/N is lr/N^(3/4).
 
     Args:
         correct: "dana" (one momentum for each worker, parameters sent with look-ahead), "plain",
             "delay_compensated", "gap_aware", or a correction object with its own numbers.
         weigh: "equal", "inverse", "polynomial", "hinge", "delay_adaptive", or a weight object.
-        lr_scale: "share" divides the learning rate by the number of workers, "full" leaves it.
+        lr_scale: "share" gives each of N workers lr/N (Adam and its kin, which shorten steps by themselves, lr/N^(3/4):
+            docs/decisions/0006), "full" leaves it.
     Why `dana` by default: plain asynchrony adds momentum of its own (about 1 - 1/N), so that momentum .9 tuned for
     `sync_sgd` diverges; see docs/decisions/.
     Sources: Dean et al. 2012 (Downpour); Hakimi et al. 2019, arXiv 1907.11612; Zheng et al. 2017, arXiv 1609.08326;

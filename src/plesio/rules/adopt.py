@@ -15,7 +15,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """Where the global parameters will be once the other workers' momenta have acted: w - lr mu sum_{j != i} v_j."""
+    """About where the global parameters will be when its next contribution comes, by all n workers' momenta:
+    w - lr mu (1 - 1/n) sum_j v_j."""
 
     def __str__(self) -> str:
         return "look-ahead"

@@ -2,8 +2,9 @@
 
 Three ways to hold a model:
 
-- `GradientReplica`: the server owns the parameters. Large ones are read in place from the version the worker pins; small
-  ones are copied out, which is cheaper than pointing many tensors elsewhere. Gradients go to the slot once, and `.grad`
+- `GradientReplica`: the server owns the parameters. Large ones are read in place from the version the worker pins, through
+  a view in which what the worker writes stays its own; small ones are copied out, which is cheaper than pointing many
+  tensors elsewhere. Gradients go to the slot once, and `.grad`
   stays there, so that what is clipped, scaled or accumulated later is what is sent.
 - `ParameterReplica`: the worker owns its parameters for a while and sends them.
 - `SharedReplica`: everybody's parameters are the same memory.
@@ -11,7 +12,7 @@ Three ways to hold a model:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 import torch
@@ -97,13 +98,21 @@ class GradientReplica(_Bound):
     """The server owns the parameters; this worker sends gradients."""
 
     def __init__(
-        self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], slot: Arena, in_place: bool
+        self,
+        layout: Layout,
+        tensors: Sequence[torch.Tensor],
+        ring: Sequence[Arena],
+        slot: Arena,
+        in_place: bool,
+        renew: Callable[[int], None] | None = None,
     ) -> None:
         kinds = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
         super().__init__(layout, tensors, Arena.private(layout), kinds)
         self._ring = ring
         self._slot = slot
         self._in_place = in_place
+        self._renew = renew
+        self._buffer: int | None = None  # the one that is read in place
         self._contributed = [(i, self.tensors[i], slot.views[i].data_ptr()) for i in self._trained]
         self._zero = [False] * len(layout.specs)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
@@ -142,6 +151,9 @@ class GradientReplica(_Bound):
         self.arena.copy_from(self._ring[buffer], *self._copied)
         if not self._in_place:
             return
+        if self._renew is not None and self._buffer is not None:
+            self._renew(self._buffer)
+        self._buffer = buffer
         views = self._ring[buffer].views
         for index in self._trained:
             view = views[index]
@@ -191,7 +203,7 @@ class SharedReplica(_Bound):
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:
     """Whether a worker should read this model's parameters where they lie.
 
-    Not where a module writes into its parameters during the forward pass: others read the same memory.
+    Not where a module writes into its parameters during the forward pass: to drop that each time costs more than a copy.
     """
     sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind is Kind.TRAINED]
     writes = any(getattr(module, "max_norm", None) is not None for module in model.modules())
@@ -204,9 +216,13 @@ def replica_of(
     tensors: Sequence[torch.Tensor],
     ring: Sequence[Arena],
     slot: Arena,
-    model: nn.Module,
+    in_place: bool,
+    renew: Callable[[int], None] | None = None,
 ) -> Replica:
-    """The replica of a worker that exchanges with a server."""
+    """The replica of a worker that exchanges with a server.
+
+    `renew`: called with the buffer that was read in place, once it no longer is: what was written there is to be dropped.
+    """
     if isinstance(strategy.send, Gradient):
-        return GradientReplica(layout, tensors, ring, slot, reads_in_place(layout, model))
+        return GradientReplica(layout, tensors, ring, slot, in_place, renew)
     return ParameterReplica(layout, tensors, ring, slot)
