@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A checkpoint that was read and found whole."""
+    """A checkpoint that was read and found whole; `passed` tells what is wrong with each newer one."""
 
     path: Path
     manifest: Manifest
+    passed: tuple[str, ...] = ()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under their PyTorch names."""
@@ -113,39 +115,106 @@ class Saved(msgspec.Struct, frozen=True):
         return load_file(self.path / STATE)
 
 
-def save(
-    folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], keep: int
-) -> Path:
-    """Write a checkpoint and delete those that are too many; its path.
+class Shelf:
+    """One run's checkpoints in a folder: those it goes on from, and those it writes.
 
-    Raises:
-        CheckpointError: it cannot be written; the older ones are as they were.
+    Args:
+        folder: where they are. keep: how many.
+        resumed: the checkpoint that the run goes on from, wherever that is; the newest whole one, if it is in this folder.
     """
-    path = folder / f"{PREFIX}{manifest.version:08d}"
-    hidden = folder / f".{path.name}.{os.getpid()}"
-    try:
-        if path.exists():
-            return path
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
-        for name, tensors in ((WEIGHTS, weights), (STATE, state)):
-            save_file(tensors, hidden / name)
-        files = {name: xxh3_64_hexdigest((hidden / name).read_bytes()) for name in (WEIGHTS, STATE)}
-        body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
-        (hidden / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
-        for name in (WEIGHTS, STATE, MANIFEST):
-            to_disk(hidden / name)
-        to_disk(hidden)
-        hidden.rename(path)
-        to_disk(folder)
-        for old in _versions(folder)[:-keep]:
+
+    def __init__(self, folder: Path, keep: int, resumed: Path | None = None) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._resumed = resumed
+        self._own: list[Path] | None = None  # the first of them goes first
+
+    def save(self, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> Path:
+        """Write a checkpoint and delete those that are too many; its path.
+
+        Raises:
+            CheckpointError: it cannot be written; the older ones are as they were.
+        """
+        path = self._folder / f"{PREFIX}{manifest.version:08d}"
+        hidden = self._folder / f".{path.name}.{os.getpid()}"
+        try:
+            own = self._begun()
+            hidden.mkdir(parents=True)
+            _write(hidden, manifest, weights, state)
+            _give_name(hidden, path, path in own)
+            self._own = own = [*(one for one in own if one != path), path]
+            to_disk(self._folder)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"
+            ) from error
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        for old in own[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(hidden, ignore_errors=True)
+        del own[: -self._keep]
+        return path
+
+    def _begun(self) -> list[Path]:
+        """Those of this run; the first time, what servers that were killed while writing left is removed.
+
+        Newer ones than the one it goes on from are damaged, and so the first to go.
+        """
+        if self._own is None:
+            for left in self._folder.glob(f".{PREFIX}*.*"):
+                if _is_gone(left.suffix[1:]):
+                    shutil.rmtree(left, ignore_errors=True)
+            there = _versions(self._folder)
+            older = there.index(self._resumed) + 1 if self._resumed in there else 0
+            self._own = [*there[older:], *there[:older]] if older else []
+        return self._own
+
+
+def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
+    for name, tensors in ((WEIGHTS, weights), (STATE, state)):
+        save_file(tensors, folder / name)
+    files = {name: xxh3_64_hexdigest((folder / name).read_bytes()) for name in (WEIGHTS, STATE)}
+    body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
+    (folder / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
+    for name in (WEIGHTS, STATE, MANIFEST):
+        to_disk(folder / name)
+    to_disk(folder)
+
+
+def _give_name(hidden: Path, path: Path, own: bool) -> None:
+    """Call a written checkpoint `path`, in place of a damaged one if there is one."""
+    if not path.exists():
+        hidden.rename(path)
+        return
+    if not own and _is_whole(path):
         raise CheckpointError(
-            f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"
-        ) from error
-    return path
+            f"the checkpoint {path} is there already: another run writes into {path.parent}, too; give each a folder"
+        )
+    damaged = hidden.with_name(f".{path.name}.damaged.{os.getpid()}")
+    path.rename(damaged)
+    hidden.rename(path)
+    shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _is_gone(pid: str) -> bool:
+    """Whether there is no such process, or it is this one, which has written nothing yet."""
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return pid.isdecimal()
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def latest(place: str | Path) -> Saved:
@@ -159,7 +228,7 @@ def latest(place: str | Path) -> Saved:
     wrong: list[str] = []
     for path in reversed(found):
         try:
-            return read(path)
+            return msgspec.structs.replace(read(path), passed=tuple(wrong))
         except CheckpointError as error:
             wrong.append(str(error))
     why = f": {'; '.join(wrong)}" if wrong else ""
@@ -176,6 +245,35 @@ def kept_in(folder: str) -> bool:
     False
     """
     return bool(folder and _versions(Path(folder)))
+
+
+def check_free(folder: Path, resumed: Saved | None) -> None:
+    """Make sure that a run may write its checkpoints into `folder`: among another run's they would be told apart by nobody.
+
+    Raises:
+        CheckpointError: what lies there is not what the run goes on from.
+        ConfigurationError: it is no folder, and cannot become one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Checkpoint(folder={str(folder)!r}) cannot be written: {error}; give another folder"
+        ) from error
+    there = _versions(folder)
+    if not there or (resumed is not None and _newest_whole(there) == resumed.path.resolve()):
+        return
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there[-1].stat().st_mtime))
+    whose = "of another run" if resumed is None else f"that this run, resumed from {resumed.path}, does not go on from"
+    raise CheckpointError(
+        f"Checkpoint(folder={str(folder)!r}): there are checkpoints in it {whose}, the newest of version "
+        f"{there[-1].name.removeprefix(PREFIX).lstrip('0') or '0'}, written {written}; give another folder, go on from "
+        f"them with resume={str(folder)!r}, or delete them"
+    )
+
+
+def _newest_whole(paths: list[Path]) -> Path | None:
+    return next((path.resolve() for path in reversed(paths) if _is_whole(path)), None)
 
 
 def read(path: Path) -> Saved:

@@ -192,6 +192,7 @@ class _Station:
         replica = replica_of(
             self._strategy, place.layout, tensors, place.ring, place.slot, reads_in_place(place.layout, model)
         )
+        replica.follow(model)
         exchange = ServerExchange(
             self._strategy,
             self.standing,

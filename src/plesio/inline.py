@@ -81,9 +81,9 @@ class InlineServer:
 
     # What folds
 
-    def set_groups(self, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: bytes) -> None:
         """Hyper-parameters as they came in a header."""
-        self.built.folder.set_groups(msgspec.msgpack.decode(groups))
+        self.built.folder.set_groups(worker, msgspec.msgpack.decode(groups))
 
     def hold(self, worker: int, weight: float) -> None:
         """As `plesio.tensors.folding.Folder`, like the rest."""

@@ -225,6 +225,11 @@ def _as_loader(loader: Any) -> DataLoader[Any]:
 
 def _check_shareable(loader: DataLoader[Any]) -> None:
     """Whether its samples can be shared out, all of them."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise ConfigurationError(
+            f"{type(loader).__name__} has an __iter__ of its own, which sharing out the batches would leave out; do what it "
+            "does in collate_fn, in the dataset or in the training loop"
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigurationError(
             "a DataLoader over an IterableDataset has no numbered samples to share out; split the stream by "

@@ -67,6 +67,9 @@ class ExchangedOptimizer(Optimizer):
             )
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
+        if not self._exchange.local:  # where it steps at the server, its own hooks are for the gradients that go there
+            for hook in self._user._optimizer_step_pre_hooks.values():
+                hook(self._user, (), {})
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 self._refuse_unfrozen(name)
@@ -74,6 +77,9 @@ class ExchangedOptimizer(Optimizer):
         self._user._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before prepare looks at
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
+        if not self._exchange.local:
+            for after in self._user._optimizer_step_post_hooks.values():
+                after(self._user, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
 
@@ -109,6 +115,17 @@ class ExchangedOptimizer(Optimizer):
         if getattr(self, "_sealed", False):
             raise ConfigurationError("add_param_group after prepare: give all parameter groups before prepare")
         super().add_param_group(param_group)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the user's optimizer, such as the `train` and `eval` of one without schedules, where it steps here."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if not self._exchange.local:
+            raise AttributeError(
+                f"{name!r}: {type(self._user).__name__} steps at the server, and what it has of its own is not here; take a "
+                "strategy whose optimizer stays in the worker, such as local_sgd"
+            )
+        return getattr(self._user, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._user!r})"

@@ -319,7 +319,7 @@ class _Replay:
                 raise self._otherwise(seat, event)
             seat.steps = event.steps
             if header.extra:
-                self._server.set_groups(header.extra)
+                self._server.set_groups(event.worker, header.extra)
 
     def _join(self, seat: _Seat, event: Joined) -> None:
         head = self._journal.head

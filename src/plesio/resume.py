@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from plesio.checkpoint import FOLDER, MANIFEST, Checkpoint, Saved, kept_in, latest
+from plesio.checkpoint import FOLDER, MANIFEST, Checkpoint, Manifest, Saved, check_free, kept_in, latest
 from plesio.engine.job import Job
 from plesio.engine.keeping import Keeping
 from plesio.engine.recording import train_hash
 from plesio.errors import CheckpointError, ConfigurationError
-from plesio.journal import FILE_NAME, Folded, read_journal
+from plesio.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.observe.summary import Incident
 from plesio.rules import Server
 
@@ -23,22 +25,32 @@ NEARBY = 3
 """How many of the runs there are to resume are named."""
 
 
+class Old(NamedTuple):
+    """The journal of the run that is gone on with: its updates after the checkpoint; or `wrong`, why nobody knows them."""
+
+    undone: int = 0
+    wrong: str = ""
+
+
+UNKNOWN = "how many later updates are undone is not known"
+NO_JOURNAL = Old(wrong=f"{UNKNOWN}: there is no journal")
+
+
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """A checkpoint that a run goes on from, and what was done after it and is lost."""
 
     saved: Saved
-    undone: int | None
+    old: Old
 
     @property
     def incident(self) -> Incident:
         """In words: nothing goes back silently."""
-        version = self.saved.manifest.version
-        lost = "how many later updates are undone is not known: there is no journal"
-        if self.undone is not None:
-            went = f"the run had got to version {version + self.undone}: " if self.undone else ""
-            lost = f"{went}{self.undone} updates undone"
-        return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}; {lost}")
+        version, undone = self.saved.manifest.version, self.old.undone
+        passed = f", passing over what is newer: {'; '.join(self.saved.passed)}" if self.saved.passed else ""
+        went = f"the run had got to version {version + undone}: " if undone else ""
+        lost = self.old.wrong or f"{went}{undone} updates undone"
+        return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}{passed}; {lost}")
 
 
 def resumption(place: str | Path, job: Job) -> Resumption:
@@ -61,7 +73,10 @@ def resumption(place: str | Path, job: Job) -> Resumption:
             )
     if manifest.fields != job.strategy.as_data():
         raise CheckpointError(f"{saved.path}: {manifest.strategy} had other answers then: {manifest.fields}")
-    return Resumption(saved, _undone(saved))
+    old = _old(manifest)
+    if old.wrong and old is not NO_JOURNAL:
+        warnings.warn(f"resumed from {saved.path}; {old.wrong}", RuntimeWarning, stacklevel=3)
+    return Resumption(saved, old)
 
 
 def _checked(place: str | Path) -> Path:
@@ -89,12 +104,24 @@ def _nearby(path: Path) -> str:
     return ""
 
 
-def _undone(saved: Saved) -> int | None:
-    manifest = saved.manifest
+def _old(manifest: Manifest) -> Old:
+    """What the old journal, if it is whole up to the checkpoint, tells of the time after it."""
     if not manifest.position or not Path(manifest.journal).is_file():
-        return None
-    later = (record for _, record in read_journal(manifest.journal).placed(manifest.position))
-    return max((one.version for one in later if isinstance(one, Folded)), default=manifest.version) - manifest.version
+        return NO_JOURNAL
+    try:
+        journal = read_journal(manifest.journal)
+        whole, last = journal.start == manifest.position, manifest.version
+        for end, record in journal.placed():
+            whole = whole or end == manifest.position
+            if end > manifest.position and isinstance(record, Folded):
+                last = max(last, record.version)
+    except JournalError as error:
+        return Old(wrong=f"{UNKNOWN}: {error}")
+    if not whole:
+        missing = f": it is damaged or cut off there ({journal.missing})" if journal.missing is not None else ""
+        what = f"the journal {manifest.journal} does not reach the checkpoint, which is at byte {manifest.position}"
+        return Old(wrong=f"{UNKNOWN}: {what}{missing}")
+    return Old(last - manifest.version)
 
 
 def resumable(job: Job) -> Path | None:
@@ -110,7 +137,9 @@ def _as_given(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def check_keeping(job: Job, checkpoint: Checkpoint | None, runs: object, simulated: bool) -> None:
+def check_keeping(
+    job: Job, checkpoint: Checkpoint | None, runs: object, simulated: bool, begin_from: Resumption | None
+) -> None:
     """Raise `ConfigurationError` where checkpoints cannot be written, or nothing resumed."""
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise ConfigurationError(f"checkpoint={checkpoint!r}: such as ps.Checkpoint(every_s=60)")
@@ -123,6 +152,8 @@ def check_keeping(job: Job, checkpoint: Checkpoint | None, runs: object, simulat
         raise ConfigurationError(
             "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
         )
+    if checkpoint is not None and checkpoint.folder is not None:
+        check_free(Path(checkpoint.folder), begin_from.saved if begin_from is not None else None)
 
 
 def _check_server(job: Job) -> None:
@@ -155,13 +186,13 @@ def kept(
     if begin_from is not None:
         incarnation = 1 + max(begin_from.saved.manifest.order.members.last_incarnation.values(), default=0)
         if journal is not None:
-            _go_on_with(journal, begin_from.saved)
+            _go_on_with(journal, begin_from)
     return dataclasses.replace(job, incarnation=incarnation, keeping=keeping, journal=journal)
 
 
-def _go_on_with(journal: Path, saved: Saved) -> None:
-    """The new run's journal begins with what the old one's says up to the checkpoint."""
-    manifest = saved.manifest
-    if manifest.position and Path(manifest.journal).is_file():
+def _go_on_with(journal: Path, begin_from: Resumption) -> None:
+    """The new run's journal begins with what the old one's says up to the checkpoint, if that is whole."""
+    manifest = begin_from.saved.manifest
+    if not begin_from.old.wrong:
         with open(manifest.journal, "rb") as old:
             journal.write_bytes(old.read(manifest.position))

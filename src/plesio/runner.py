@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ def run(
         timeout_s: how long anybody waits for anybody.
         checkpoint: how often to keep the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         resume: the folder of an earlier run (or of its checkpoints) to go on from: weights, the optimizer's state, the
-            data not visited yet. In lock step the outcome is the same as without the interruption, bit for bit.
+            data not visited yet. In lock step the outcome is the same as without the interruption, bit for bit; but an
+            optimizer that steps in the workers (local_sgd's) begins anew there, without the momenta it had.
         runs: the folder that run folders go into; None writes nothing.
         watch: called with the state of the run several times a second.
 
@@ -181,8 +183,15 @@ def run(
     )
     begin_from = resumption(resume, job) if resume is not None else None
     if checkpoint is not None or resume is not None:
-        check_keeping(job, checkpoint, runs, simulated)
-    folder = RunFolder.create(runs, strategy, _configuration(job, until)) if runs is not None else None
+        check_keeping(job, checkpoint, runs, simulated, begin_from)
+    configuration = {
+        **_configuration(job, until),
+        "engine": str(engine),
+        "checkpoint": str(checkpoint) if checkpoint is not None else "none",
+        "resumed_from": str(resume) if resume is not None else "nothing",
+    }
+    target = next(iter(until.metrics.items()), None) if until is not None else None
+    folder = RunFolder.create(runs, strategy, configuration, target) if runs is not None else None
     job = kept(job, folder.path if folder is not None else None, checkpoint, begin_from, simulated)
     seen = functools.partial(_watch, until, watch, begin_from)
     if isinstance(engine, Simulated):
@@ -198,6 +207,9 @@ def run(
     _check_finite(done)
     if not outcome.state_dict:
         what = "nothing was trained: no worker called worker.prepare(model, optimizer, loader)"
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
+    elif not done.steps and not done.version:
+        what = "nothing was trained: no worker called step() of the optimizer that worker.prepare returned"
         warnings.warn(what, RuntimeWarning, stacklevel=3)
     return done
 
@@ -269,6 +281,8 @@ def _limits(until: Until | None) -> Limits:
 def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
     """The resolved configuration, for the run folder."""
     return {
+        "train": _name(job.train),
+        "plesio": version("plesio"),
         "workers": job.workers,
         "seed": job.seed,
         "data": "leases" if job.stealing else "shards",
@@ -280,6 +294,16 @@ def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
         "pace": str(job.pace) if job.pace else "none",
         "until": repr(until) if until else "the training functions return",
     }
+
+
+def _name(train: Callable[..., object]) -> str:
+    """What the training function is called, and where it is from."""
+    plain: Any = train
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    place = getattr(plain, "__code__", None)
+    name = getattr(plain, "__qualname__", type(plain).__qualname__)
+    return f"{name} of {Path(place.co_filename).name}" if place is not None else name
 
 
 def _summary(strategy: Strategy, outcome: Outcome, final: Final, simulated: bool) -> Summary:

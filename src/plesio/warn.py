@@ -19,6 +19,16 @@ def warn_not_finite(worker: int) -> None:
     )
 
 
+def warn_frozen(name: str) -> None:
+    """Tell, once a place, that freezing a layer does not hold it where the optimizer steps at the server."""
+    warnings.warn(
+        f"{name} was frozen after prepare: it contributes zeros, and weight decay and momentum at the server go on moving it; "
+        "freeze it before prepare",
+        RuntimeWarning,
+        stacklevel=_users_level(),
+    )
+
+
 def _users_level() -> int:
     """How many calls up the user's own line is, as `stacklevel` counts for whoever called this."""
     level, frame = 1, sys._getframe(1)

@@ -156,8 +156,10 @@ class Worker:
         data of your own, or that is split by rank already.
 
         Where the optimizer steps at the server, `.grad` holds anything after `step()` (read gradients before it), and what
-        the loop writes into parameters after `step()` lasts until the next version takes its place. Prepare what is ever to
-        be trained as trainable: a layer may be frozen after prepare, not unfrozen.
+        the loop writes into parameters (or the forward pass does, as nn.Embedding(max_norm=...)) lasts until the next
+        version takes its place. Clipping is of this worker's own gradient, before the mean with others'. Prepare what is
+        ever to be trained as trainable: a layer may be frozen after prepare, not unfrozen; where the optimizer steps at the
+        server, a frozen one contributes zeros, and weight decay and momentum go on moving it.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an

@@ -139,6 +139,7 @@ class ProcessStation:
         pacer = Pacer(pace, config.slow, random.Random(self.seed * 7919 + self.rank))
         if isinstance(via, ViaSharedMemory):
             shared = SharedReplica(layout, tensors, ring)
+            shared.follow(model)
             board = Board.attach(descriptors[2], self.workers)
             return SharedMemoryExchange(
                 self._strategy, self.workers, standing, optimizer, shared, self._doorbell, board, pacer, used,
@@ -146,6 +147,7 @@ class ProcessStation:
             )  # fmt: skip
         if isinstance(via, AllReduce):
             own = ParameterReplica(layout, tensors, ring, ring[0])
+            own.follow(model)
             board = Board.attach(descriptors[2], self.workers)
             return AllReduceExchange(
                 standing, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
@@ -160,6 +162,7 @@ class ProcessStation:
             ring = arenas(view, layout, len(ring))
             renew = partial(_renew, view, layout.nbytes)
         replica = replica_of(self._strategy, layout, tensors, ring, slot, in_place, renew)
+        replica.follow(model)
         slots.close()
         return ServerExchange(
             self._strategy, standing, optimizer, replica, self._doorbell, pacer, used, config.timeout_s
@@ -197,7 +200,7 @@ class ProcessStation:
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
         """Ask the server; what was done since is told first, so that it need not be asked about."""
         if self.standing.stopped:
-            return ()
+            raise StopRun("the run is over")  # also for a loop without end
         if self._exchange is not None:
             self._exchange.report()
         with suppress(ChannelClosedError):  # the answer's end of file tells

@@ -16,7 +16,7 @@ from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest
 from plesio.cli.main import main
 from plesio.engine.keeping import Keeper, Keeping
 from plesio.strategy import Strategy
-from support.replayed import chancy
+from support.replayed import chancy, fills_the_disk
 
 ON_THE_SERVER = [
     ps.sync_sgd(),
@@ -195,11 +195,11 @@ def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("no folder")
-    run = trained(ps.async_sgd(), tmp_path / "runs", checkpoint=ps.Checkpoint(blocked, every_s=0.05))
+    run = trained(ps.async_sgd(), tmp_path / "runs", fills_the_disk, checkpoint=ps.Checkpoint(every_s=0.02))
     assert run.version > 0
-    assert any("cannot be written" in one.what for one in run.incidents)
+    told = [one.what for one in run.incidents if one.what.startswith("the checkpoint ")]
+    assert len(told) == 1, "once, though it was tried again and again"
+    assert "cannot be written" in told[0]
     assert run.folder is not None
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
 

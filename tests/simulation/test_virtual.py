@@ -276,7 +276,7 @@ class Slots:
     def forget(self, worker: int) -> None:
         pass
 
-    def set_groups(self, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: bytes) -> None:
         pass
 
 

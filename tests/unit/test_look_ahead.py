@@ -352,7 +352,8 @@ def test_a_scheduler_changes_the_settings() -> None:
     drive(server, plain, [0, 1, 1])
     plain.settings = {**BETAS, "lr": 0.002, "betas": (0.8, 0.99)}
     groups = hyper_parameters(Adam([torch.zeros(1)], **plain.settings))
-    server.folder.set_groups(msgspec.msgpack.decode(msgspec.msgpack.encode(groups)))
+    for worker in (0, 1):
+        server.folder.set_groups(worker, msgspec.msgpack.decode(msgspec.msgpack.encode(groups)))
     drive(server, plain, [0, 1, 1])
 
 
@@ -412,7 +413,7 @@ def test_one_worker_is_the_plain_optimizer_bit_for_bit(kind: type[Optimizer], se
         if step == 20:
             for group in optimizer.param_groups:
                 group["lr"] *= 0.5
-            server.folder.set_groups(hyper_parameters(optimizer))
+            server.folder.set_groups(0, hyper_parameters(optimizer))
         gradient = [torch.randn(spec.shape, generator=generator) for spec in ODD]
         server.push(0, gradient)
         for tensor, slope in zip(mine, (gradient[0], gradient[2], gradient[3]), strict=True):

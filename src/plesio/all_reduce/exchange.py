@@ -115,6 +115,7 @@ class AllReduceExchange:
         self._everybody.silent = self._spoiled
         future = as_it_is(tensor) if self._spoiled else self._group.mean(tensor)
         if bucket.is_last():
+            self._replica.bring_back()
             self._buffers.begin(None if self._spoiled else self._group)
             self._issued_s = time.monotonic()
             self._pacer.begin()

@@ -37,8 +37,8 @@ Jitter = Annotated[float, typer.Option(metavar="SHARE", help="Let paced steps va
 Untils = Annotated[
     list[str] | None,
     typer.Option("--until", metavar="NAME=VALUE", help="Stop at a value that evaluate(model) returns, such as "
-                 "accuracy=0.95, or at a number of samples, or of steps (a resumed run goes on counting). May be "
-                 "repeated."),
+                 "accuracy=0.95 (at least; at most for names with loss, error, mse, mae, perplexity or nll in them), "
+                 "or at a number of samples, or of steps (a resumed run goes on counting). May be repeated."),
 ]  # fmt: skip
 Seed = Annotated[int, typer.Option(help="Of everything random: initial weights, order of data, jitter.")]
 EvaluateEveryS = Annotated[float, typer.Option(metavar="SECONDS", help="Pause between two evaluations.")]

@@ -66,7 +66,11 @@ def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
             f"strategy {text!r} cannot be read; write NAME or NAME(key=value, ...), such as first_of(m=3)"
         )
     name, inside = call.group(1), call.group(2) or ""
-    settings = dict(_setting(name, part, k) for k, part in enumerate(_split(inside)))
+    settings: dict[str, Value] = {}
+    for key, value in [_setting(name, part, k) for k, part in enumerate(_split(inside))]:
+        if key in settings:
+            raise StrategyError(f"strategy {text!r} says {key} twice: {settings[key]!r} and {value!r}")
+        settings[key] = value
     settings |= dict(_setting(name, part, None) for part in more)
     if name == "first_of":
         settings.setdefault("m", usual_first(workers))

@@ -20,6 +20,7 @@ from plesio.recipes import RECIPES
 from plesio.strategy import Strategy
 
 EXAMPLE_WORKERS = 4
+WIDEST = 1000
 QUESTIONS = {
     "every": "goes alone",
     "send": "sends",
@@ -53,7 +54,9 @@ def strategies(
         print(json.dumps([_document(one) for one in entries], indent=2, ensure_ascii=False))
         return
     console = terminal()
-    console.print(_answers(entries, apart=console.width >= PLAIN_WIDTH))
+    table = _answers(entries, apart=console.width >= PLAIN_WIDTH)
+    least = console.measure(table, options=console.options.update_width(WIDEST)).minimum
+    console.print(table if least <= console.width else _answers_in_turn(entries))
     console.print()
     console.print(_ideas(entries))
     console.print()
@@ -94,6 +97,16 @@ def _answers(entries: list[Entry], apart: bool) -> Table:
         table.add_column(heading, no_wrap=question in UNBROKEN, min_width=max(len(word) for word in words))
     for one in entries:
         table.add_row(one.name, *(_answer(one, question) for question in QUESTIONS))
+    return table
+
+
+def _answers_in_turn(entries: list[Entry]) -> Table:
+    """A line an answer, for a terminal in which they do not go side by side."""
+    table = Table("strategy", "", "", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for one in entries:
+        table.add_section()
+        for question, heading in QUESTIONS.items():
+            table.add_row(one.name if question == "every" else "", heading, _answer(one, question))
     return table
 
 

@@ -150,7 +150,7 @@ def work_of(
         raise ConfigurationError(f"--workers {workers}: at least 1")
     machines = None
     if cluster is not None:
-        _no_processes({"--slow": slows, "--kill": kills, "--pace": pace_s}, cluster)
+        _no_processes({"--slow": slows, "--kill": kills, "--pace": pace_s, "--jitter": jitter or None}, cluster)
         machines = cluster_of(cluster, workers)
     workers = machines.workers if machines is not None else workers or PROCESSES
     if jitter and pace_s is None:

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -25,7 +26,14 @@ from collections.abc import Sequence
 import msgspec
 
 from plesio.errors import ConfigurationError, PlesioError
-from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, close_quietly, from_descriptor
+from plesio.fabric.channel import (
+    Channel,
+    ChannelClosedError,
+    channel_pair,
+    close_quietly,
+    from_descriptor,
+    readable,
+)
 
 PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process")
 """What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
@@ -35,14 +43,15 @@ PR_SET_PDEATHSIG = 1
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine: be as it is (module path, folder, environment), unpickle `payload` (a dict of objects), keep it under
-    `run`."""
+    """The engine: be as it is (module path, folder, environment, how many descriptors a process may have), unpickle
+    `payload` (a dict of objects), keep it under `run`."""
 
     run: int
     payload: bytes
     path: tuple[str, ...]
     folder: str
     environment: dict[bytes, bytes]
+    descriptors: int
 
 
 class Drop(msgspec.Struct, tag=True, frozen=True):
@@ -91,14 +100,19 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         mine, theirs = channel_pair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from plesio.engine.forkserver import main; main()", str(theirs.fileno()), *preload],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
-            env={**os.environ, **ONE_THREAD, "PLESIO_PATH": os.pathsep.join(sys.path)},
-        )
-        theirs.close()
+        program = "from plesio.engine.forkserver import main; main()"
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", program, str(theirs.fileno()), *preload],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
+                    env={**os.environ, **ONE_THREAD, "PLESIO_PATH": os.pathsep.join(sys.path)},
+                )
+        except BaseException:
+            mine.close()
+            raise
         self._channel: Channel[Loaded | Spawned | Exited] = Channel(mine, Loaded | Spawned | Exited, "the fork server")
         self._exits: dict[int, int] = {}
         self._files: dict[str, int] = {}
@@ -112,10 +126,10 @@ class ForkServer:
         """
         if cls._shared is not None and any(_stamp(file) != stamp for file, stamp in cls._shared._files.items()):
             cls.close_shared()
-        known = cls._shared
-        if known is None or known._owner != os.getpid() or known._process.poll() is not None:
+        if cls._shared is not None and cls._shared._process.poll() is not None:
+            cls.close_shared()
+        if cls._shared is None or cls._shared._owner != os.getpid():
             cls._shared = cls(preload)
-        assert cls._shared is not None
         return cls._shared
 
     @property
@@ -140,8 +154,8 @@ class ForkServer:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
         """
         environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in ONE_THREAD.items()}}
-        self._channel.send(Load(run, payload, tuple(sys.path), os.getcwd(), environment))
-        reply = self._reply()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        reply = self._ask(Load(run, payload, tuple(sys.path), os.getcwd(), environment, descriptors))
         assert isinstance(reply, Loaded)
         self._files.update(reply.files)
         if reply.failure:
@@ -152,8 +166,7 @@ class ForkServer:
 
     def spawn(self, run: int, entry: str, title: str, arguments: bytes, descriptors: Sequence[int]) -> int:
         """Fork a process; its pid. The descriptors are copied: close yours."""
-        self._channel.send(Spawn(run, entry, title, arguments), descriptors)
-        reply = self._reply()
+        reply = self._ask(Spawn(run, entry, title, arguments), descriptors)
         assert isinstance(reply, Spawned)
         return reply.pid
 
@@ -163,16 +176,24 @@ class ForkServer:
             self._channel.send(Drop(run))
 
     def poll_exits(self) -> dict[int, int]:
-        """The processes that have ended since last asked: pid and exit code."""
-        while select.select([self._channel], [], [], 0)[0]:
+        """The processes that have ended since last asked: pid and exit code.
+
+        Raises:
+            PlesioError: the fork server has ended.
+        """
+        while readable(self._channel.fileno(), 0.0):
             message, _ = self._receive()
             assert isinstance(message, Exited)
             self._exits[message.pid] = message.code
         exits, self._exits = self._exits, {}
         return exits
 
-    def _reply(self) -> Loaded | Spawned:
-        """The answer to what was just asked; exits that come before it are kept."""
+    def _ask(self, question: Load | Spawn, descriptors: Sequence[int] = ()) -> Loaded | Spawned:
+        """The answer to it; exits that come before it are kept."""
+        try:
+            self._channel.send(question, descriptors)
+        except ChannelClosedError as error:
+            raise self._gone() from error
         while True:
             message, _ = self._receive()
             if not isinstance(message, Exited):
@@ -183,10 +204,15 @@ class ForkServer:
         try:
             return self._channel.receive(START_S, "the start of processes")
         except ChannelClosedError as error:
-            raise PlesioError(
-                f"the process that starts workers ended unexpectedly (exit code {self._process.poll()}); "
-                "see its messages above"
-            ) from error
+            raise self._gone() from error
+
+    def _gone(self) -> PlesioError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)  # its line closes a moment before it is gone
+        return PlesioError(
+            f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
+            f"{self._process.returncode}); its own messages, if it left any, are above"
+        )
 
     def close(self, grace_s: float = 5.0) -> None:
         """End it, and with it every process it started; kill it if that takes longer than `grace_s`."""
@@ -216,9 +242,12 @@ class _Forker:
         """Serve until the engine hangs up, then leave no child behind."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        poller = select.poll()
+        for line in (self._channel, self._wake):
+            poller.register(line.fileno(), select.POLLIN)
         try:
             while True:
-                ready, _, _ = select.select([self._channel.fileno(), self._wake.fileno()], [], [])
+                ready = dict(poller.poll())
                 if self._wake.fileno() in ready:
                     self._reap()
                 if self._channel.fileno() in ready:
@@ -252,6 +281,7 @@ class _Forker:
         os.environb.update(message.environment)
         try:
             os.chdir(message.folder)
+            _allow_descriptors(message.descriptors)
             self._objects[message.run] = cloudpickle.loads(message.payload)
         except BaseException:
             return traceback.format_exc()
@@ -309,6 +339,12 @@ def _stamp(file: str) -> int:
         return os.stat(file).st_mtime_ns
     except OSError:
         return 0
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """As many for the processes that come as the engine may have now: it may have asked for more since this one began."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def die_with_parent(parent: int) -> None:

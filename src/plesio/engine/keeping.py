@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from plesio.checkpoint import Manifest, Progress, Saved, read, save
+from plesio.checkpoint import Manifest, Progress, Saved, Shelf, read
 from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
 from plesio.errors import CheckpointError
@@ -46,6 +47,8 @@ class Keeper:
         self._strategy = strategy
         self._due_s = 0.0
         self._kept = -1
+        self._shelf = Shelf(Path(keeping.folder), keeping.keep, Path(keeping.resume) if keeping.resume else None)
+        self._failed: set[str] = set()  # why those since the last one that was written could not be
         self.before = [Progress()] * workers
         self._contributions = [0] * workers
         self._steps = [0] * workers
@@ -86,7 +89,7 @@ class Keeper:
         """Write one, if there is anything new.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: it cannot be written, for a reason that was not told since one was.
         """
         self._due_s = now_s + self._keeping.every_s
         if not self.writes or sequencer.version == self._kept:
@@ -110,8 +113,16 @@ class Keeper:
         )
         weights, nameless = _weights(built)
         state = {**nameless, **kept.tensors}
-        save(Path(self._keeping.folder), manifest, weights, state, self._keeping.keep)
-        self._kept = sequencer.version
+        try:
+            self._shelf.save(manifest, weights, state)
+        except CheckpointError as error:
+            reason = _reason(error)
+            if reason not in self._failed:
+                self._failed.add(reason)
+                raise
+        else:
+            self._kept = sequencer.version
+            self._failed.clear()
 
     def build(self, built: Assembly, stealing: bool, silence_s: float) -> Sequencer | None:
         """Get ready to fold: from the first worker's weights, or from a checkpoint, and then the order as it was.
@@ -137,6 +148,15 @@ class Keeper:
         )
 
 
+def _reason(error: CheckpointError) -> str:
+    """Why a checkpoint could not be written, without names of files, which are others each time: the system's number."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return str(cause.errno)
+    number = re.search(r"os error (\d+)", str(cause))  # as safetensors words it
+    return number[1] if number else type(cause or error).__name__
+
+
 def _load_weights(saved: Saved, built: Assembly) -> None:
     """Put a checkpoint's parameters where the first worker put its own.
 
@@ -160,8 +180,20 @@ def _load_weights(saved: Saved, built: Assembly) -> None:
 
 
 def _load_state(saved: Saved, built: Assembly) -> None:
-    """Put the rest back, once there is something that folds."""
-    built.folder.restore(saved.manifest.numbers)
+    """Put the rest back, once there is something that folds.
+
+    Raises:
+        CheckpointError: it is of another optimizer.
+    """
+    was, now = saved.manifest.numbers, built.folder.kept().numbers
+    if was.keys() != now.keys():  # with or without momentum, look-ahead or plainly: what folds depends on the optimizer
+        had, has = (one.get("optimizer", {}).get("kind", "no optimizer") for one in (was, now))
+        raise CheckpointError(
+            f"{saved.path} holds the state of {had} ({', '.join(was)}), and this run prepared {has} ({', '.join(now)}); "
+            "prepare the same optimizer with momentum as it was, or begin a new run and load weights.safetensors in the "
+            "training function"
+        )
+    built.folder.restore(was)
     state = saved.state()
     for name, tensor in built.folder.kept().tensors.items():
         tensor.copy_(state[name])

@@ -13,6 +13,7 @@ from itertools import count
 
 from msgspec.structs import replace
 
+from plesio.checkpoint import latest
 from plesio.engine.assembly import arenas
 from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.forkserver import PRELOAD, ForkServer
@@ -28,8 +29,9 @@ from plesio.engine.messages import (
     Stop,
     Trouble,
 )
-from plesio.engine.processes import Process, Processes
+from plesio.engine.processes import Process, Processes, descriptors_for
 from plesio.errors import (
+    CheckpointError,
     DeadlineError,
     PlesioError,
     ServerLostError,
@@ -50,6 +52,8 @@ START_S = 60.0
 """How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
 GRACE_S = 3.0
 """How long processes that were asked to end may take before they are killed."""
+JUDGE_S = 30.0
+"""How long after a run was asked to stop its last evaluation may take; of one that ended by itself, `timeout_s`."""
 INTERRUPT_GRACE_S = 2.0
 """The same after Ctrl-C,"""
 INTERRUPT_S = 2.5
@@ -79,6 +83,7 @@ class LocalEngine:
         self._zero_s: float | None = None
         self._started_s = time.monotonic()
         self._stop_sent_s: float | None = None
+        self._server_heard_s = self._worker_seen_s = self._judged_s = self._started_s
         self._ctrl_c = CtrlC()
         self._raised: set[int] = set()
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
@@ -91,15 +96,19 @@ class LocalEngine:
         Raises:
             WorkerError: a training function raised.
             WorkerLostError: every worker died.
-            ServerLostError: the server died.
+            ServerLostError: the server died, or the fork server and with it everybody.
+            DeadlineError: the server, or a worker, was waited for too long.
+            ConfigurationError: there are too few file descriptors for so many workers.
             PlesioError: what else a worker or the server refused to go on with.
             KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
-        fork_server = ForkServer.shared(PRELOAD)
+        with descriptors_for(self._job.workers):
+            fork_server = ForkServer.shared(PRELOAD)
         self._processes = Processes(fork_server, next(_runs))
         with self._ctrl_c:
             try:
-                self._processes.start(self._job)
+                with descriptors_for(self._job.workers):
+                    self._processes.start(self._job)
                 self._loop(fork_server)
             finally:
                 try:
@@ -141,19 +150,18 @@ class LocalEngine:
 
     def _loop(self, fork_server: ForkServer) -> None:
         poller = select.poll()
+        poller.register(fork_server.fileno(), select.POLLIN)  # the first, as its end is the cause of the others'
         for process in self._processes.all:
             poller.register(process.channel.fileno(), select.POLLIN)
-        poller.register(fork_server.fileno(), select.POLLIN)
         by_descriptor = {process.channel.fileno(): process for process in self._processes.all}
         while not self._over():
             for descriptor, _ in poller.poll(50):
-                if descriptor == fork_server.fileno():
-                    self._processes.note_exits()
-                    continue
-                process = by_descriptor[descriptor]
-                if not self._hear(process):
+                sender = by_descriptor.get(descriptor)
+                if not (self._note_exits() if sender is None else self._hear(sender)):
                     poller.unregister(descriptor)
             self._supervise()
+        if self._error is None and not self._final_judged:
+            self._give_up_judging()
 
     def _over(self) -> bool:
         if self._error is not None:
@@ -162,13 +170,42 @@ class LocalEngine:
             self._ask_to_stop("interrupted")
         if self._ctrl_c.pressed and not self._patience_s():
             return True
-        if self._outcome.final is not None:
-            return self._final_judged or self._late(GRACE_S * 10)
-        return False
+        if self._outcome.final is None:
+            return False
+        if self._final_judged:
+            return True
+        if self._stop_sent_s is not None:
+            return self._late(JUDGE_S)
+        return time.monotonic() - self._judged_s > self._job.timeout_s
 
     def _late(self, allowed_s: float) -> bool:
         """Whether a stop was asked for more than `allowed_s` ago."""
         return self._stop_sent_s is not None and time.monotonic() - self._stop_sent_s > allowed_s
+
+    def _give_up_judging(self) -> None:
+        """End the evaluator, which is not done with the last snapshot, and say so."""
+        self._processes.all[-1].kill()
+        final = self._outcome.final
+        if final is None or final.model is None:
+            return
+        why = f"evaluate did not return within {self._job.timeout_s:g} s (timeout_s)"
+        if self._stop_sent_s is not None:
+            why = f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop"
+        if self._ctrl_c.pressed:
+            why = "after Ctrl-C nobody waited for it"
+        what = f"the last evaluation, of version {final.version}, was given up: {why}"
+        self._outcome.incidents.append(Incident(final.wall_s, None, what))
+
+    def _note_exits(self) -> bool:
+        """Learn who is gone; False when the fork server is, and with it soon everybody."""
+        try:
+            self._processes.note_exits()
+        except PlesioError as error:
+            if self._outcome.final is None:
+                why = f"{error}; it took the run along {self._where()}; {self._what_is_left()}"
+                self._error = self._error or ServerLostError(why)
+            return False
+        return True
 
     def _hear(self, process: Process) -> bool:
         """Take one message; False when the line is closed."""
@@ -177,6 +214,8 @@ class LocalEngine:
         except ChannelClosedError:
             self._hung_up(process)
             return False
+        if process is self._processes.server:
+            self._server_heard_s = time.monotonic()
         if isinstance(message, Logged):
             self._logged(process, message)
         elif isinstance(message, Progress):
@@ -214,6 +253,7 @@ class LocalEngine:
     def _evaluated(self, message: Evaluated) -> None:
         self._outcome.history.append(Evaluation(message.time_s, message.version, message.samples, message.metrics))
         self._live.metrics = message.metrics
+        self._judged_s = time.monotonic()
         self._final_judged = self._final_judged or message.final
 
     def _failed(self, process: Process, message: Failed) -> None:
@@ -232,8 +272,7 @@ class LocalEngine:
     def _hung_up(self, process: Process) -> None:
         if process is self._processes.server and self._outcome.final is None:
             self._error = self._error or ServerLostError(
-                f"the server process ({process.pid}) died at version {self._live.version}, "
-                f"{max(self._live.time_s, 0.0):.1f} s into training; {self._what_is_left()}; "
+                f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}; "
                 "its own messages, if it left any, are above"
             )
         elif process.title == "the evaluator":
@@ -243,15 +282,44 @@ class LocalEngine:
             self._final_judged = True
         process.done = True
 
+    def _where(self) -> str:
+        return f"at version {self._live.version}, {max(self._live.time_s, 0.0):.1f} s into training"
+
     def _what_is_left(self) -> str:
-        """Of a run whose server died."""
-        folder = self._job.keeping.folder
-        if not folder:
-            return "the weights were in its memory and are lost (checkpoint=ps.Checkpoint(...) would have kept them)"
-        return f"go on from the last checkpoint with resume={folder!r}"
+        """Of a run whose server is lost."""
+        keeping = self._job.keeping
+        for place in filter(None, (keeping.folder, keeping.resume)):
+            with contextlib.suppress(CheckpointError):
+                latest(place)
+                return f"go on from the last checkpoint with resume={place!r}"
+        why = (
+            f"there is no checkpoint in {keeping.folder!r} yet"
+            if keeping.folder
+            else "checkpoint=ps.Checkpoint(...) would have kept them"
+        )
+        return f"the weights were in its memory and are lost ({why})"
+
+    def _mind_the_server(self) -> None:
+        """One that was stopped hangs nobody for ever: it tells how it stands several times a second once it has begun."""
+        now_s = time.monotonic()
+        left = any(process.code is None for process in self._processes.workers)
+        if left:
+            self._worker_seen_s = now_s
+        if self._outcome.final is not None or (left and self._zero_s is None):
+            return
+        # workers who wait for it say so after twice the time; there are those that never do
+        allowed_s = GRACE_S + self._job.timeout_s * (2 if left else 1)
+        since_s = self._server_heard_s if left else max(self._server_heard_s, self._worker_seen_s)
+        if now_s - since_s > allowed_s:
+            all_gone = "" if left else ", though every worker had ended"
+            self._error = self._error or DeadlineError(
+                f"the server process ({self._processes.server.pid}) said nothing for {allowed_s:g} s {self._where()}"
+                f"{all_gone}: it was stopped, or hangs (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"
+            )
 
     def _supervise(self) -> None:
         """What is due by time: faults, targets, and the end of those who were asked to end."""
+        self._mind_the_server()
         live = self._live
         if self._zero_s is not None:
             while self._kills and time.monotonic() - self._zero_s >= self._kills[0].after_s:
@@ -281,6 +349,7 @@ class LocalEngine:
 
     def _final(self, message: Final, descriptors: list[int]) -> None:
         """Take the weights over; the server may go."""
+        self._judged_s = time.monotonic()
         self._outcome.final = message
         if message.model is None:
             died = sum(one.left == "died" for one in message.workers)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ ENTRY_EVALUATOR = "plesio.engine.evaluator:main"
 ENTRY_WORKER = "plesio.worker_process:main"
 KILL_S = 3.0
 """How long a killed process may take to be gone before it is killed again."""
+UNKNOWN = -signal.SIGKILL
+"""The exit code of a process of which only this is known, that it is gone."""
 
 
 @dataclass(slots=True)
@@ -57,12 +61,36 @@ class WorkerLine:
     worker_ends: tuple[int, int, int]
 
     @classmethod
-    def open(cls) -> WorkerLine:
-        """New ones."""
-        server, worker = channel_pair()
-        push_read, push_write = os.pipe()
-        answer_read, answer_write = os.pipe()
-        return cls((server.detach(), push_read, answer_write), (worker.detach(), push_write, answer_read))
+    def open(cls, ours: contextlib.ExitStack) -> WorkerLine:
+        """New ones, which `ours` closes here."""
+
+        def kept(*ends: int) -> tuple[int, ...]:
+            ours.callback(close_quietly, *ends)
+            return ends
+
+        server, worker = kept(*(end.detach() for end in channel_pair()))
+        push_read, push_write = kept(*os.pipe())
+        answer_read, answer_write = kept(*os.pipe())
+        return cls((server, push_read, answer_write), (worker, push_write, answer_read))
+
+
+@contextlib.contextmanager
+def descriptors_for(workers: int) -> Iterator[None]:
+    """Inside, file descriptors for so many workers are opened.
+
+    Raises:
+        ConfigurationError: this process may not have that many.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise ConfigurationError(
+            f"workers={workers} takes about {7 * workers + 8} file descriptors more than this process has open, and it "
+            f"may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} in all (RLIMIT_NOFILE): raise the limit (ulimit "
+            "-n in the shell), close files, or take fewer workers"
+        ) from error
 
 
 class Processes:
@@ -96,10 +124,11 @@ class Processes:
         """
         self._fork_server.load(self._run, _payload(job))
         threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
-        lines = [WorkerLine.open() for _ in range(job.workers)]
-        to_evaluator = channel_pair() if job.evaluate else ()
-        written = () if job.journal is None else (_begun(job.journal, head_of(job, threads)),)
-        try:
+        with contextlib.ExitStack() as ours:  # what is open here for others only
+            lines = [WorkerLine.open(ours) for _ in range(job.workers)]
+            to_evaluator = [ours.enter_context(end) for end in channel_pair()] if job.evaluate else []
+            written = () if job.journal is None else (_begun(job.journal, head_of(job, threads)),)
+            ours.callback(close_quietly, *written)
             ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
             ends += [end for line in lines for end in line.server_ends]
             settings = _server_settings(job, threads)
@@ -111,42 +140,68 @@ class Processes:
             for end in to_evaluator[1:]:
                 judging = EvaluatorConfig(job.evaluate_every_s, 1)
                 self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], ToEngineFromEvaluator)
-        finally:
-            for line in lines:
-                close_quietly(*line.server_ends, *line.worker_ends)
-            close_quietly(*written)
-            for end in to_evaluator:
-                end.close()
 
     def _spawn(self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object) -> Process:
         mine, theirs = channel_pair()
-        with theirs:
-            arguments = msgspec.msgpack.encode(settings)
-            pid = self._fork_server.spawn(self._run, entry, title, arguments, [theirs.fileno(), *ends])
+        try:
+            with theirs:
+                arguments = msgspec.msgpack.encode(settings)
+                pid = self._fork_server.spawn(self._run, entry, title, arguments, [theirs.fileno(), *ends])
+        except BaseException:
+            mine.close()
+            raise
         process = Process(title, pid, Channel(mine, kinds, title))
         self.all.append(process)
         return process
 
     def note_exits(self) -> None:
-        """Learn which of them are gone."""
+        """Learn which of them are gone.
+
+        Raises:
+            PlesioError: nobody tells any more: the fork server itself is gone.
+        """
         exits = self._fork_server.poll_exits()
         for process in self.all:
             process.code = exits.get(process.pid, process.code)
 
     def end(self, grace_s: float) -> None:
-        """Nobody is left behind: close the lines, give them `grace_s`, kill."""
+        """Nobody is left behind: close the lines, give them `grace_s`, kill.
+
+        Who is gone is told by the fork server; where that is gone itself, or stands still, it is looked up.
+        """
         for process in self.all:
             process.channel.close()
         deadline_s = time.monotonic() + grace_s
+        killed = False
         while any(process.code is None for process in self.all):
-            with contextlib.suppress(PlesioError):
+            try:
                 self.note_exits()
+            except PlesioError:
+                self._look_who_is_gone()
             if time.monotonic() >= deadline_s:
+                if killed:
+                    self._look_who_is_gone()
                 for process in self.all:
                     process.kill()
-                deadline_s = time.monotonic() + KILL_S
+                killed, deadline_s = True, time.monotonic() + KILL_S
             time.sleep(0.002)
         self._fork_server.drop(self._run)
+
+    def _look_who_is_gone(self) -> None:
+        for process in self.all:
+            if process.code is None and not _alive(process.pid):
+                process.code = UNKNOWN
+
+
+def _alive(pid: int) -> bool:
+    """Whether that process, no child of this one, still runs. One that nobody has taken leave of (a zombie) does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (ProcessLookupError, PermissionError):  # the latter: its number is another user's process's by now
+        return False
+    except FileNotFoundError:  # gone between the two; or there is no such table on this system
+        return not Path("/proc/self/stat").exists()
 
 
 def _payload(job: Job) -> bytes:

@@ -218,7 +218,7 @@ class Server:
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
             self._unwatch(descriptor)
-        elif self._begun:
+        elif self._begun and not self._stopping:  # the last one comes unasked
             self._snapshots.serve(self._built)
 
     def _from_channel(self, line: Line) -> None:
@@ -269,7 +269,7 @@ class Server:
         meter.pushed(header.ready_s, header.steps, header.samples)
         self._keeper.came(line.worker, header.number, header.steps, header.samples)
         if header.extra:
-            self._built.folder.set_groups(msgspec.msgpack.decode(header.extra))
+            self._built.folder.set_groups(line.worker, msgspec.msgpack.decode(header.extra))
         if self._recorder is not None:
             self._recorder.loss = header.loss
         self._receive(
@@ -328,7 +328,7 @@ class Server:
         line.close()
         now_s = time.monotonic()
         self._meter.workers[line.worker].left = "finished" if line.finished else "died"
-        if self._begun and not line.finished and not self._stopping:
+        if not line.finished and not self._stopping:
             self._trouble(line.worker, f"worker {line.worker} died; the others go on, its data goes to them")
         if self._begun:
             self._built.forget(line.worker)
@@ -375,6 +375,9 @@ class Server:
             self._muster = Muster(
                 answers, self._built.board, self._say_to, self._progress, self._config.timeout_s, now_s
             )
+        for line in self._lines:
+            if line.gone:  # the data that was to be its own is for the others
+                self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
         for line in live:
             self._receive(Joined(line.worker, line.incarnation), now_s)
         self._snapshots.serve(self._built)
@@ -457,7 +460,8 @@ class Server:
         self._meter.workers[evict.worker].left = "evicted"
 
     def _standing(self) -> tuple[float, int, int]:
-        return time.monotonic() - self._meter.zero_s, self._sequencer.version, self._meter.samples
+        now_s = self._stopped_s or time.monotonic()
+        return now_s - self._meter.zero_s, self._sequencer.version, self._meter.samples
 
     def _progress(self) -> tuple[int, int, bool]:
         return self._sequencer.version, self._snapshots.mirrors_made, self._stopping

@@ -323,7 +323,7 @@ class VirtualRun:
         if self._keeps_slot:
             self._lying.add(worker)
         if push.groups:
-            self._folder.set_groups(push.groups)
+            self._folder.set_groups(worker, push.groups)
         if self.recorder is not None:
             self.recorder.loss = push.loss
         self._receive(

@@ -132,7 +132,7 @@ class Analytic:
     def forget(self, worker: int) -> None:
         """What it sent may still be folded."""
 
-    def set_groups(self, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: bytes) -> None:
         """The step sizes are given."""
 
 

@@ -41,7 +41,7 @@ class Folder(Protocol):
 
     def forget(self, worker: int) -> None: ...
 
-    def set_groups(self, groups: bytes) -> None: ...
+    def set_groups(self, worker: int, groups: bytes) -> None: ...
 
 
 class TimedWorker:
@@ -99,5 +99,5 @@ class NoFolder:
     def forget(self, worker: int) -> None:
         """Nothing was kept."""
 
-    def set_groups(self, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: bytes) -> None:
         """Nothing is stepped."""

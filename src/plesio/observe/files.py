@@ -31,12 +31,20 @@ from plesio.strategy import Strategy
 class RunFolder:
     """One run's folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, configuration: dict[str, Any], target: tuple[str, float] | None = None) -> None:
         self.path = path
+        self._configuration = configuration
+        self._target = target
 
     @classmethod
-    def create(cls, runs: str | Path, strategy: Strategy, configuration: dict[str, Any]) -> RunFolder:
-        """A new folder under `runs`, with the configuration in it.
+    def create(
+        cls,
+        runs: str | Path,
+        strategy: Strategy,
+        configuration: dict[str, Any],
+        target: tuple[str, float] | None = None,
+    ) -> RunFolder:
+        """A new folder under `runs`, with the configuration in it; `target` is the metric the run is to reach, if any.
 
         Raises:
             ConfigurationError: it cannot be written there.
@@ -45,11 +53,12 @@ class RunFolder:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}"
         try:
             path = _new_folder(Path(runs), stem)
-            document = {"run": configuration, "strategy": {"name": strategy.name, **strategy.answers()}}
+            answers = {"name": strategy.name, **strategy.answers(), "fields": strategy.as_data()}
+            document = _without_none({"run": configuration, "strategy": answers})
             (path / "run.toml").write_text(tomli_w.dumps(document))
         except OSError as error:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
-        return cls(path)
+        return cls(path, configuration, target)
 
     def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> None:
         """Everything that is known at the end."""
@@ -67,7 +76,18 @@ class RunFolder:
         (self.path / "metrics.jsonl").write_bytes(b"\n".join([*lines, b""]))
         if state_dict:
             save_weights(state_dict, self.path / "weights.safetensors")
-        write_report(self.path / "report.html", [summary], title=summary.strategy, target=None)
+        told = {name: value for name, value in self._configuration.items() if value not in ([], "none", "nothing")}
+        settings = ", ".join(f"{name}={value}" for name, value in told.items() if name != "train")
+        title = f"{summary.strategy} on {self._configuration.get('train', self.path.name)}"
+        write_report(
+            self.path / "report.html", [summary], title=title, target=self._target, note=f"Settings: {settings}."
+        )
+
+
+def _without_none(document: dict[str, Any]) -> dict[str, Any]:
+    """What TOML can hold: it has no word for nothing."""
+    plain = {key: _without_none(value) if isinstance(value, dict) else value for key, value in document.items()}
+    return {key: value for key, value in plain.items() if value is not None}
 
 
 def _line(known: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:

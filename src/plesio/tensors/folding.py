@@ -27,7 +27,7 @@ NewArena = Callable[[str], Arena]
 class Folder(Protocol):
     """The tensor side of a strategy at the server."""
 
-    def set_groups(self, groups: Groups) -> None: ...
+    def set_groups(self, worker: int, groups: Groups) -> None: ...
 
     def hold(self, worker: int, weight: float) -> None: ...
 
@@ -77,10 +77,10 @@ class Folding:
         self._correction = _correction(strategy, new_arena)
         self._held = Accumulator(new_arena("buffer")) if _holds(strategy) else None
 
-    def set_groups(self, groups: Groups) -> None:
-        """Use these hyper-parameters from now on."""
+    def set_groups(self, worker: int, groups: Groups) -> None:
+        """Fold what comes from `worker` with these hyper-parameters from now on; of several together, the first one's."""
         if self._optimizer is not None:
-            self._optimizer.set_groups(groups)
+            self._optimizer.sent_groups(worker, groups)
 
     def hold(self, worker: int, weight: float) -> None:
         """Add a contribution to the buffer; its slot is free again."""
@@ -117,6 +117,7 @@ class Folding:
 
     def _step(self, optimizer: ServerOptimizer, target: Arena, current: Arena, mean: Arena, fold: Fold) -> None:
         folded = len(fold.members)
+        optimizer.step_as(fold.members[0].worker)
         scale = scale_for(optimizer.kind, fold.scale, self._outer.scale(folded, self._workers))
         if optimizer.plain:
             optimizer.step_plain(target, current, mean, scale)

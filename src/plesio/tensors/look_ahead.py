@@ -93,11 +93,11 @@ class LookAheadFolding:
         self._damping = GapDamping()
         self._scale = 0.0  # running mean of what folds scale the learning rate by
         self._steps = 0
-        self.set_groups(optimizer.groups)
+        optimizer.set_groups([self._shared(group) for group in optimizer.groups])
 
-    def set_groups(self, groups: Groups) -> None:
-        """Use these hyper-parameters from now on."""
-        self._optimizer.set_groups([self._shared(group) for group in groups])
+    def set_groups(self, worker: int, groups: Groups) -> None:
+        """Fold what comes from `worker` with these hyper-parameters from now on."""
+        self._optimizer.sent_groups(worker, [self._shared(group) for group in groups])
 
     def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
         """The settings of a group, with a second moment that remembers as many samples as if workers were in step."""
@@ -127,6 +127,7 @@ class LookAheadFolding:
         self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
 
     def _step(self, worker: int, gradient: Arena, scale: float) -> None:
+        self._optimizer.step_as(worker)
         own = self._optimizer.select(self._momenta[worker])
         total = self._optimizer.select(self._sum)
         self._scale += (scale - self._scale) / self._workers if self._scale else scale

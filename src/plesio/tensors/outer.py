@@ -30,7 +30,7 @@ from torch.optim import (
     SparseAdam,
 )
 
-from plesio.errors import ConfigurationError
+from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 
@@ -82,7 +82,8 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
         if isinstance(optimizer, SparseAdam):
             raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
         carried = Carried.by(optimizer, tensors) if tensors else None
-        return cls(type(optimizer), dict(optimizer.defaults), hyper_parameters(optimizer), carried)
+        defaults = {**(_unlisted(optimizer) if tensors else {}), **optimizer.defaults}
+        return cls(type(optimizer), defaults, hyper_parameters(optimizer), carried)
 
     def difference(self, other: OptimizerSpec) -> str | None:
         """In what `other` is no optimizer like this one, in words: wanted, got; None if it is. Values may differ."""
@@ -95,6 +96,27 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
                 return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
         return None
+
+
+def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
+    """What the optimizer's `__init__` was given that is not among its `defaults`, as far as attributes of the name tell.
+
+    Raises:
+        ConfigurationError: nothing tells what it was given.
+    """
+    given: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(type(optimizer).__init__).parameters.items())[2:]:
+        if name in optimizer.defaults or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if not hasattr(optimizer, name):
+            kind = type(optimizer).__name__
+            raise ConfigurationError(
+                f"{kind} steps at the server, which has to build it again, and nothing tells which {name!r} it was given: "
+                f"name it in its defaults or keep it as self.{name}, or take a strategy whose optimizer stays in the worker, "
+                "such as local_sgd"
+            )
+        given[name] = getattr(optimizer, name)
+    return given
 
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
@@ -157,6 +179,7 @@ class ServerOptimizer:
             grouped[group].append(parameter)
         self._fused = _pays_fused(spec, sum(one.numel() for one in self.parameters))
         self.optimizer = _build(spec, grouped)
+        self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(spec.groups)
 
     def select(self, arena: Arena) -> list[torch.Tensor]:
@@ -167,8 +190,19 @@ class ServerOptimizer:
             self._selected[id(arena)] = known
         return known
 
+    def sent_groups(self, worker: int, groups: Groups) -> None:
+        """The current hyper-parameters of `worker`, which its contributions are folded with (it may have a scheduler)."""
+        self._sent[worker] = self._given if groups == self._given else groups
+
+    def step_as(self, worker: int) -> None:
+        """From now on step as `worker` asked to; the others may be at another point of their schedules."""
+        groups = self._sent.get(worker, self._given)
+        if groups is not self._given:
+            self.set_groups(groups)
+
     def set_groups(self, groups: Groups) -> None:
-        """The worker's current hyper-parameters (a scheduler may have changed them)."""
+        """Step with these hyper-parameters."""
+        self._given = groups
         self.groups = [{**group, "fused": True} for group in groups] if self._fused else groups
         self._set_at: float | None = None
         self.plain = type(self.optimizer) is SGD and all(
@@ -224,11 +258,24 @@ class ServerOptimizer:
                 "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
                 "groups": self.groups,
                 "swapped": bool(held) and self.swapped in held[0].whole,
+                "kind": f"{self.kind.__module__}.{self.kind.__qualname__}",
             },
         )
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from the numbers of `kept`; its tensors, which are there after this, are to be filled."""
+        """Go on from the numbers of `kept`; its tensors, which are there after this, are to be filled.
+
+        Raises:
+            CheckpointError: they are another optimizer's.
+        """
+        kind = f"{self.kind.__module__}.{self.kind.__qualname__}"
+        kept = str(numbers.get("kind", kind))  # an older checkpoint does not say
+        ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
+        if kept != kind and not ours:  # a script's class has another module, depending on how the script was started
+            raise CheckpointError(
+                f"the checkpoint holds the state of {kept}, and this run prepared {kind}; prepare the same optimizer, or "
+                "begin a new run and load weights.safetensors in the training function"
+            )
         self.set_groups(numbers["groups"])
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}

@@ -23,6 +23,7 @@ from plesio.rules import Gradient
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, is_finite
+from plesio.warn import warn_frozen
 
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_MEAN_BYTES = 1 << 16
@@ -40,6 +41,8 @@ class Replica(Protocol):
 
     def adopt(self, buffer: int) -> None: ...
 
+    def follow(self, model: nn.Module) -> None: ...
+
 
 class _Bound:
     """A model's tensors over an arena of this process."""
@@ -55,6 +58,29 @@ class _Bound:
                 tensor.data = view
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
         self._addresses = self._addresses_now()
+        self._homes: list[tuple[dict[str, torch.Tensor | None], str, int]] = []
+
+    def follow(self, model: nn.Module) -> None:
+        """Look for this model's buffers where its modules keep them: a forward pass may put new tensors there."""
+        places = {id(tensor): place for place, tensor in enumerate(self.tensors)}
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if id(buffer) in places:
+                    self._homes.append((module._buffers, name, places[id(buffer)]))
+
+    def bring_back(self) -> None:
+        """Take what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself.
+
+        Raises:
+            ModelMismatchError: it is of another shape or dtype.
+        """
+        for home, name, place in self._homes:
+            mine, now = self.tensors[place], home.get(name)
+            if now is not mine:
+                if now is None or now.shape != mine.shape or now.dtype != mine.dtype:
+                    self._refuse(place, now)
+                mine.data.copy_(now.detach())
+                home[name] = mine
 
     def _addresses_now(self) -> list[int]:
         return list(map(torch.Tensor.data_ptr, self.tensors))
@@ -65,6 +91,7 @@ class _Bound:
         Raises:
             ModelMismatchError: the user's code swapped one under our hands.
         """
+        self.bring_back()
         if (now := self._addresses_now()) != self._addresses:
             self._refuse(next(i for i, address in enumerate(now) if address != self._addresses[i]))
 
@@ -80,8 +107,8 @@ class _Bound:
         numbers = (one._values() if one.is_sparse else one for one in gradients if one is not None)
         return all(map(is_finite, numbers))
 
-    def _refuse(self, index: int) -> NoReturn:
-        tensor, spec = self.tensors[index], self.layout.specs[index]
+    def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
+        tensor, spec = self.tensors[index] if now is None else now, self.layout.specs[index]
         if tensor.shape != spec.shape or tensor.dtype != spec.torch_dtype:
             raise ModelMismatchError(
                 f"{spec.name} changed after prepare: it was {spec.dtype} {tuple(spec.shape)}, "
@@ -118,10 +145,12 @@ class GradientReplica(_Bound):
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
         self._copied = kinds
+        self._told_frozen = False
 
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
         self.missing = 0
+        self.bring_back()
         for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
                 self._refuse(index)
@@ -142,12 +171,16 @@ class GradientReplica(_Bound):
     def _no_gradient(self, index: int) -> None:
         """A parameter this step did not touch contributes zero, and is counted."""
         self.missing += 1
+        if not self.tensors[index].requires_grad and not self._told_frozen:
+            self._told_frozen = True
+            warn_frozen(self.layout.specs[index].name)
         if not self._zero[index]:
             self._slot.views[index].zero_()
             self._zero[index] = True
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
+        self.bring_back()
         self.arena.copy_from(self._ring[buffer], *self._copied)
         if not self._in_place:
             return

@@ -1,0 +1,250 @@
+"""Folders of checkpoints that hold something already: another run's, damaged ones, what a killed server left."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio.checkpoint import FOLDER, PREFIX, WEIGHTS, Manifest, Shelf, latest, read
+from plesio.core.sequencer import Sequencer
+from plesio.journal import read_journal
+from plesio.strategy import Strategy
+from support.replayed import chancy
+
+LONG = functools.partial(chancy, epochs=40)
+OFTEN = 0.03
+CUT = ps.Until(steps=60)
+
+
+def trained(
+    folder: Path, train: Callable[..., object] = LONG, strategy: Strategy | None = None, **options: Any
+) -> ps.Run:
+    """A run in lock step that is stopped in the middle, unless `until` says otherwise."""
+    kept = {"until": CUT, **options}
+    return ps.run(train, strategy or ps.sync_sgd(), workers=2, runs=folder / "runs", timeout_s=60, **kept)
+
+
+def kept_in_run(run: ps.Run) -> Path:
+    assert run.folder is not None
+    return run.folder
+
+
+def versions(folder: Path) -> list[int]:
+    return sorted(int(one.name.removeprefix(PREFIX)) for one in folder.glob(f"{PREFIX}*"))
+
+
+def at(folder: Path, version: int) -> Path:
+    return folder / f"{PREFIX}{version:08d}"
+
+
+def damage(path: Path) -> None:
+    data = bytearray((path / WEIGHTS).read_bytes())
+    data[-1] ^= 1
+    (path / WEIGHTS).write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def put(shelf: Shelf, version: int, value: float = 0.0) -> Path:
+    """Write a checkpoint of that version with that weight."""
+    order = Sequencer(ps.sync_sgd(), 2).state()
+    manifest = Manifest(
+        version=version, strategy="sync_sgd", fields={}, workers=2, seed=0, train_hash="", layout=(), order=order,
+        numbers={}, progress=(),
+    )  # fmt: skip
+    return shelf.save(manifest, {"w": torch.full((3,), value)}, {})
+
+
+# Another run's
+
+
+def test_a_new_run_does_not_write_among_anothers_checkpoints(tmp_path: Path) -> None:
+    """It is refused before anything is started, and what lies there is as it was."""
+    folder = tmp_path / "ck"
+    trained(tmp_path, checkpoint=ps.Checkpoint(folder))
+    (version,) = versions(folder)
+    before = contents(folder)
+    words = (
+        rf"^Checkpoint\(folder='{folder}'\): there are checkpoints in it of another run, the newest of version "
+        rf"{version}, written 20..-..-.. ..:..:..; give another folder, go on from them with resume='{folder}', or"
+    )
+    with pytest.raises(ps.CheckpointError, match=words):
+        trained(tmp_path / "other", checkpoint=ps.Checkpoint(folder))
+    assert contents(folder) == before
+    assert not (tmp_path / "other").exists()
+
+
+def test_nor_does_a_run_that_is_resumed_from_elsewhere_or_from_an_older_one(tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    trained(tmp_path, checkpoint=ps.Checkpoint(folder, every_s=OFTEN, keep=3))
+    other = trained(tmp_path, checkpoint=ps.Checkpoint())
+    older = at(folder, versions(folder)[-2])
+    before = contents(folder)
+    for place in (kept_in_run(other), older):
+        with pytest.raises(
+            ps.CheckpointError, match=r"in it that this run, resumed from .*, does not go on from, the new"
+        ):
+            trained(tmp_path, resume=place, checkpoint=ps.Checkpoint(folder))
+    assert contents(folder) == before
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in (file, file / "below"):
+        with pytest.raises(
+            ps.ConfigurationError, match=rf"Checkpoint\(folder='{place}'\) cannot be written: .*another folder"
+        ):
+            trained(tmp_path, checkpoint=ps.Checkpoint(place))
+    assert not (tmp_path / "runs").exists()
+
+
+# Damaged ones
+
+
+def test_a_resumed_run_goes_on_in_its_folder_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    trained(tmp_path, checkpoint=ps.Checkpoint(folder, every_s=OFTEN, keep=3))
+    *_, older, newest = versions(folder)
+    damage(at(folder, newest))
+    second = trained(tmp_path, resume=folder, checkpoint=ps.Checkpoint(folder, keep=1), until=None)
+    said = second.incidents[0].what
+    assert said.startswith(f"resumed at version {older} from {at(folder, older)}, passing over what is newer: ")
+    assert f"{at(folder, newest) / WEIGHTS} is damaged; " in said
+    assert versions(folder) == [second.version]
+    weights = latest(folder).weights()
+    assert all(torch.equal(weights[name], value) for name, value in second.state_dict.items())
+
+
+def test_a_damaged_checkpoint_is_replaced_when_its_number_is_reached(tmp_path: Path) -> None:
+    first = Shelf(tmp_path, keep=3)
+    for version in (10, 20, 30):
+        put(first, version)
+    damage(at(tmp_path, 30))
+    put(Shelf(tmp_path, 2, resumed=at(tmp_path, 20)), 30, value=5.0)
+    assert read(at(tmp_path, 30)).weights()["w"].tolist() == [5.0] * 3
+    assert versions(tmp_path) == [20, 30]
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [15]), (2, [10, 15]), (3, [5, 10, 15]), (4, [5, 10, 15, 30])])
+def test_damaged_checkpoints_go_before_good_ones(keep: int, left: list[int], tmp_path: Path) -> None:
+    first = Shelf(tmp_path, keep=9)
+    for version in (5, 10, 20, 30):
+        put(first, version)
+    for version in (20, 30):
+        damage(at(tmp_path, version))
+    resumed = latest(tmp_path)
+    assert resumed.manifest.version == 10
+    assert [str(version) in what for version, what in zip((30, 20), resumed.passed, strict=True)] == [True, True]
+    put(Shelf(tmp_path, keep, resumed.path), 15)
+    assert versions(tmp_path) == left
+    assert latest(tmp_path).manifest.version == 15
+
+
+def test_what_another_run_wrote_meanwhile_is_neither_replaced_nor_deleted(tmp_path: Path) -> None:
+    mine, other = Shelf(tmp_path, keep=1), Shelf(tmp_path, keep=1)
+    put(mine, 1)
+    put(other, 2, value=7.0)
+    with pytest.raises(ps.CheckpointError, match=r"version-00000002 is there already: another run writes into"):
+        put(mine, 2)
+    put(mine, 3)
+    assert versions(tmp_path) == [2, 3]
+    assert read(at(tmp_path, 2)).weights()["w"].tolist() == [7.0] * 3
+
+
+def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
+    """But not what a process that is alive is writing."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = [tmp_path / f".{PREFIX}00000009.{gone.pid}", tmp_path / f".{PREFIX}00000009.damaged.{gone.pid}"]
+    alive = tmp_path / f".{PREFIX}00000009.{os.getppid()}"
+    for one in (*left, alive):
+        one.mkdir()
+        (one / WEIGHTS).touch()
+    put(Shelf(tmp_path, keep=1), 1)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([alive.name, at(tmp_path, 1).name])
+
+
+# Another optimizer
+
+
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        ("sgd", "adam", r"state of torch\.optim\.sgd\.SGD, and this run prepared torch\.optim\.adamw\.AdamW; prepare"),
+        ("adam", "sgd", r"state of torch\.optim\.adamw\.AdamW, and this run prepared torch\.optim\.sgd\.SGD; prepare"),
+    ],
+)
+def test_another_optimizer_is_refused(strategy: Strategy, was: str, now: str, words: str, tmp_path: Path) -> None:
+    first = trained(tmp_path, functools.partial(LONG, kind=was), strategy, checkpoint=ps.Checkpoint())
+    with pytest.raises(ps.CheckpointError, match=words):
+        trained(tmp_path, functools.partial(LONG, kind=now), strategy, resume=kept_in_run(first))
+
+
+@pytest.mark.parametrize(("was", "now"), [("plain", "adam"), ("plain", "sgd"), ("sgd", "plain")])
+def test_so_is_one_that_is_folded_in_another_way(was: str, now: str, tmp_path: Path) -> None:
+    """Under async_sgd, which looks ahead where there is momentum."""
+    names = {"sgd": "sgd.SGD", "plain": "sgd.SGD", "adam": "adamw.AdamW"}
+    first = trained(tmp_path, functools.partial(LONG, kind=was), ps.async_sgd(), checkpoint=ps.Checkpoint())
+    words = (
+        rf"state of torch\.optim\.{names[was]} \(optimizer.*\), and this run prepared torch\.optim\.{names[now]} \(opt"
+    )
+    with pytest.raises(ps.CheckpointError, match=words):
+        trained(tmp_path, functools.partial(LONG, kind=now), ps.async_sgd(), resume=kept_in_run(first))
+
+
+# A damaged journal
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        (lambda whole: os.urandom(3000), r"is not known: .*journal\.bin is no journal"),
+        (lambda whole: b"", r"is not known: the journal .* is empty"),
+        (
+            lambda whole: whole[:-400],
+            r"is not known: the journal .* does not reach the checkpoint, which is at byte \d+",
+        ),
+    ],
+    ids=["garbage", "empty", "cut"],
+)
+def test_a_damaged_old_journal_is_told_and_the_run_goes_on(
+    damaged: Callable[[bytes], bytes], words: str, tmp_path: Path
+) -> None:
+    first = kept_in_run(trained(tmp_path, checkpoint=ps.Checkpoint()))
+    position = latest(first).manifest.position
+    journal = first / "journal.bin"
+    journal.write_bytes(damaged(journal.read_bytes()[:position]))
+    with pytest.warns(
+        RuntimeWarning, match=rf"^resumed from {first}/{FOLDER}/.*; how many later updates are undone {words}"
+    ):
+        second = trained(tmp_path, resume=first, until=ps.Until(steps=100))
+    assert "is not known: " in second.incidents[0].what
+    assert "undone is not known" in second.incidents[0].what
+    assert "0 updates" not in second.incidents[0].what
+    assert read_journal(kept_in_run(second)).missing is None
+
+
+def test_updates_after_the_checkpoint_are_counted_by_the_old_journal(tmp_path: Path) -> None:
+    first = trained(tmp_path, checkpoint=ps.Checkpoint(every_s=OFTEN, keep=9))
+    folder = kept_in_run(first)
+    *_, older, newest = versions(folder / FOLDER)
+    shutil.rmtree(at(folder / FOLDER, newest))
+    second = trained(tmp_path, resume=folder, until=ps.Until(steps=100))
+    got = first.version
+    assert newest <= got
+    assert f"the run had got to version {got}: {got - older} updates undone" in second.incidents[0].what

@@ -1,0 +1,265 @@
+"""What training loops do besides the usual, and expect of torch: each would go wrong without a word otherwise."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+
+EVERY = ["sync_sgd", "async_sgd", "local_sgd", "allreduce", "hogwild"]
+
+
+def line(width: int = 4) -> nn.Linear:
+    model = nn.Linear(width, 1, bias=False)
+    nn.init.ones_(model.weight)
+    return model
+
+
+def writing(worker: ps.Worker, width: int, steps: int) -> None:
+    """Clip the weights after each step, by `.data`, which no version counter sees."""
+    model = line(width)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), None)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        model.weight.data.clamp_(-0.001, 0.001)
+
+
+@pytest.mark.parametrize("width", [4, 1 << 19])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_worker_writes_stays_its_own_whatever_the_models_size(width: int, workers: int) -> None:
+    """Large models are read where the server wrote them: others, and the next versions, see nothing of what is written."""
+    run = ps.run(partial(writing, width=width, steps=5), ps.sync_sgd(), workers=workers, timeout_s=30.0)
+    expected = torch.full((1, width), 1.0 - 5 * 0.01)
+    assert torch.allclose(run.state_dict["weight"], expected)
+
+
+class Counting(nn.Module):
+    """Keeps a statistic as many people write it: a new tensor in the buffer's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = line()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + 1
+        return self.linear(rows)
+
+
+def counting(worker: ps.Worker) -> None:
+    model = Counting()
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), None)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_buffer_that_forward_makes_anew_is_kept(strategy: str) -> None:
+    run = ps.run(counting, strategy, workers=1, timeout_s=30.0)
+    assert run.state_dict["seen"] == 6
+
+
+def scheduled(worker: ps.Worker) -> None:
+    """Worker 0 keeps its rate; the other one takes none."""
+    model = line()
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), None)
+    for _ in range(10):
+        if worker.rank:
+            optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.zero_grad()
+        (0.1 * model(torch.ones(1, 4)).sum()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.async_sgd("plain"), ps.bounded_staleness(4)])
+def test_each_worker_is_folded_at_its_own_rate(strategy: ps.Strategy) -> None:
+    """As when one is still warming up, and the other is not."""
+    run = ps.run(scheduled, strategy, workers=2, timeout_s=30.0)
+    assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 10 * 0.1 / 2))
+
+
+class Warm(torch.optim.SGD):
+    """An optimizer that keeps an argument out of its defaults; `kept`: under the argument's name."""
+
+    def __init__(self, params: object, lr: float = 0.1, warm: int = 1, forgets: bool = False) -> None:
+        super().__init__(params, lr=lr)  # type: ignore[arg-type]
+        self.warm = warm
+        self.left = warm
+        if not forgets:
+            self.forgets = forgets
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.left -= 1
+        if self.left < 0:
+            super().step()
+
+
+def warming(worker: ps.Worker, forgets: bool = False) -> None:
+    model = line()
+    model, optimizer, _ = worker.prepare(model, Warm(model.parameters(), warm=3, forgets=forgets), None)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_an_optimizer_is_built_at_the_server_with_all_it_was_given(strategy: str) -> None:
+    run = ps.run(warming, strategy, workers=1, timeout_s=30.0)
+    assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 2 * 0.1))
+
+
+def test_an_optimizer_that_forgets_what_it_was_given_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match="nothing tells which 'forgets' it was given"):
+        ps.run(partial(warming, forgets=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+def halve(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.mul_(0.5)
+
+
+def hooked(worker: ps.Worker) -> None:
+    model = line()
+    user = torch.optim.SGD(model.parameters(), lr=0.1)
+    user.register_step_pre_hook(halve)
+    model, optimizer, _ = worker.prepare(model, user, None)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_hook_before_the_step_has_its_way_with_the_gradient(strategy: str) -> None:
+    run = ps.run(hooked, strategy, workers=1, timeout_s=30.0)
+    assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 4 * 0.1 * 0.5))
+
+
+def rows(samples: int) -> TensorDataset:
+    return TensorDataset(torch.arange(float(samples)).repeat(4, 1).T)
+
+
+def endless(worker: ps.Worker) -> None:
+    model = line()
+    loader = DataLoader(rows(64), batch_size=8)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6), loader)
+    for _ in itertools.count():
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_loop_without_end_ends_with_the_run(strategy: str) -> None:
+    run = ps.run(endless, strategy, workers=2, until=ps.Until(steps=50), timeout_s=30.0)
+    assert [one.left for one in run.workers] == ["finished", "finished"]
+    assert run.state_dict
+    assert not run.incidents
+
+
+class Doubling(DataLoader):  # type: ignore[type-arg]
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for (batch,) in super().__iter__():
+            yield 2 * batch
+
+
+def own_iteration(worker: ps.Worker) -> None:
+    model = line()
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), Doubling(rows(8)))
+
+
+def test_a_loader_with_its_own_way_to_iterate_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match="Doubling has an __iter__ of its own"):
+        ps.run(own_iteration, ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+def forgetful(worker: ps.Worker) -> None:
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    worker.prepare(model, optimizer, None)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+
+
+def test_who_steps_with_the_wrong_optimizer_is_told() -> None:
+    with pytest.warns(RuntimeWarning, match="no worker called step"):
+        ps.run(forgetful, ps.local_sgd(), workers=1, timeout_s=30.0)
+
+
+def freezing(worker: ps.Worker) -> None:
+    model = nn.Sequential(line(), nn.Linear(1, 1))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), None)
+    model[0].requires_grad_(False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    assert ["0.weight was frozen after prepare" in str(one.message) for one in told] == [True]
+
+
+def test_freezing_where_it_does_not_hold_is_told() -> None:
+    assert ps.run(freezing, ps.sync_sgd(), workers=1, timeout_s=30.0).missing_gradients == 3
+
+
+class Scheduled(torch.optim.SGD):
+    def evaluate(self) -> str:
+        return "averaged"
+
+
+def with_a_method(worker: ps.Worker) -> None:
+    model = line()
+    model, optimizer, _ = worker.prepare(model, Scheduled(model.parameters(), lr=0.1), None)
+    if worker.rank == 0:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert optimizer.evaluate() == "averaged"  # type: ignore[attr-defined]
+
+
+def test_an_optimizers_own_methods_are_there_where_it_steps() -> None:
+    ps.run(with_a_method, ps.local_sgd(), workers=1, timeout_s=30.0)
+    with pytest.raises(ps.WorkerError, match="'evaluate': Scheduled steps at the server"):
+        ps.run(with_a_method, ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+def visiting(worker: ps.Worker, folder: str) -> None:
+    """Worker 1 dies before it took part; the others note what they saw."""
+    if worker.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model = line()
+    model, optimizer, loader = worker.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=1e-6), DataLoader(rows(96), batch_size=4)
+    )
+    with Path(folder, str(worker.rank)).open("w") as seen:
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+            print(*batch[:, 0].int().tolist(), file=seen)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce"])
+def test_data_of_a_worker_that_died_before_training_is_for_the_others(strategy: str, tmp_path: Path) -> None:
+    run = ps.run(partial(visiting, folder=str(tmp_path)), strategy, workers=3, timeout_s=30.0)
+    seen = sorted(int(number) for name in "02" for number in (tmp_path / name).read_text().split())
+    assert seen == list(range(96))
+    assert run.batches_unvisited == 0
+    assert any(one.worker == 1 and "worker 1 died; the others go on" in one.what for one in run.incidents)
