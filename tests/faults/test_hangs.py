@@ -214,7 +214,7 @@ def test_too_few_descriptors_are_said(more: int, limit: Callable[[int], None]) -
 def test_a_fork_server_begun_with_few_descriptors_is_told_of_more(limit: Callable[[int], None]) -> None:
     """Else it, and its children, would silently lose those that are passed to them."""
     ForkServer.close_shared()
-    limit(40)
+    limit(limit_that_leaves(24))
     fork_server = ForkServer.shared(PRELOAD).pid
     limit(3000)
     assert ps.run(SHORT, "async_sgd", workers=20, timeout_s=30).steps == 400

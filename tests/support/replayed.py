@@ -98,9 +98,7 @@ def fills_the_disk(worker: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=2))
     for step, (inputs, labels) in enumerate(loader):
-        if (
-            worker.rank == 0 and step == 5 and worker.server_pid
-        ):  # a replay has no server, and 0 would mean this process
+        if worker.rank == 0 and step == 5 and worker.server_pid:  # in a replay it is 0: this very process
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.prlimit(worker.server_pid, resource.RLIMIT_FSIZE, (1, hard))
         optimizer.zero_grad()
