@@ -22,7 +22,7 @@ from plesio.faults import Pace
 from plesio.rules import AfterFold, Every, Gradient
 from plesio.seeding import seed_step
 from plesio.strategy import Strategy
-from plesio.tensors.outer import Groups, hyper_parameters, settings_of
+from plesio.tensors.optimizer_spec import Groups, hyper_parameters, settings_of
 from plesio.tensors.replica import Replica
 from plesio.warn import warn_not_finite
 

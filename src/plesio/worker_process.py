@@ -50,7 +50,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import Described, describe, dump_structure
-from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
 from plesio.worker import Worker
 

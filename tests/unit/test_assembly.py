@@ -18,7 +18,7 @@ from plesio.engine.messages import Hello
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy
 from plesio.tensors.model import describe
-from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.optimizer_spec import OptimizerSpec
 from support import loops
 
 Make = Callable[..., Optimizer]

@@ -16,7 +16,7 @@ from plesio.tensors import corrections
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.corrections import DelayCompensation, GapAwareness, GapDamping
 from plesio.tensors.folding import build_folder
-from plesio.tensors.outer import OptimizerSpec
+from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.versions import Versions
 
 # Eight float64 fill a 64-byte line: no padding. Two groups make two segments; the buffer is none of their business.

@@ -21,7 +21,7 @@ from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.carrying import Carried, hand_over
 from plesio.tensors.folding import Folding, build_folder
 from plesio.tensors.look_ahead import LookAheadFolding
-from plesio.tensors.outer import OptimizerSpec, hyper_parameters
+from plesio.tensors.optimizer_spec import OptimizerSpec, hyper_parameters
 from plesio.tensors.versions import Versions
 
 ELEMENTS = 24

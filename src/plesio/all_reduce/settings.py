@@ -11,7 +11,7 @@ import msgspec
 from torch.optim import Optimizer
 
 from plesio.fabric.collective import Group
-from plesio.tensors.outer import hyper_parameters
+from plesio.tensors.optimizer_spec import hyper_parameters
 
 
 class SharedSettings:

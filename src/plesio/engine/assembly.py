@@ -29,7 +29,8 @@ from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.outer import OptimizerSpec, check_carried, check_same_optimizer
+from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizer
+from plesio.tensors.outer import check_carried
 from plesio.tensors.versions import Versions
 
 

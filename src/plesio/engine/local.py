@@ -295,7 +295,7 @@ class LocalEngine:
         why = (
             f"there is no checkpoint in {keeping.folder!r} yet"
             if keeping.folder
-            else "checkpoint=ps.Checkpoint(...) would have kept them"
+            else "checkpoint=ps.Checkpoint(...), --checkpoint-every-s on the command line, would have kept them"
         )
         return f"the weights were in its memory and are lost ({why})"
 

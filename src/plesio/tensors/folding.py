@@ -17,7 +17,8 @@ from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
-from plesio.tensors.outer import Groups, Kept, OptimizerSpec, ServerOptimizer, kept_copies, scale_for
+from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
+from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies, scale_for
 from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]

@@ -30,7 +30,8 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
-from plesio.tensors.outer import Groups, Kept, ServerOptimizer, scale_for
+from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.outer import Kept, ServerOptimizer, scale_for
 from plesio.tensors.versions import Versions
 
 CHUNK = 1 << 18

@@ -1,0 +1,116 @@
+"""A user's optimizer in words: what another process needs to build one like it, and whether two are alike."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim import Optimizer, SparseAdam
+
+from plesio.errors import ConfigurationError
+from plesio.tensors.carrying import Carried
+
+SCHEDULED = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+"""What torch's schedulers note in an optimizer's groups for themselves; no optimizer reads it."""
+
+Groups = list[dict[str, Any]]
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True):
+    """What it takes to build a user's optimizer elsewhere: its class, its defaults, its groups without parameters.
+
+    `carried` describes the state it holds already, if that goes there too.
+    """
+
+    kind: type[Optimizer]
+    defaults: dict[str, Any]
+    groups: Groups
+    carried: Carried | None = None
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, tensors: Sequence[torch.Tensor] = ()) -> OptimizerSpec:
+        """Describe `optimizer`, with the state it holds for these tensors of a model.
+
+        Raises:
+            ConfigurationError: an optimizer that cannot run there.
+        """
+        name = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigurationError(
+                f"{name} evaluates the loss inside its step, which no worker is there for; use SGD, Adam, AdamW, ..."
+            )
+        if isinstance(optimizer, SparseAdam):
+            raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
+        carried = Carried.by(optimizer, tensors) if tensors else None
+        defaults = {**(_unlisted(optimizer) if tensors else {}), **optimizer.defaults}
+        return cls(type(optimizer), defaults, hyper_parameters(optimizer), carried)
+
+    def difference(self, other: OptimizerSpec) -> str | None:
+        """In what `other` is no optimizer like this one, in words: wanted, got; None if it is. Values may differ."""
+        wanted, got = (f"{one.kind.__module__}.{one.kind.__qualname__}" for one in (self, other))
+        if wanted != got:  # by name: a class of the user's script is another object in each process
+            return f"{wanted} was wanted, got {got}"
+        if len(self.groups) != len(other.groups):
+            return f"{len(self.groups)} parameter groups were wanted, got {len(other.groups)}"
+        for number, (want, have) in enumerate(zip(self.groups, other.groups, strict=True)):
+            if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
+                return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
+        return None
+
+
+def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
+    """What the optimizer's `__init__` was given that is not among its `defaults`, as far as attributes of the name tell.
+
+    Raises:
+        ConfigurationError: nothing tells what it was given.
+    """
+    given: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(type(optimizer).__init__).parameters.items())[2:]:
+        if name in optimizer.defaults or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if not hasattr(optimizer, name):
+            kind = type(optimizer).__name__
+            raise ConfigurationError(
+                f"{kind} steps at the server, which has to build it again, and nothing tells which {name!r} it was given: "
+                f"name it in its defaults or keep it as self.{name}, or take a strategy whose optimizer stays in the worker, "
+                "such as local_sgd"
+            )
+        given[name] = getattr(optimizer, name)
+    return given
+
+
+def hyper_parameters(optimizer: Optimizer) -> Groups:
+    """The settings of each parameter group, without the parameters; a learning rate held in a tensor as a number."""
+    return [
+        {key: number(value) for key, value in group.items() if key not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+
+def settings_of(optimizer: Optimizer) -> Groups:
+    """The parameter groups as they are now: equal to `optimizer.param_groups` until somebody changes a setting.
+
+    The list of parameters is among the values, the same object every time and compared as that. A learning rate held in a
+    tensor, which may change under its own name, is kept as a number.
+    """
+    return [{key: number(value) for key, value in group.items()} for group in optimizer.param_groups]
+
+
+def number(value: Any) -> Any:
+    """A setting that is held in a tensor, as a number; others as they are."""
+    if isinstance(value, tuple) and any(map(torch.is_tensor, value)):
+        return tuple(map(number, value))
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def check_same_optimizer(wanted: OptimizerSpec, got: OptimizerSpec, worker: int, reference: int) -> None:
+    """Raise `ConfigurationError` if worker `worker` steps otherwise than worker `reference`."""
+    difference = wanted.difference(got)
+    if difference is not None:
+        raise ConfigurationError(
+            f"worker {worker} does not hold the same optimizer as worker {reference}: {difference}; build it the same way "
+            "on every worker (values, such as lr, may differ)"
+        )
