@@ -2,13 +2,14 @@
 
 Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution): what a
 worker draws then does not depend on how its work was interleaved with others', and an asynchronous run can be replayed.
-Seeded are torch's CPU generator, numpy's and Python's global ones; a generator that a script makes for itself
-(`np.random.default_rng()`, `random.Random()`) is the script's to seed, from `worker.seed`.
+Seeded are torch's CPU generator, that of the device the model is on, numpy's and Python's global ones; a generator that a
+script makes for itself (`np.random.default_rng()`, `random.Random()`) is the script's to seed, from `worker.seed`.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 _PRIME = 0x9E3779B97F4A7C15  # of splitmix64: neighbouring inputs give unrelated seeds
 _MASK = 2**64 - 1
+_devices: dict[str, Callable[[int], object]] = {}
 
 
 def seed_everything(seed: int) -> None:
@@ -31,6 +33,16 @@ def seed_step(seed: int, worker: int, number: int) -> None:
     torch.default_generator.manual_seed(mixed)
     random.seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)
+    for seed_it in _devices.values():
+        seed_it(mixed)
+
+
+def seed_device(device: torch.device) -> None:
+    """From here on, seed this kind of device for each contribution, too (the CPU always is)."""
+    module = getattr(torch, device.type, None)
+    seed_it = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
+    if seed_it is not None and device.type != "cpu":
+        _devices[device.type] = seed_it
 
 
 def step_seed(seed: int, worker: int, number: int) -> int:

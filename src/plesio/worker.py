@@ -14,7 +14,9 @@ from plesio.errors import ConfigurationError, StepCancelled
 from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
 from plesio.optimizer import ExchangedOptimizer, frozen_in
+from plesio.seeding import seed_device
 from plesio.station import Station
+from plesio.tensors.model import device_of
 
 LOG_S = 0.1
 """How often what was logged is sent on."""
@@ -155,6 +157,10 @@ class Worker:
         anything with a length and items) is shared out among the workers, and is to be the same one, whole, in each; None for
         data of your own, or that is split by rank already.
 
+        The model may be on a device of its own (`model.to(f"cuda:{worker.rank}")`, before prepare) under strategies that fold
+        at a server: it stays there, and gradients or weights come and go by one copy each way. The global weights, the server
+        and `evaluate` are on the CPU.
+
         Where the optimizer steps at the server, `.grad` holds anything after `step()` (read gradients before it), and what
         the loop writes into parameters (or the forward pass does, as nn.Embedding(max_norm=...)) lasts until the next
         version takes its place. Clipping is of this worker's own gradient, before the mean with others'. Prepare what is
@@ -173,8 +179,7 @@ class Worker:
             raise ConfigurationError(
                 f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer"
             )
-        if any(parameter.device.type != "cpu" for parameter in model.parameters()):
-            raise ConfigurationError("the model is not on the CPU; this engine trains on CPUs: leave out .to(device)")
+        seed_device(device_of(model))
         if loader is not None:
             self._loader = LeasedLoader(
                 loader, self._station.lease, self.seed, self.workers, self._used, self._standing.reseed

@@ -35,7 +35,7 @@ from plesio.engine.messages import (
     ToWorker,
     Welcome,
 )
-from plesio.errors import PlesioError, ServerLostError, StopRun, error_class
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
@@ -44,6 +44,7 @@ from plesio.fabric.memory import OwnView, SharedBlock
 from plesio.faults import Pace
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
+from plesio.rules import Server as ViaServer
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.seeding import seed_everything
 from plesio.strategy import Strategy
@@ -109,6 +110,7 @@ class ProcessStation:
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
         described, tensors = describe(model, optimizer)
+        self._check_device(tensors[0].device)
         spec = OptimizerSpec.of(optimizer, tensors if self._strategy.steps_at_server else ())
         welcome, descriptors = self._introduce(model, spec, described, tensors)
         layout = Layout(described.specs)
@@ -122,6 +124,14 @@ class ProcessStation:
         exchange.begin()
         self._exchange = exchange
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
+
+    def _check_device(self, device: torch.device) -> None:
+        """Refuse a device that the workers' way to each other does not reach."""
+        if device.type != "cpu" and not isinstance(self._strategy.via, ViaServer):
+            raise ConfigurationError(
+                f"{self._strategy.name} trains models on the CPU, and this one is on {device}; "
+                "strategies that fold at a server (sync_sgd, async_sgd, local_sgd...) take a model on any device"
+            )
 
     def _build(
         self,

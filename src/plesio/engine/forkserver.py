@@ -38,7 +38,9 @@ from plesio.fabric.channel import (
 PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process")
 """What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
 START_S = 120.0
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+FORKING = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Set where processes are forked from: libraries are to start no threads, and `torch.cuda.is_available()` in a module of the
+user's is not to begin using the GPU, which no forked process could then do."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -108,7 +110,7 @@ class ForkServer:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
-                    env={**os.environ, **ONE_THREAD, "PLESIO_PATH": os.pathsep.join(sys.path)},
+                    env={**os.environ, **FORKING, "PLESIO_PATH": os.pathsep.join(sys.path)},
                 )
         except BaseException:
             mine.close()
@@ -153,7 +155,7 @@ class ForkServer:
         Raises:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
         """
-        environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in ONE_THREAD.items()}}
+        environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in FORKING.items()}}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         reply = self._ask(Load(run, payload, tuple(sys.path), os.getcwd(), environment, descriptors))
         assert isinstance(reply, Loaded)

@@ -16,6 +16,7 @@ from enum import IntEnum
 import msgspec
 import torch
 
+CPU = torch.device("cpu")
 ALIGNMENT = 64
 PAGE = 4096
 SMALL_BYTES = 1 << 20
@@ -163,7 +164,7 @@ class Arena:
         assert memory.dtype == torch.uint8 and memory.numel() >= layout.nbytes, "an arena is that many bytes"
         self.layout = layout
         self.memory = memory
-        self._bytes = memory.numpy().data
+        self._bytes = memory.numpy().data if memory.is_cpu else None
         self.flat = tuple(_over(memory, one.dtype, one.start, one.numel) for one in layout.segments)
         self.views = tuple(
             _over(memory, spec.dtype, start, spec.numel).view(spec.shape)
@@ -171,8 +172,11 @@ class Arena:
         )
 
     @classmethod
-    def private(cls, layout: Layout) -> Arena:
-        """An arena in this process's own memory, zero at first; what is never touched takes no memory."""
+    def private(cls, layout: Layout, device: torch.device = CPU) -> Arena:
+        """An arena in this process's own memory or on a device of its own, zero at first; of the process's memory, what is
+        never touched takes none."""
+        if device != CPU:
+            return cls(layout, torch.zeros(layout.nbytes, dtype=torch.uint8, device=device))
         memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return cls(layout, torch.frombuffer(memory, dtype=torch.uint8))
 
@@ -181,17 +185,19 @@ class Arena:
         return [flat for flat, segment in zip(self.flat, self.layout.segments, strict=True) if segment.kind in kinds]
 
     def copy_from(self, other: Arena, *kinds: Kind) -> None:
-        """Take over the segments of these kinds (all, if none is named)."""
+        """Take over the segments of these kinds (all, if none is named); they are there when it returns, on any device."""
         for start, end in self.layout.stretches(kinds):
-            if end - start <= SMALL_BYTES:
+            if end - start <= SMALL_BYTES and self._bytes is not None and other._bytes is not None:
                 self._bytes[start:end] = other._bytes[start:end]
             else:
                 self.memory[start:end].copy_(other.memory[start:end])
 
 
 def _over(memory: torch.Tensor, dtype: str, start: int, numel: int) -> torch.Tensor:
-    """A flat tensor over a piece of `memory`, with a storage of its own: `torch.save` of it saves that piece alone."""
+    """A flat tensor over a piece of `memory`; on the CPU with a storage of its own: `torch.save` of it saves that piece alone."""
     kind = getattr(torch, dtype)
     if numel == 0:
-        return torch.empty(0, dtype=kind)
+        return torch.empty(0, dtype=kind, device=memory.device)
+    if not memory.is_cpu:
+        return memory[start : start + numel * kind.itemsize].view(kind)
     return torch.frombuffer(memory.numpy(), dtype=kind, count=numel, offset=start)

@@ -45,6 +45,17 @@ class FiniteCheck:
         return all(map(is_finite, self._large))
 
 
+def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every element of each is finite. A device is asked once for all of them: each answer waits for its work.
+
+    >>> are_finite([torch.ones(2), torch.tensor([float("inf")])])
+    False
+    """
+    if tensors and not tensors[0].is_cpu and isfinite(torch.stack([one.sum().float() for one in tensors]).sum().item()):
+        return True
+    return all(map(is_finite, tensors))
+
+
 def is_finite(numbers: torch.Tensor) -> bool:
     """Whether every element is finite.
 

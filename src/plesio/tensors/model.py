@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
-from plesio.tensors.arena import Kind, Layout, TensorSpec
+from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -54,6 +54,26 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     if optimizer is not None and not any(spec.kind is Kind.TRAINED for spec in specs):
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
     return Described(tuple(specs), _state_names(model, tensors)), tensors
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters and buffers are: all in one place.
+
+    Raises:
+        ConfigurationError: they are in several, or without memory (device "meta").
+    """
+    devices = {tensor.device: name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+    if len(devices) > 1:
+        places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
+        raise ConfigurationError(
+            f"the model is spread over {len(devices)} devices ({places}); move it to one before prepare"
+        )
+    device = next(iter(devices), CPU)
+    if device.type == "meta":
+        raise ConfigurationError(
+            "the model has no memory (device meta); use .to_empty(device=) and give it weights first"
+        )
+    return device
 
 
 def _groups(optimizer: Optimizer | None) -> dict[int, int]:

@@ -83,9 +83,11 @@ def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
-    """The settings of each parameter group, without the parameters; a learning rate held in a tensor as a number."""
+    """The settings of each parameter group for an optimizer elsewhere: without the parameters, a learning rate held in a
+    tensor as a number, and not for a CUDA graph (`capturable`), which knows no CPU."""
+    left_out = ("params", "param_names")
     return [
-        {key: number(value) for key, value in group.items() if key not in ("params", "param_names")}
+        {key: key != "capturable" and number(value) for key, value in group.items() if key not in left_out}
         for group in optimizer.param_groups
     ]
 

@@ -8,6 +8,9 @@ Three ways to hold a model:
   stays there, so that what is clipped, scaled or accumulated later is what is sent.
 - `ParameterReplica`: the worker owns its parameters for a while and sends them.
 - `SharedReplica`: everybody's parameters are the same memory.
+
+A model on a device of its own (a GPU) lies in an arena there, gradients in a second one, and each way is one copy a stretch
+of memory: torch's copies between devices are in the order of the work on either and done when they return.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from torch import nn
 from plesio.errors import ModelMismatchError
 from plesio.rules import Gradient
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena, Kind, Layout
-from plesio.tensors.finite import FiniteCheck, is_finite
+from plesio.tensors.arena import CPU, Arena, Kind, Layout
+from plesio.tensors.finite import FiniteCheck, are_finite
+from plesio.tensors.model import device_of
 from plesio.warn import warn_frozen
 
 IN_PLACE_BYTES = 1 << 20
@@ -104,8 +108,7 @@ class _Bound:
         self.check()
         gradients = [self.tensors[index].grad for index in self._trained]
         self.missing += sum(one is None for one in gradients)
-        numbers = (one._values() if one.is_sparse else one for one in gradients if one is not None)
-        return all(map(is_finite, numbers))
+        return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
 
     def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
         tensor, spec = self.tensors[index] if now is None else now, self.layout.specs[index]
@@ -134,13 +137,15 @@ class GradientReplica(_Bound):
         renew: Callable[[int], None] | None = None,
     ) -> None:
         kinds = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
-        super().__init__(layout, tensors, Arena.private(layout), kinds)
+        device = tensors[0].device
+        super().__init__(layout, tensors, Arena.private(layout, device), kinds)
         self._ring = ring
-        self._slot = slot
+        self._sent = slot
+        self._slot = slot if device == CPU else Arena.private(layout, device)
         self._in_place = in_place
         self._renew = renew
         self._buffer: int | None = None  # the one that is read in place
-        self._contributed = [(i, self.tensors[i], slot.views[i].data_ptr()) for i in self._trained]
+        self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
         self._zero = [False] * len(layout.specs)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
@@ -157,13 +162,17 @@ class GradientReplica(_Bound):
             gradient = tensor.grad
             if gradient is None:
                 self._no_gradient(index)
-            elif gradient.is_sparse or gradient.data_ptr() != in_slot:
+            elif (
+                gradient.is_sparse or gradient.data_ptr() != in_slot or not in_slot
+            ):  # 0: a device that tells no addresses
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
                 self._zero[index] = False
             else:
                 self._zero[index] = False
+        if self._slot is not self._sent:
+            self._sent.copy_from(self._slot, Kind.TRAINED)
         for sent, mine in self._buffers:
             sent.copy_(mine)
         return self._finite()
@@ -198,7 +207,7 @@ class ParameterReplica(_Bound):
     """This worker owns its parameters between exchanges and sends them."""
 
     def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], slot: Arena) -> None:
-        super().__init__(layout, tensors, Arena.private(layout), tuple(Kind))
+        super().__init__(layout, tensors, Arena.private(layout, tensors[0].device), tuple(Kind))
         self._ring = ring
         self._slot = slot
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
@@ -237,7 +246,10 @@ def reads_in_place(layout: Layout, model: nn.Module) -> bool:
     """Whether a worker should read this model's parameters where they lie.
 
     Not where a module writes into its parameters during the forward pass: to drop that each time costs more than a copy.
+    Nor where they lie on a device of their own.
     """
+    if device_of(model) != CPU:
+        return False
     sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind is Kind.TRAINED]
     writes = any(getattr(module, "max_norm", None) is not None for module in model.modules())
     return not writes and sum(sizes) >= IN_PLACE_BYTES and sum(sizes) >= IN_PLACE_MEAN_BYTES * len(sizes)

@@ -1,0 +1,177 @@
+"""Models on a device of their own, such as a GPU: tensors there, the run's memory here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from tests.support.devices import lazy
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import plesio as ps
+from plesio import seeding
+
+DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+AT_A_SERVER = [ps.sync_sgd(), ps.first_of(1), ps.async_sgd(), ps.buffered(1), ps.local_sgd(every=2)]
+STEPS = 6
+
+
+class Centre(nn.Module):
+    """Takes the mean off and remembers it, as batch normalisation does (whose statistics the lazy device leaves alone)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        centre = rows.mean(0)
+        self.mean.mul_(0.9).add_(centre.detach(), alpha=0.1)
+        self.seen += 1
+        return rows - centre
+
+
+def network() -> nn.Module:
+    """Two dtypes, a buffer that is written, one that counts, and a layer that nothing reaches."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 5), Centre(), nn.Tanh(), nn.Linear(5, 2))
+    model.register_module("unused", nn.Linear(3, 3))
+    model[3].double()
+    return model
+
+
+def output(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    hidden = model[2](model[1](model[0](rows)))
+    result: torch.Tensor = model[3](hidden.double())
+    return result
+
+
+def training(worker: ps.Worker, on: str) -> None:
+    """Accumulates over two backward passes, clips, and in every other step lets go of the gradients or zeroes them."""
+    device = lazy() if on == "lazy" else torch.device(on)
+    model = network().to(device)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, _ = worker.prepare(model, optimizer, None)
+    assert all(parameter.device.type == device.type for parameter in model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for _ in range(2):
+            rows, wanted = torch.randn(8, 6).to(device), torch.randn(8, 2).double().to(device)
+            mse_loss(output(model, rows), wanted).backward()
+        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.dtype == torch.float32], 0.5)
+        optimizer.step()
+        worker.log(loss=0.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("strategy", AT_A_SERVER, ids=lambda one: one.name)
+def test_a_model_on_a_device_trains_as_on_the_cpu(strategy: ps.Strategy, device: str) -> None:
+    here, there = (
+        ps.run(partial(training, on=on), strategy, workers=1, seed=3, timeout_s=60.0) for on in ("cpu", device)
+    )
+    assert there.summary.folded == here.summary.folded
+    assert there.summary.missing_gradients == here.summary.missing_gradients > 0
+    for name, tensor in here.state_dict.items():
+        assert there.state_dict[name].device.type == "cpu"
+        assert torch.allclose(there.state_dict[name], tensor, atol=1e-5), name
+
+
+def one_step(worker: ps.Worker, on: str, state: bool = False, poison: bool = False, width: int = 4) -> None:
+    """Each worker's gradient is its rank plus one, and from a loaded optimizer there is momentum."""
+    model = nn.Linear(width, 1, bias=False)
+    nn.init.ones_(model.weight)
+    model = model.to(lazy() if on == "lazy" else on)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    if state:
+        model.weight.grad = torch.ones_like(model.weight)
+        plain.step()
+    model, optimizer, _ = worker.prepare(model, plain, None)
+    for step in range(2):
+        optimizer.zero_grad()
+        (model(torch.ones(1, width).to(model.weight.device)).sum() * (worker.rank + 1)).backward()
+        if poison and worker.rank == 1 and step == 0:
+            model.weight.grad[0, 1] = torch.inf
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
+@pytest.mark.parametrize("state", [False, True])
+def test_two_workers_and_a_momentum_from_before(strategy: str, state: bool) -> None:
+    here, there = (
+        ps.run(partial(one_step, on=on, state=state), strategy, workers=2, timeout_s=60.0) for on in ("cpu", "lazy")
+    )
+    assert torch.allclose(there.state_dict["weight"], here.state_dict["weight"])
+    assert not torch.allclose(here.state_dict["weight"], torch.ones(1, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite.*:RuntimeWarning")
+@pytest.mark.parametrize("strategy", ["async_sgd", "local_sgd"])
+def test_a_gradient_that_is_not_finite_does_not_count(strategy: str) -> None:
+    run = ps.run(partial(one_step, on="lazy", poison=True), strategy, workers=2, timeout_s=60.0)
+    assert run.summary.discarded == {"not finite": 1}
+    assert torch.isfinite(run.state_dict["weight"]).all()
+
+
+def test_a_model_that_would_be_read_in_place_is_copied() -> None:
+    run = ps.run(partial(one_step, on="lazy", width=1 << 19), "sync_sgd", workers=2, timeout_s=60.0)
+    assert torch.allclose(run.state_dict["weight"], torch.full((1, 1 << 19), 1 - 0.1 * 1.5 * 2.5))
+
+
+def test_it_is_judged_on_the_cpu() -> None:
+    def weight(model: nn.Module) -> dict[str, float]:
+        (only,) = model.parameters()
+        return {"on_cpu": float(only.is_cpu), "weight": only[0, 0].item()}
+
+    run = ps.run(partial(one_step, on="lazy"), "sync_sgd", workers=2, evaluate=weight, timeout_s=60.0)
+    assert run.history[-1].metrics == {"on_cpu": 1.0, "weight": pytest.approx(1 - 0.1 * 1.5 * 2.5)}
+
+
+def test_simulated_workers_share_a_device() -> None:
+    """In a process of its own, as all of them are in the one that asks."""
+    program = (
+        "import functools, plesio as ps; from tests.integration.test_devices import one_step\n"
+        "train = functools.partial(one_step, on='lazy')\n"
+        "run = ps.run(train, 'sync_sgd', workers=2, engine=ps.Simulated('uniform'))\n"
+        "print(run.state_dict['weight'].tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "allreduce"])
+def test_what_a_device_cannot_do_is_refused(strategy: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=f"{strategy} trains models on the CPU, and this one is on lazy:0"):
+        ps.run(partial(one_step, on="lazy"), strategy, workers=2, timeout_s=60.0)
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"no memory \(device meta\)"):
+        ps.run(partial(one_step, on="meta"), "sync_sgd", workers=1, timeout_s=60.0)
+
+
+def spread(worker: ps.Worker) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(lazy()))
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+
+
+def test_a_model_in_two_places_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"spread over 2 devices \(0.bias is on cpu, 1.bias is on lazy:0\)"):
+        ps.run(spread, "sync_sgd", workers=1, timeout_s=60.0)
+
+
+def test_a_devices_generator_is_seeded_for_each_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    monkeypatch.setattr(seeding, "_devices", {})
+    seeding.seed_device(torch.device("cpu"))
+    seeding.seed_step(0, 1, 2)
+    assert not seeds
+    seeding.seed_device(torch.device("cuda", 1))
+    seeding.seed_step(0, 1, 2)
+    assert seeds == [seeding.step_seed(0, 1, 2)]
