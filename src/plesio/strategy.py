@@ -126,11 +126,21 @@ class Strategy:
             self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
         if isinstance(self.via, SharedMemory) and not isinstance(self.release, Freely):
             self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
-        if not isinstance(self.via, Server) and not isinstance(self.correct, Plain):
-            self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
+        if isinstance(self.via, SharedMemory) and not isinstance(self.admit, Everything):
+            self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
+        if not isinstance(self.via, Server):
+            self._check_without_server()
         whole_round = isinstance(self.gather, Round) and self.gather.first is None
         if isinstance(self.via, rules.AllReduce) and not whole_round:
             self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
+
+    def _check_without_server(self) -> None:
+        if not isinstance(self.correct, Plain):
+            self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
+        if not isinstance(self.weigh, Equal):
+            self._refuse("via", "weigh", "contributions are weighed by a server; use via=Server(), or weigh=Equal()")
+        if not isinstance(self.send, Gradient):
+            self._refuse("via", "send", "parameters are averaged by a server; use via=Server()")
 
     def check_workers(self, workers: int) -> None:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""

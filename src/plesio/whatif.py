@@ -273,7 +273,7 @@ def as_it_was(summary: Summary) -> Prediction:
 
 
 def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """What to run: of all that are about as fast as the fastest the tightest, or what ran, if it is one of them.
+    """What to run: of all that are about as fast as the fastest, and faster than what ran, the tightest; else what ran.
 
     One that leaves a worker out is not chosen: that worker's data may be nobody else's.
 
@@ -284,8 +284,8 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     """
     rivals = [ran, *(one for one in others if not one.left_out and one.strategy != ran.strategy)]
     shortest_s = min(one.time_s for one in rivals)
-    good = [one for one in rivals if one.time_s <= CLOSE * shortest_s]
-    return ran if ran in good else min(good, key=_looseness)
+    good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s * CLOSE < ran.time_s]
+    return min(good, key=_looseness, default=ran)
 
 
 def _looseness(one: Prediction) -> int:

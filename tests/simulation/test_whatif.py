@@ -15,7 +15,7 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
 from plesio.observe.times import Measured, StepTimes, measured
-from plesio.whatif import CalledOff, advice, as_it_was, called_off, choose, recommendation, what_if
+from plesio.whatif import CalledOff, Prediction, advice, as_it_was, called_off, choose, recommendation, what_if
 
 SLOW, FAST = (0.5, 0.4, 0.45, 0.41), (0.1, 0.45, 0.05, 0.1)
 
@@ -305,6 +305,15 @@ def test_what_is_as_good_is_kept() -> None:
     summary = synchronous(slow_s=0.021)
     run, ran = measured(summary), as_it_was(summary)
     assert recommendation(run, ran, what_if(run, [ps.async_sgd()])).startswith("Keep sync_sgd")
+
+
+def test_what_gains_nothing_is_not_recommended_for_standing_near_the_fastest() -> None:
+    ran, near, best = (
+        Prediction(strategy=name, time_s=time_s, steps_per_s=1, waiting_share=0, staleness=0)
+        for name, time_s in (("sync_sgd", 3.07), ("allreduce", 3.03), ("hogwild", 2.77))
+    )
+    assert choose(ran, [near, best]) is best
+    assert choose(ran, [near]) is ran
 
 
 # The command, and what it refuses

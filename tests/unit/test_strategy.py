@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import plesio
 from plesio import recipes, rules
 from plesio.errors import PlesioError, StrategyError
 from plesio.rules import (
@@ -228,6 +232,27 @@ BAD_PAIRS = [
         {"via": SharedMemory(), "correct": DelayCompensated()},
         ["via=shared memory", "correct=delay compensation (adaptive)", "use via=Server()"],
     ),
+    (
+        {"via": SharedMemory(), "admit": FRESH},
+        ["via=shared memory", "admit=this version only", "use admit=Everything()"],
+    ),
+    ({"via": SharedMemory(), "weigh": Inverse()}, ["via=shared memory", "weigh=1/staleness", "or weigh=Equal()"]),
+    (
+        {"via": AllReduce(), "gather": Round(), "admit": FRESH, "release": AfterFold(), "weigh": BySamples()},
+        ["via=all-reduce", "weigh=by samples", "or weigh=Equal()"],
+    ),
+    (
+        {
+            "via": AllReduce(),
+            "gather": Round(),
+            "admit": FRESH,
+            "release": AfterFold(),
+            "send": Parameters(),
+            "outer": Average(),
+            "every": Steps(8),
+        },
+        ["via=all-reduce", "send=parameters", "use via=Server()"],
+    ),
     ({"via": AllReduce()}, ["via=all-reduce", "gather=each", "use gather=Round()"]),
     (
         {"via": AllReduce(), "gather": Round(first=2), "admit": FRESH, "release": AfterFold()},
@@ -349,3 +374,25 @@ def test_an_unknown_correction_or_weight_lists_the_known_ones(build: Callable[[]
 def test_settings_reach_the_recipe() -> None:
     assert recipes.recipe("buffered", k=3, weigh="hinge") == recipes.buffered(3, weigh="hinge")
     assert recipes.recipe("first_of", m=2, cancel_late=False).release == AfterFold(cancel_late=False)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in recipes.RECIPES if inspect.signature(recipes.RECIPES[name]).parameters]
+)
+def test_a_recipe_that_takes_settings_says_what_it_raises(name: str) -> None:
+    assert re.search(r"\n\s+Raises:\n\s+StrategyError: ", recipes.RECIPES[name].__doc__ or "")
+
+
+def test_what_users_are_to_catch_they_can_name() -> None:
+    """Every error of the tree but those of the command line, of replays from within and of a room of its own."""
+    for module in pkgutil.walk_packages(plesio.__path__, "plesio."):
+        if not module.name.startswith(("plesio.hogwild.", "plesio.cli", "plesio.__main__", "plesio.torture")):
+            importlib.import_module(module.name)
+
+    def below(kind: type[BaseException]) -> set[type[BaseException]]:
+        return {kind}.union(*(below(one) for one in kind.__subclasses__()))
+
+    known = {one for one in below(PlesioError) if not one.__module__.startswith(("plesio.cli", "plesio.hogwild"))}
+    assert {one.__name__ for one in known if one.__module__.startswith("plesio.")} <= set(plesio.__all__)
+    assert {"EvaluateError", "JournalError", "StepCancelled"} <= {one.__name__ for one in known}
+    assert all(getattr(plesio, one.__name__) is one for one in known if one.__module__.startswith("plesio."))
