@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         RunInterrupted,
         ServerLostError,
         SharedMemoryError,
+        StepCancelled,
         StopRun,
         StrategyError,
         WorkerError,
         WorkerLostError,
     )
     from plesio.faults import Kill, Pace, Slow
+    from plesio.journal import JournalError
     from plesio.recipes import (
         allreduce,
         async_sgd,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     )
     from plesio.replaying import Replayed, ReplayError, replay
     from plesio.rules import Seconds, Steps
-    from plesio.runner import Run, Until, run
+    from plesio.runner import EvaluateError, Run, Until, run
     from plesio.simulated import Simulated
     from plesio.strategy import Strategy
     from plesio.worker import Worker
@@ -59,12 +61,14 @@ _HOMES = {
         "RunInterrupted",
         "ServerLostError",
         "SharedMemoryError",
+        "StepCancelled",
         "StopRun",
         "StrategyError",
         "WorkerError",
         "WorkerLostError",
     ),
     "plesio.faults": ("Kill", "Pace", "Slow"),
+    "plesio.journal": ("JournalError",),
     "plesio.recipes": (
         "allreduce",
         "async_sgd",
@@ -80,7 +84,7 @@ _HOMES = {
     ),
     "plesio.replaying": ("Replayed", "ReplayError", "replay"),
     "plesio.rules": ("Seconds", "Steps"),
-    "plesio.runner": ("Run", "Until", "run"),
+    "plesio.runner": ("EvaluateError", "Run", "Until", "run"),
     "plesio.simulated": ("Simulated",),
     "plesio.strategy": ("Strategy",),
     "plesio.worker": ("Worker",),
@@ -95,6 +99,8 @@ __all__ = [  # spelled out for type checkers
     "Cluster",
     "ConfigurationError",
     "DeadlineError",
+    "EvaluateError",
+    "JournalError",
     "Kill",
     "ModelMismatchError",
     "NonFiniteError",
@@ -109,6 +115,7 @@ __all__ = [  # spelled out for type checkers
     "SharedMemoryError",
     "Simulated",
     "Slow",
+    "StepCancelled",
     "Steps",
     "StopRun",
     "Strategy",

@@ -29,7 +29,7 @@ from plesio.disk import to_disk
 from plesio.errors import CheckpointError, ConfigurationError
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
-FORMAT = 3  # 1 counted folds where look-ahead counts steps, 2 kept the same state for every tensor
+FORMAT = 4  # 1 counted folds where look-ahead counts steps, 2 kept one state for all tensors, 3 named no optimizer
 PREFIX = "version-"
 FOLDER = "checkpoints"
 """Their folder in a run folder."""
@@ -293,7 +293,10 @@ def read(path: Path) -> Saved:
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if manifest.format != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.format}, this plesio reads {FORMAT}; use the other plesio")
+        raise CheckpointError(
+            f"{path} has format {manifest.format}, this plesio reads {FORMAT}; use the other plesio, or begin a new run and "
+            f"load {path / WEIGHTS} in the training function"
+        )
     return Saved(path, manifest)
 
 

@@ -19,7 +19,7 @@ from plesio.core.events import Verdict
 from plesio.errors import StopRun
 from plesio.fabric.doorbell import Answer, Header, Note
 from plesio.faults import Pace
-from plesio.rules import AfterFold, Every, Gradient
+from plesio.rules import Every, Gradient
 from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.optimizer_spec import Groups, hyper_parameters, settings_of
@@ -185,7 +185,7 @@ class ServerExchange:
     ) -> None:
         self._every = every or strategy.every
         self.local = not isinstance(strategy.send, Gradient)
-        self.cancels = isinstance(strategy.release, AfterFold) and strategy.release.cancel_late
+        self.cancels = strategy.release.cancel_late
         self._standing = standing
         self._optimizer = optimizer
         self._replica = replica

@@ -13,8 +13,11 @@ version needs to be kept no longer than it takes to answer.
 | Header (a contribution)    | an `Answer`                                            |
 | None: the function returned | nothing                                               |
 
-Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals. The first two are
-put back when a greenlet goes on; globals of the user's script are really shared.
+Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address space.
+The first two are put back when a greenlet goes on; globals of the user's script are really shared. Nobody reads versions
+where they lie: what a loop writes into its parameters (clipped weights, weights swapped for their average) would reach
+everybody, where each process sees only its own. So every worker copies: a model of memory more for each of them, and little
+time beside a step.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.replica import reads_in_place, replica_of
+from plesio.tensors.replica import replica_of
 from plesio.worker import Worker
 
 Request = Hello | Ready | LeaseRequest | Header
@@ -83,7 +86,7 @@ class GreenletWorker:
     Args:
         train: the training function.
         strategy: how tightly workers keep step; `every` overrides how long this worker goes it alone.
-        rank, workers, seed, incarnation: as in a worker process.
+        rank, workers, seed: as in a worker process.
         watcher: whoever runs it.
         shows: whether it is asked for its model's structure, for evaluations.
     """
@@ -95,7 +98,6 @@ class GreenletWorker:
         rank: int,
         workers: int,
         seed: int,
-        incarnation: int,
         watcher: Watcher,
         every: Every | None = None,
         shows: bool = False,
@@ -103,7 +105,7 @@ class GreenletWorker:
         self.rank = rank
         self.error: PlesioError | None = None
         self._train = train
-        self._station = _Station(strategy, rank, workers, seed, incarnation, watcher, every or strategy.every, shows)
+        self._station = _Station(strategy, rank, workers, seed, watcher, every or strategy.every, shows)
         self._greenlet = greenlet(self._run)
 
     @property
@@ -147,7 +149,6 @@ class _Station:
         rank: int,
         workers: int,
         seed: int,
-        incarnation: int,
         watcher: Watcher,
         every: Every,
         shows: bool,
@@ -158,7 +159,6 @@ class _Station:
         self.server_pid = 0
         self.standing = Standing(rank, seed)
         self._strategy = strategy
-        self._incarnation = incarnation
         self._watcher = watcher
         self._every = every
         self._shows = shows
@@ -182,16 +182,13 @@ class _Station:
         place = wait(
             Hello(
                 worker=self.rank,
-                incarnation=self._incarnation,
                 model=described,
                 optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
                 structure=dump_structure(model, tensors) if self._shows else b"",
             )
         )
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
-        replica = replica_of(
-            self._strategy, place.layout, tensors, place.ring, place.slot, reads_in_place(place.layout, model)
-        )
+        replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
         replica.follow(model)
         exchange = ServerExchange(
             self._strategy,
@@ -241,7 +238,7 @@ class _Switch:
         """Whether the step under way is known to be called off."""
         called_off = self._watcher.cancelled(self._used.batches)
         if called_off:
-            self._request = Header(Note.ABANDON, True, self._used.batches, 0, 0, 0, 0, 0.0)
+            self._request = Header(Note.ABANDON, batches=self._used.batches)
         return called_off
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from plesio.core.events import Fold
 from plesio.engine.assembly import Assembly
 from plesio.engine.messages import Hello
+from plesio.fabric.memory import check_room
 from plesio.greenlets import GreenletWorker, Place
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
@@ -21,6 +22,7 @@ class InlineServer:
     Raises:
         ModelMismatchError: from `seat`, for a worker that does not hold the first one's model.
         ConfigurationError: the same, for another optimizer.
+        SharedMemoryError: the same, for the first one: there is too little memory.
     """
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
@@ -43,7 +45,7 @@ class InlineServer:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of the parameters."""
+        """What an exchange carries each way."""
         return self.built.layout.payload_bytes
 
     @property
@@ -61,6 +63,7 @@ class InlineServer:
         if self._first is None:
             self._first = hello
             self._assembly = Assembly(self._strategy, self._workers, [hello], evaluates=False)
+            self._check_room(self._assembly)
         else:
             self.built.check(hello)
         built = self.built
@@ -68,6 +71,12 @@ class InlineServer:
         if first:
             built.build_folder()
         return True
+
+    def _check_room(self, built: Assembly) -> None:
+        """Workers in processes may read a version where it lies; here each has a copy beside what the assembly counts."""
+        copies = built.layout.nbytes * self._workers
+        what = f"with a copy of the model for each of the {self._workers} workers of this process, training"
+        check_room(built.shared_bytes + copies, what)  # none of it is touched yet
 
     def model(self) -> nn.Module:
         """A copy of the model with the current weights, to be judged."""

@@ -128,4 +128,4 @@ class SharedMemoryExchange:
     def end(self) -> None:
         """The training function returned."""
         self.report()
-        self._doorbell.send(Header(Note.FINISH, True, 0, 0, 0, 0, 0, time.monotonic()))
+        self._doorbell.send(Header(Note.FINISH, ready_s=time.monotonic()))

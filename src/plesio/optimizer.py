@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
+from plesio.warn import warn_written
 
 
 class Steps(Protocol):
@@ -23,10 +24,24 @@ class Steps(Protocol):
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
-def frozen_in(model: nn.Module, optimizer: Optimizer) -> Named:
-    """The parameters of `optimizer` that need no gradient, with their names in `model`."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [(name, one) for name, one in model.named_parameters() if id(one) in own and not one.requires_grad]
+class Parts:
+    """A model's parameters with their names, as `optimizer` sees them when it is prepared.
+
+    Attributes:
+        frozen: its parameters that need no gradient.
+        outside: those that need one, and are not among its own.
+        steady: its parameters that need one, but for those that a forward pass writes into (`nn.Embedding(max_norm=...)`).
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        limited = [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
+        steady = own - {id(one) for module in limited for one in module.parameters(recurse=False)}
+        named = list(model.named_parameters())
+        trainable = [(name, one) for name, one in named if one.requires_grad]
+        self.frozen: Named = [(name, one) for name, one in named if id(one) in own and not one.requires_grad]
+        self.outside: Named = [(name, one) for name, one in trainable if id(one) not in own]
+        self.steady: Named = [(name, one) for name, one in trainable if id(one) in steady]
 
 
 class ExchangedOptimizer(Optimizer):
@@ -39,18 +54,21 @@ class ExchangedOptimizer(Optimizer):
         optimizer: the user's.
         exchange: what `step` does.
         frozen: its parameters that needed no gradient when it was prepared: nobody exchanges them.
+        steady: its parameters that are as the first version gave them until it steps.
 
     Raises:
+        StopRun: from `step`, once the run is over: it ends the training function. Let it pass.
         ConfigurationError: from `step` with a closure, from `add_param_group`, and from `load_state_dict` with state for
             an optimizer that steps at the server.
         ModelMismatchError: from `step`, if a frozen parameter needs a gradient now.
     """
 
-    def __init__(self, optimizer: Optimizer, exchange: Steps, frozen: Named = ()) -> None:
+    def __init__(self, optimizer: Optimizer, exchange: Steps, frozen: Named = (), steady: Named = ()) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange
         self._frozen = frozen
+        self._as_given = [(name, one, one._version) for name, one in steady] if not exchange.local else []
         self._share()
         self._sealed = True
 
@@ -62,9 +80,13 @@ class ExchangedOptimizer(Optimizer):
         """Take one step of the training loop, with the exchange that the strategy asks for."""
         if closure is not None:
             raise ConfigurationError(
-                "step(closure) evaluates the loss several times within one exchange, which no strategy here allows; "
-                "call loss.backward() and then step()"
+                "step(closure) evaluates the loss several times where the optimizer asks for it, and an exchange is of one "
+                "gradient; call loss.backward() and then step(). In a LightningModule: "
+                "def optimizer_step(self, epoch, batch_idx, optimizer, closure): closure(); optimizer.optimizer.step() "
+                "(the Trainer's gradient_clip_val is left out by that: self.clip_gradients(optimizer, ...) between the two)"
             )
+        if self._as_given:
+            self._check_as_given()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
         if not self._exchange.local:  # where it steps at the server, its own hooks are for the gradients that go there
@@ -82,6 +104,13 @@ class ExchangedOptimizer(Optimizer):
                 after(self._user, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
+
+    def _check_as_given(self) -> None:
+        """At the first step: warn if weights were loaded too late. What is written by `.data` is not seen."""
+        written = [name for name, parameter, version in self._as_given if parameter._version != version]
+        self._as_given = []
+        if written:
+            warn_written(written)
 
     def _refuse_unfrozen(self, name: str) -> NoReturn:
         raise ModelMismatchError(

@@ -47,7 +47,7 @@ from plesio.core.events import (
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.engine.messages import LeaseRequest
-from plesio.engine.recording import train_hash, versions
+from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
 from plesio.fabric.doorbell import Answer, Header, Note
 from plesio.greenlets import GreenletWorker, Request
@@ -67,6 +67,7 @@ from plesio.journal import (
 from plesio.rules import Every, Gradient, Server
 from plesio.strategy import Strategy
 from plesio.tensors.checksum import weights_hash, window_checksum
+from plesio.torch_settings import TorchSettings
 from plesio.wall_clock import no_wall_clock
 
 
@@ -131,14 +132,17 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
             f"{journal.path}: not the same as when it was written: {'; '.join(differences)}; "
             "restore that, or go on all the same with --force (force=True)"
         )
-    threads = torch.get_num_threads()
+    threads, settings = torch.get_num_threads(), TorchSettings.of_this_process()
     torch.set_num_threads(journal.head.threads)
+    if journal.head.torch is not None:
+        msgspec.convert(journal.head.torch, TorchSettings).apply()
     try:
         with warnings.catch_warnings(), no_wall_clock(train):
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
             return _Replay(journal, strategy, train, until).run()
     finally:
         torch.set_num_threads(threads)
+        settings.apply()
 
 
 def _check_until(journal: Journal, until: int) -> None:
@@ -326,9 +330,7 @@ class _Replay:
         if seat.worker is not None:
             seat.worker.kill()
         every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
-        seat.worker = GreenletWorker(
-            self._train, self._strategy, event.worker, head.workers, head.seed, event.incarnation, seat, every
-        )
+        seat.worker = GreenletWorker(self._train, self._strategy, event.worker, head.workers, head.seed, seat, every)
         if not self._server.seat(seat.worker):
             raise self._otherwise(seat, event)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 IDLE = 1
 """Parameters of `ReplicatedModel` that are not the model's and never take part in a loss."""
+_IDLE_ONLY = object()
+"""Asks a `_Shell` for a loss in which nothing takes part but that."""
 CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__")
 Hook = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -31,6 +34,7 @@ class ReplicatedModel(nn.Module):
         ignored: names of tensors that nobody reduces.
         hook: DistributedDataParallel's communication hook.
         check: called before each forward pass: what the reducer does with a tensor that was swapped is hard to read.
+        expect: called after each forward pass whose backward pass will be reduced.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class ReplicatedModel(nn.Module):
         ignored: Sequence[str],
         hook: Hook,
         check: Callable[[], None] = lambda: None,
+        expect: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         object.__setattr__(self, "__class__", _kind(type(model)))
@@ -52,7 +57,7 @@ class ReplicatedModel(nn.Module):
             shell, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
         )
         reducer.register_comm_hook(None, lambda state, bucket: hook(bucket))  # it reads annotations, and not as strings
-        self.__dict__.update(_model=model, _reducer=reducer, _check=check)
+        self.__dict__.update(_model=model, _reducer=reducer, _check=check, _expect=expect)
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = model.__dict__[name]
         del self.__dict__["training"]
@@ -60,13 +65,19 @@ class ReplicatedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model computes."""
         self.__dict__["_check"]()
-        return self.__dict__["_reducer"](*args, **kwargs)
+        output = self.__dict__["_reducer"](*args, **kwargs)
+        if torch.is_grad_enabled():
+            self.__dict__["_expect"]()
+        return output
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_model"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_model"], name, value)
+        if name == "forward":  # around ours, as mixed precision is put there: the model's own would come back to it
+            self.__dict__[name] = value
+        else:
+            setattr(self.__dict__["_model"], name, value)
 
     def train(self, mode: bool = True) -> ReplicatedModel:
         """Set the model to training (or evaluation) mode."""
@@ -93,6 +104,12 @@ class ReplicatedModel(nn.Module):
         return repr(self.__dict__["_model"])
 
 
+def reduce_again(model: ReplicatedModel) -> None:
+    """Reduce the gradients as they are: by a backward pass that adds nothing to them."""
+    with torch.enable_grad():
+        model.__dict__["_reducer"](_IDLE_ONLY).backward()
+
+
 class _Shell(nn.Module):
     """The model, and a parameter that takes no part in any loss.
 
@@ -106,13 +123,21 @@ class _Shell(nn.Module):
         self.idle = nn.Parameter(torch.zeros(1, dtype=next(p for p in model.parameters() if p.requires_grad).dtype))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] is _IDLE_ONLY:
+            return (self.idle * 0).sum()
         return self.model(*args, **kwargs)
 
 
 def _kind(model: type[nn.Module]) -> type[ReplicatedModel]:
-    """`ReplicatedModel`, as a sequence where the model is one: Python asks the class for such methods, not the object."""
+    """`ReplicatedModel`, as a sequence where the model is one (Python asks the class for such methods, not the object), and
+    with the arguments of the model's forward, which trainers read to know what it takes."""
 
     def passed_on(name: str) -> Callable[..., Any]:
         return lambda self, *args: getattr(self.__dict__["_model"], name)(*args)
 
-    return type("ReplicatedModel", (ReplicatedModel,), {n: passed_on(n) for n in CONTAINER if hasattr(model, n)})
+    def forward(self: ReplicatedModel, *args: Any, **kwargs: Any) -> Any:
+        return ReplicatedModel.forward(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+    methods = {name: passed_on(name) for name in CONTAINER if hasattr(model, name)}
+    return type("ReplicatedModel", (ReplicatedModel,), {"forward": forward, **methods})

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from plesio.checkpoint import FOLDER, MANIFEST, Checkpoint, Manifest, Saved, check_free, kept_in, latest
 from plesio.engine.job import Job
 from plesio.engine.keeping import Keeping
-from plesio.engine.recording import train_hash
+from plesio.engine.provenance import train_hash
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.observe.summary import Incident
@@ -159,7 +159,7 @@ def check_keeping(
 def _check_server(job: Job) -> None:
     if not isinstance(job.strategy.via, Server):
         raise ConfigurationError(
-            f"checkpoint= and resume= need a server, and under {job.strategy.name} workers fold without one; "
+            f"checkpoints, and going on from one, need a server, and under {job.strategy.name} workers fold without one; "
             "save worker 0's model in the training function"
         )
 

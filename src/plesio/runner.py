@@ -21,8 +21,9 @@ from plesio.checkpoint import Checkpoint
 from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import WORKERS_MAX, LocalEngine
 from plesio.engine.messages import Final
+from plesio.engine.provenance import name_of, without_arguments
 from plesio.engine.virtual import Limits
-from plesio.errors import ConfigurationError, NonFiniteError, RunInterrupted
+from plesio.errors import ConfigurationError, NonFiniteError, PlesioError, RunInterrupted
 from plesio.faults import Fault, Pace, check_faults
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
@@ -32,6 +33,7 @@ from plesio.simulated import Simulated, SimulatedEngine
 from plesio.strategy import Strategy
 from plesio.until import Until
 from plesio.whatif import advice
+from plesio.working_directory import check_working_directory
 
 ENGINES = ("local",)
 WORKERS_SIMULATED = 60_000
@@ -40,6 +42,21 @@ ON_WORKER_ERROR = ("raise", "continue")
 ON_NONFINITE = ("discard", "raise")
 _turn = threading.Lock()
 _refusal = ""
+
+
+class EvaluateError(PlesioError):
+    """`evaluate` raised, which ends a run in order; the message holds its traceback.
+
+    Attributes:
+        run: the `ps.Run` it came to: its weights and figures are as of any other.
+    """
+
+    def __init__(self, raised: str, run: Run) -> None:
+        self.run = run
+        what, *more = raised.splitlines()
+        where = run.folder if run.folder is not None else "this exception's .run"
+        kept = f"what was trained until then, version {run.summary.version}, is in {where}"
+        super().__init__("\n".join([f"evaluate raised {what}; {kept}", *more]))
 
 
 class Run:
@@ -125,7 +142,8 @@ def run(
             always share out evenly.
         faults: what is to go wrong: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
         pace: how long a step lasts at least, in place of an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
-        evaluate: called with the model beside the training, on consistent snapshots; returns names and numbers.
+        evaluate: called with the model beside the training, on consistent snapshots (under `hogwild` they may be torn);
+            returns names and numbers.
         evaluate_every_s: how long it pauses between snapshots.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
         on_worker_error: an exception in one worker: "raise" ends the run, "continue" goes on without that worker.
@@ -137,7 +155,7 @@ def run(
             data not visited yet. In lock step the outcome is the same as without the interruption, bit for bit; but an
             optimizer that steps in the workers (local_sgd's) begins anew there, without the momenta it had.
         runs: the folder that run folders go into; None writes nothing.
-        watch: called with the state of the run several times a second.
+        watch: called with the state of the run several times a second; in a simulated run, at each evaluation.
 
     Returns:
         The finished run.
@@ -147,6 +165,7 @@ def run(
         WorkerError: the training function of a worker raised; its traceback is in the message.
         WorkerLostError: every worker died. ServerLostError: the server died.
         CheckpointError: nothing to resume from, or it is of another run.
+        EvaluateError: evaluate raised, which ends the run; what there is, is in the run folder and in the exception.
         RunInterrupted: Ctrl-C (it is a KeyboardInterrupt); what there is, is in the run folder and in the exception.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
@@ -154,6 +173,7 @@ def run(
         run = ps.run(train, ps.async_sgd(), workers=4)
         print(run)
     """
+    check_working_directory()
     strategy = as_strategy(strategy)
     pace = as_pace(pace)
     simulated = isinstance(engine, Simulated)
@@ -200,10 +220,12 @@ def run(
         outcome = LocalEngine(job, seen).run()
     if begin_from is not None:
         outcome.incidents.insert(0, begin_from.incident)
-    done = _done(job, outcome, folder, simulated)
+    done = _done(job, outcome, folder, simulated, shared_out=data == "leases")
     if outcome.interrupted:
         raise RunInterrupted(done, folder.path if folder is not None else None, resumable(job))
     assert done is not None, "a run that was not interrupted has a result"
+    if outcome.evaluate_raised:
+        raise EvaluateError(outcome.evaluate_raised, done)
     _check_finite(done)
     if not outcome.state_dict:
         what = "nothing was trained: no worker called worker.prepare(model, optimizer, loader)"
@@ -216,9 +238,7 @@ def run(
 
 def _check_runs_when_called(train: Callable[..., object]) -> None:
     """Raise `ConfigurationError` for a function that does nothing when it is called but make a generator or coroutine."""
-    plain: Any = train
-    while isinstance(plain, functools.partial):
-        plain = plain.func
+    plain = without_arguments(train)
     plain = plain if inspect.isroutine(plain) else type(plain).__call__
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         raise ConfigurationError(f"train={train!r} has a yield in it: calling it trains nothing; take the yield out")
@@ -229,6 +249,8 @@ def _check_runs_when_called(train: Callable[..., object]) -> None:
 def _watch(
     until: Until | None, watch: Callable[[Live], object] | None, begun_from: Resumption | None, live: Live
 ) -> str | None:
+    if live.evaluate_raised:
+        return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
     if watch is not None:
         watch(live)
     if until is None:
@@ -237,13 +259,15 @@ def _watch(
     return until.reached(live, before.steps, before.samples) if before is not None else until.reached(live)
 
 
-def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool) -> Run | None:
+def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool, shared_out: bool) -> Run | None:
     """The finished run, once its folder is written; None if it was interrupted before there was anything to write."""
     final = outcome.final
     if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
         return None
     summary = _summary(job.strategy, outcome, final, simulated)
-    if not outcome.interrupted:  # nobody who presses Ctrl-C waits for advice
+    if (
+        shared_out and not outcome.interrupted
+    ):  # of shards nobody takes over; and who presses Ctrl-C waits for no advice
         summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
     if folder is not None:
         try:
@@ -266,7 +290,7 @@ def _check_finite(done: Run) -> None:
         raise NonFiniteError(
             f"nothing was trained: no contribution was finite ({discarded:,} with a NaN or an infinity were discarded); "
             "look at the learning rate, the loss and the data, or stop at the first one with "
-            f"on_nonfinite='raise'{where}"
+            f"on_nonfinite='raise' (--on-nonfinite raise){where}"
         )
 
 
@@ -281,7 +305,7 @@ def _limits(until: Until | None) -> Limits:
 def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
     """The resolved configuration, for the run folder."""
     return {
-        "train": _name(job.train),
+        "train": name_of(job.train),
         "plesio": version("plesio"),
         "workers": job.workers,
         "seed": job.seed,
@@ -294,16 +318,6 @@ def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
         "pace": str(job.pace) if job.pace else "none",
         "until": repr(until) if until else "the training functions return",
     }
-
-
-def _name(train: Callable[..., object]) -> str:
-    """What the training function is called, and where it is from."""
-    plain: Any = train
-    while isinstance(plain, functools.partial):
-        plain = plain.func
-    place = getattr(plain, "__code__", None)
-    name = getattr(plain, "__qualname__", type(plain).__qualname__)
-    return f"{name} of {Path(place.co_filename).name}" if place is not None else name
 
 
 def _summary(strategy: Strategy, outcome: Outcome, final: Final, simulated: bool) -> Summary:

@@ -97,7 +97,7 @@ class Strategy:
             self._refuse("release", "gather", "a round holds its workers until the fold; use release=AfterFold()")
         if isinstance(self.release, AfterFold) and isinstance(self.gather, Each):
             self._refuse("release", "gather", "each contribution is folded as it comes; use release=Freely()")
-        if isinstance(self.release, AfterFold) and self.release.cancel_late and not by_round:
+        if self.release.cancel_late and not by_round:
             self._refuse("release", "gather", "only a round leaves late work behind; use gather=Round(first=m)")
         if by_round and isinstance(self.admit, Everything):
             self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")

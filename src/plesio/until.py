@@ -12,6 +12,9 @@ from plesio.observe.summary import is_met
 class Until:
     """When a run is over before its training functions are: the first of what is given.
 
+    On real processes it ends shortly after: workers are told at their next exchange, and what they do meanwhile, about a
+    tenth of a second of work, still counts. In a simulated run `seconds`, `samples` and `steps` are exact.
+
     Args:
         seconds: of training, since it began or was last resumed.
         samples: visited by all workers together; in a resumed run those before count, too.
@@ -36,12 +39,12 @@ class Until:
         limits = {"seconds": seconds, "samples": samples, "steps": steps}
         self._limits = {name: value for name, value in limits.items() if value is not None}
         for name, value in self._limits.items():
-            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            if not _is_number(value) or not 0 < value < math.inf:
                 raise ConfigurationError(f"Until({name}={value!r}): {name} must be a number above 0")
             if name != "seconds" and value != int(value):
                 raise ConfigurationError(f"Until({name}={value!r}): {name} are counted, give a whole number")
         for name, value in metrics.items():
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
+            if not _is_number(value) or not math.isfinite(value):
                 raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
 
     def reached(self, live: Live, steps_before: int = 0, samples_before: int = 0) -> str | None:
@@ -70,3 +73,7 @@ class Until:
     def __repr__(self) -> str:
         parts = {**self.metrics, **self._limits}
         return f"Until({', '.join(f'{name}={value:g}' for name, value in parts.items())})"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from plesio.engine.provenance import without_arguments
+
 _CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _PATHS = sysconfig.get_paths()
 _LIBRARY = ("<frozen", *{f"{_PATHS[name]}/" for name in ("stdlib", "platstdlib")})
@@ -97,9 +99,8 @@ def _users_frame(caller: FrameType, through_library: bool) -> int:
 
 def _users_names(train: Callable[..., object]) -> list[dict[str, Any]]:
     """The names of the training function's script (no module, where it was run as a file) and of the user's modules."""
-    while hasattr(train, "func"):  # functools.partial
-        train = train.func
-    function = train if hasattr(train, "__globals__") else type(train).__call__
+    inner = without_arguments(train)
+    function = inner if hasattr(inner, "__globals__") else type(inner).__call__
     spaces = {id(space): space for space in [getattr(function, "__globals__", {})]}
     for module in list(sys.modules.values()):
         if _is_users(getattr(module, "__file__", None) or "<frozen"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 
 INSIDE = ("plesio.", "torch.")
 """Whose frames lie between the training loop and what warns: a scheduler of torch wraps `step`, too."""
@@ -27,6 +28,37 @@ def warn_frozen(name: str) -> None:
         RuntimeWarning,
         stacklevel=_users_level(),
     )
+
+
+def warn_outside(names: Sequence[str]) -> None:
+    """Tell that some of the model is nobody's to train: it may be meant for a second optimizer."""
+    warnings.warn(
+        f"no group of the optimizer given to prepare holds {_listed(names)}, with requires_grad=True: in the run they stay as "
+        "they are, and what another optimizer does to them reaches no other worker; give prepare one optimizer with a group "
+        "for each part of the model, or requires_grad_(False) what is not to be trained",
+        RuntimeWarning,
+        stacklevel=_users_level(),
+    )
+
+
+def warn_written(names: Sequence[str]) -> None:
+    """Tell that weights were loaded or drawn too late."""
+    warnings.warn(
+        f"written to between prepare and the first step: {_listed(names)}. That is lost, for the next version takes its "
+        "place; load or initialise weights before prepare",
+        RuntimeWarning,
+        stacklevel=_users_level(),
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> _listed(["a", "b"]), _listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _users_level() -> int:

@@ -7,7 +7,8 @@ decides who waits for whom. The server folds one contribution after the other, s
 server's link that carries an exchange in the time the server took for one.
 
 What is not in it: another strategy needs another number of samples for the same accuracy, and workers that share cores
-disturb each other differently when fewer of them wait.
+disturb each other differently when fewer of them wait. And work is taken to be shared out: who is fast does more of it.
+Where each worker has a fixed number of steps of its own, the slowest one's take as long under every strategy.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from plesio.errors import ConfigurationError
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
-from plesio.rules import AfterFold, AllReduce
+from plesio.rules import AllReduce
 from plesio.strategy import Strategy
 
 STEPS_MAX = 50_000
@@ -240,7 +241,7 @@ def _predict(
 
 def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes], useful: float) -> tuple[int, ...]:
     """Workers that computed more than twice as long as what counted of it takes."""
-    cancels = isinstance(strategy.release, AfterFold) and strategy.release.cancel_late
+    cancels = strategy.release.cancel_late
     if not final.folded or not (final.discarded or cancels):
         return ()  # nothing was lost
     steps = useful / final.folded  # in a contribution
@@ -259,6 +260,11 @@ def _cluster(run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, 
         Link(bytes_per_s=min(served, carried)),
         tuple(deaths) if len(deaths) < len(crew) else (),
     )
+
+
+def own_work(summary: Summary) -> bool:
+    """Whether every worker did a number of steps of its own: there was no loader to share, and nothing else ended the run."""
+    return not summary.samples and summary.ended == "finished"
 
 
 def as_it_was(summary: Summary) -> Prediction:
@@ -322,9 +328,12 @@ def _cause(run: Measured) -> str:
 def advice(summary: Summary) -> str | None:
     """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
 
-    Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try.
+    Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try. Nor is
+    there where each worker did what it had to do of its own, for then nobody takes over steps from a slow one.
     """
     if not 1 < len(summary.workers) <= ADVICE_WORKERS or summary.wall_s < ADVICE_S or summary.ideal_share * MUCH > 1:
+        return None
+    if own_work(summary):
         return None
     try:
         run = measured(summary)

@@ -13,13 +13,19 @@ from torch.optim import Optimizer
 from plesio.errors import ConfigurationError, StepCancelled
 from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
-from plesio.optimizer import ExchangedOptimizer, frozen_in
+from plesio.lock_free import SharedMemoryExchange
+from plesio.optimizer import ExchangedOptimizer, Parts
 from plesio.seeding import seed_device
 from plesio.station import Station
 from plesio.tensors.model import device_of
+from plesio.warn import warn_outside
 
 LOG_S = 0.1
 """How often what was logged is sent on."""
+SEVERAL = (
+    "for several (a GAN's two), put the models into one module, give one optimizer a group for each, and compute all losses "
+    "for its one step()"
+)
 
 
 class Worker:
@@ -83,7 +89,8 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is over; the loader ends by itself then, a loop of your own should look."""
+        """Whether the run is over, for a loop of your own: when asked again, `optimizer.step()` and the loader raise
+        `ps.StopRun`, which ends `train`."""
         return self._standing.stopped
 
     @property
@@ -164,8 +171,10 @@ class Worker:
         Where the optimizer steps at the server, `.grad` holds anything after `step()` (read gradients before it), and what
         the loop writes into parameters (or the forward pass does, as nn.Embedding(max_norm=...)) lasts until the next
         version takes its place. Clipping is of this worker's own gradient, before the mean with others'. Prepare what is
-        ever to be trained as trainable: a layer may be frozen after prepare, not unfrozen; where the optimizer steps at the
-        server, a frozen one contributes zeros, and weight decay and momentum go on moving it.
+        ever to be trained as trainable: a layer may be frozen after prepare, not unfrozen. Where the optimizer steps at the
+        server, a parameter without a gradient (frozen, or not used in this loss) contributes zeros: weight decay and momentum
+        go on moving it, where torch would skip it. What was written into parameters between prepare and the first step is
+        warned of there, and so are parameters with requires_grad=True that no group of the optimizer holds.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an
@@ -174,21 +183,23 @@ class Worker:
             SharedMemoryError: the host has too little shared memory.
         """
         if self._exchange is not None:
-            raise ConfigurationError("prepare was called before; one model is trained in a run")
+            raise ConfigurationError(f"prepare was called before; one model is trained in a run: {SEVERAL}")
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
-                f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer"
+                f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer; {SEVERAL}"
             )
         seed_device(device_of(model))
         if loader is not None:
             self._loader = LeasedLoader(
                 loader, self._station.lease, self.seed, self.workers, self._used, self._standing.reseed
             )
-        frozen = frozen_in(model, optimizer)
+        parts = Parts(model, optimizer)
         self._exchange, model = self._station.join(model, optimizer, self._used)
         if self._exchange.cancels:
             self._look_before_each_layer(model)
-        return model, ExchangedOptimizer(optimizer, self._exchange, frozen), self._loader
+        if parts.outside and self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
+            warn_outside([name for name, _ in parts.outside])
+        return model, ExchangedOptimizer(optimizer, self._exchange, parts.frozen, parts.steady), self._loader
 
     def _look_before_each_layer(self, model: nn.Module) -> None:
         def look(*_: object) -> None:

@@ -34,6 +34,7 @@ from plesio.engine.messages import (
     Regrouped,
     ToWorker,
     Welcome,
+    WorkerConfig,
 )
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
@@ -41,7 +42,6 @@ from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.fabric.memory import OwnView, SharedBlock
-from plesio.faults import Pace
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
 from plesio.rules import Server as ViaServer
@@ -54,22 +54,6 @@ from plesio.tensors.model import Described, describe, dump_structure
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
 from plesio.worker import Worker
-
-
-class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker process is told when it starts."""
-
-    worker: int
-    incarnation: int
-    workers: int
-    seed: int
-    evaluates: bool
-    timeout_s: float
-    threads: int
-    server_pid: int
-    pace_s: float | None
-    jitter: float
-    slow: float
 
 
 class ProcessStation:
@@ -105,7 +89,7 @@ class ProcessStation:
 
     def leave(self) -> None:
         """Tell the server."""
-        self._doorbell.send(Header(Note.FINISH, True, 0, 0, 0, 0, 0, time.monotonic()))
+        self._doorbell.send(Header(Note.FINISH, ready_s=time.monotonic()))
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
@@ -145,8 +129,7 @@ class ProcessStation:
     ) -> Exchange:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
         config, standing, via = self._config, self.standing, self._strategy.via
-        pace = None if config.pace_s is None else Pace(config.pace_s, config.jitter)
-        pacer = Pacer(pace, config.slow, random.Random(self.seed * 7919 + self.rank))
+        pacer = Pacer(config.pace, config.slow, random.Random(self.seed * 7919 + self.rank))
         if isinstance(via, ViaSharedMemory):
             shared = SharedReplica(layout, tensors, ring)
             shared.follow(model)
@@ -185,7 +168,6 @@ class ProcessStation:
         self._server.send(
             Hello(
                 worker=self.rank,
-                incarnation=self._config.incarnation,
                 model=described,
                 optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
                 structure=dump_structure(model, tensors) if self._config.evaluates else b"",

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from xxhash import xxh3_64_hexdigest
 
 import plesio as ps
-from plesio.checkpoint import FOLDER, PREFIX, WEIGHTS, Manifest, Shelf, latest, read
+from plesio.checkpoint import FOLDER, FORMAT, MANIFEST, PREFIX, WEIGHTS, Manifest, Shelf, latest, read
 from plesio.core.sequencer import Sequencer
 from plesio.journal import read_journal
 from plesio.strategy import Strategy
@@ -176,6 +177,18 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
         (one / WEIGHTS).touch()
     put(Shelf(tmp_path, keep=1), 1)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([alive.name, at(tmp_path, 1).name])
+
+
+def test_one_that_names_no_optimizer_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """It would be taken for any optimizer's, until a key is missing in the server."""
+    path = put(Shelf(tmp_path / FOLDER, keep=1), 1)
+    manifest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
+    older = manifest.replace(b'"format": %d' % FORMAT, b'"format": 3')
+    assert older != manifest
+    (path / MANIFEST).write_bytes(older + b"\n" + xxh3_64_hexdigest(older).encode() + b"\n")
+    words = rf"has format 3, this plesio reads {FORMAT}; use the other plesio, or begin a new run and load .*{WEIGHTS}"
+    with pytest.raises(ps.CheckpointError, match=words):
+        trained(tmp_path, resume=tmp_path)
 
 
 # Another optimizer

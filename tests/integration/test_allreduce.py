@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import time
 from functools import partial
@@ -258,3 +259,29 @@ def test_the_model_behaves_like_the_users() -> None:
     assert not hasattr(ReplicatedModel, "__len__")
     with pytest.raises(AttributeError, match="Sequential"):
         _ = wrapped.nothing
+
+
+def test_forward_has_the_models_arguments_and_may_be_wrapped() -> None:
+    """Trainers read what it takes, and mixed precision is put around it."""
+
+    class Pair(nn.Linear):
+        def forward(self, left: torch.Tensor, right: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(left if right is None else left + right)
+
+    model, calls = Pair(3, 2), []
+    wrapped = ReplicatedModel(model, Everybody(Group(None, 0, 0, 1, 1.0)), [], lambda bucket: as_it_is(bucket.buffer()))
+    assert inspect.signature(wrapped.forward) == inspect.signature(model.forward)
+    before = wrapped.forward
+
+    def around(*args: torch.Tensor) -> torch.Tensor:
+        calls.append(len(args))
+        result: torch.Tensor = before(*args)
+        return result
+
+    wrapped.forward = around
+    rows = torch.randn(4, 3)
+    output = wrapped(rows, rows)
+    assert torch.equal(output, model(rows, rows))
+    assert calls == [2]
+    output.sum().backward()
+    assert model.weight.grad is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +19,9 @@ from plesio import runner
 from plesio.cli.live import Board
 from plesio.cli.main import main
 from plesio.cli.settings import strategies_of, strategy_of, usual
-from plesio.cli.work import CHOICES
-from plesio.errors import StrategyError
+from plesio.cli.strategies import QUESTIONS, strategies
+from plesio.cli.work import CHOICES, MOST
+from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.tables import Failed, compare_table, render
 from plesio.recipes import RECIPES
 from support import processes
@@ -109,6 +112,81 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compare" in capsys.readouterr().out
     assert main(["compare", "--help"]) == 0
     assert "--strategies" in capsys.readouterr().out
+    for command in ("compare", "strategies", "replay", "journal"):
+        assert main([command, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "bool" not in out
+        assert "--help" in out
+
+
+def test_the_readme_and_the_list_ask_the_same() -> None:
+    """Seven columns: the six questions, and who folds."""
+    assert len(QUESTIONS) == 7
+    assert list(QUESTIONS)[-1] == "via"
+    readme = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "README.md").read_text())
+    asked = re.search(r"Each is an answer to six questions \((.*?)\) and says who folds", readme)
+    assert asked is not None
+    assert len(asked[1].split(", ")) == 6
+    assert "the six questions, who folds" in (strategies.__doc__ or "")
+
+
+# Where it prints
+
+
+def program(*typed: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own; its errors as text."""
+    command = [sys.executable, "-c", "from plesio.cli import app; app()", *typed]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, **options)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("typed", ["strategies", "strategies --json", "--version", "run --help"])
+def test_a_full_disk_behind_standard_output_is_one_line(typed: str, unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = program(*typed.split(), stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    assert done.returncode == 1
+    assert done.stderr == (
+        "plesio: standard output cannot be written: No space left on device; what it was to show is lost\n"
+    )
+
+
+def test_a_terminal_with_few_letters_is_given_those() -> None:
+    """In the program, and where a script prints a run."""
+    few = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = program("run", script(), "--workers", "1", "--until", "steps=20", stdout=subprocess.PIPE, env=few)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "| worker | steps |" in done.stdout
+    assert "20 steps were up after" in done.stdout
+    code = (
+        "from pathlib import Path; import msgspec; from plesio.observe.summary import Summary\n"
+        "from plesio.runner import Run; (path,) = Path('runs').glob('*/summary.json')\n"
+        "print(Run(msgspec.json.decode(path.read_bytes(), type=Summary), {}, path.parent))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=few, timeout=60)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert "| worker | steps |" in printed.stdout
+
+
+@pytest.mark.parametrize("typed", ["run {}", "compare {}", "simulate {} --cluster uniform", "replay {}"])
+def test_a_deleted_working_directory_is_one_line(typed: str, tmp_path: Path) -> None:
+    path = tmp_path / script()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os, sys; from plesio.cli import app; os.rmdir(os.getcwd()); app(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *typed.format(path).split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=gone, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("plesio: the working directory is no longer there: it was deleted; change to one")
+    assert done.stderr.count("\n") == 1
+
+
+def test_so_it_is_in_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigurationError, match="the working directory is no longer there"):
+        runner.run(print, "async_sgd", workers=1)
 
 
 # Strategies as words
@@ -161,9 +239,9 @@ def test_a_strategy_that_cannot_be_read_says_what_can(text: str, part: str) -> N
 
 
 BAD_CHOICES = {
-    "--data": "plesio: unknown data 'shard'; known: leases, shards; did you mean 'shards'?",
-    "--on-worker-error": "plesio: unknown on_worker_error 'shard'; known: continue, raise",
-    "--on-nonfinite": "plesio: unknown on_nonfinite 'shard'; known: discard, raise; did you mean 'discard'?",
+    "--data": "plesio: unknown --data 'shard'; known: leases, shards; did you mean 'shards'?",
+    "--on-worker-error": "plesio: unknown --on-worker-error 'shard'; known: continue, raise",
+    "--on-nonfinite": "plesio: unknown --on-nonfinite 'shard'; known: discard, raise; did you mean 'discard'?",
 }
 
 
@@ -184,6 +262,32 @@ def test_a_refusal_needs_no_torch() -> None:
 
 def test_the_choices_are_those_of_a_run() -> None:
     assert tuple(CHOICES.values()) == (runner.SHARING, runner.ON_WORKER_ERROR, runner.ON_NONFINITE)
+    assert {False: runner.WORKERS_MAX, True: runner.WORKERS_SIMULATED} == MOST
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("--seed -1", "--seed -1: at least 0"),
+        ("--workers 500", "--workers 500: at most 80"),
+        ("--timeout-s 0", "--timeout-s 0: a number of seconds above 0"),
+        ("--evaluate-every-s nan", "--evaluate-every-s nan: a number of seconds above 0"),
+        ("--slow 0:0.5", "--slow 0:0.5: at least 1 (10: ten times slower)"),
+        ("--slow 9:2", "--slow 9:2: there is no worker '9'; there are workers 0 to 3"),
+        ("--kill 0:-1", "--kill 0:-1: a number of seconds of at least 0"),
+        ("--pace -1", "--pace -1: a number of seconds of at least 0"),
+        ("--pace 0.1 --jitter 3", "--jitter 3: at least 0 and below 1"),
+        ("--checkpoint-every-s 0", "--checkpoint-every-s 0: a number of seconds above 0"),
+        ("--resume nowhere", "--resume 'nowhere': there is no such folder; give the folder"),
+        ("--runs /dev/null/runs", "--runs '/dev/null/runs' cannot be written: "),
+        ("--until steps=1.5", "--until steps=1.5: steps are counted, give a whole number of at least 1"),
+        ("--until samples=0", "--until samples=0: samples are counted, give a whole number of at least 1"),
+        ("--until accuracy=nan", "--until accuracy=nan: a target is a finite number"),
+    ],
+)
+def test_a_refusal_names_what_was_typed(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script(), *typed.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"plesio: {words}")
 
 
 def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +345,15 @@ def test_ctrl_c_of_run_leaves_a_folder_and_how_to_go_on() -> None:
 
 
 # compare
+
+
+def test_a_metric_that_is_no_accuracy_is_in_the_json_by_its_name() -> None:
+    options = ["--workers", "1", "--until", "error=0.0001", "--budget-s", "2", "--json", "table.json"]
+    assert main(["compare", script(metric="error"), "--strategies", "sync_sgd", *options]) == 0
+    (row,) = json.loads(Path("table.json").read_text())["rows"]
+    assert row.keys() == KEYS | {"error"}
+    assert row["error"] > 0
+    assert row["accuracy"] is None
 
 
 def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,7 +422,7 @@ def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -
         ("run script.py --workers many", "--workers"),
         ("run script.py --slow 4:10", "there are workers 0 to 3"),
         ("run script.py --slow fast", "write it like 0:10"),
-        ("run script.py --slow 0:0.5", "factor must be at least 1"),
+        ("run script.py --slow 0:0.5", "--slow 0:0.5: at least 1"),
         ("run script.py --kill 1", "write it like 1:2.5"),
         ("run script.py --jitter 0.1", "give --pace too"),
         ("run script.py --until accuracy", "write it like accuracy=0.95"),
@@ -325,7 +438,7 @@ def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (
             "run script.py --workers 1 --resume nosuch",
-            "resume='nosuch': there is no such folder; give the folder of a run",
+            "--resume 'nosuch': there is no such folder; give the folder of a run",
         ),
         ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: allreduce, "),
         ("compare script.py --strategies ,", "no strategy is named"),

@@ -6,15 +6,16 @@ import json
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from tests.support.devices import lazy
 from torch import nn
 from torch.nn.functional import mse_loss
 
 import plesio as ps
 from plesio import seeding
+from support.devices import lazy
 
 DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 AT_A_SERVER = [ps.sync_sgd(), ps.first_of(1), ps.async_sgd(), ps.buffered(1), ps.local_sgd(every=2)]
@@ -134,12 +135,13 @@ def test_it_is_judged_on_the_cpu() -> None:
 def test_simulated_workers_share_a_device() -> None:
     """In a process of its own, as all of them are in the one that asks."""
     program = (
-        "import functools, plesio as ps; from tests.integration.test_devices import one_step\n"
+        "import functools, plesio as ps; from integration.test_devices import one_step\n"
         "train = functools.partial(one_step, on='lazy')\n"
         "run = ps.run(train, 'sync_sgd', workers=2, engine=ps.Simulated('uniform'))\n"
         "print(run.state_dict['weight'].tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
     assert not done.returncode, done.stderr
     assert json.loads(done.stdout) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
 

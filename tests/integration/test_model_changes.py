@@ -194,6 +194,54 @@ def test_a_nan_in_a_local_step_costs_one_contribution(engine: Any) -> None:
         ps.run(train, LOCAL, workers=2, engine=engine, on_nonfinite="raise")
 
 
+def two_heads(worker: ps.Worker, settings: dict[str, Any]) -> None:
+    """Each worker trains a head of its own; with one worker, the second head only now and then. Every gradient is one."""
+    model = nn.ModuleDict({"a": nn.Linear(1, 1, bias=False), "b": nn.Linear(1, 1, bias=False)})
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0, **settings), None)
+    for step in range(4):
+        optimizer.zero_grad()
+        model["b" if worker.rank or (worker.workers == 1 and step == 0) else "a"](torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.first_of(2), ps.buffered(2, correct="plain")], ids=str)
+def test_a_head_that_a_worker_does_not_use_gets_nothing_from_it(strategy: ps.Strategy) -> None:
+    """The server makes the mean in a worker's slot: it must not come back as that worker's own."""
+    run = ps.run(partial(two_heads, settings={}), strategy, workers=2, timeout_s=30.0)
+    assert [float(weight) for weight in run.state_dict.values()] == [-2.0, -2.0]
+
+
+def test_what_an_optimizer_writes_into_a_gradient_is_not_sent_again() -> None:
+    """torch's multi-tensor Nesterov adds the momentum to the gradient itself."""
+    ends = [
+        ps.run(partial(two_heads, settings={**nesterov, "foreach": foreach}), "sync_sgd", workers=1, timeout_s=30.0)
+        for nesterov in ({"momentum": 0.5, "nesterov": True},)
+        for foreach in (True, False)
+    ]
+    assert torch.equal(*(run.state_dict["b.weight"] for run in ends))
+
+
+@pytest.mark.parametrize("strategy", ["buffered", "async_sgd"])
+def test_each_workers_first_momentum_is_its_gradient(strategy: str) -> None:
+    """As torch begins one: dampening holds from the second gradient on."""
+
+    def once(worker: ps.Worker, dampening: float) -> None:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        plain = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, dampening=dampening)
+        model, optimizer, _ = worker.prepare(model, plain, None)
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+    damped, plain = (
+        ps.run(partial(once, dampening=dampening), strategy, workers=4, engine=SIMULATED) for dampening in (0.9, 0.0)
+    )
+    assert torch.equal(damped.state_dict["weight"], plain.state_dict["weight"])
+
+
 def test_missing_gradients_are_counted_over_local_steps() -> None:
     """Of `Tied` one layer, of two tensors, is used every other step."""
     train = partial(loops.follow, build=loops.Tied, optimizers=loops.sgd, steps=8)

@@ -282,6 +282,58 @@ def half(model: nn.Module) -> float:
     return 0.5
 
 
+class Tires:
+    """An evaluation that raises the third time."""
+
+    times = 0
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        self.times += 1
+        if self.times == 3:
+            raise ValueError("no more")
+        return {"times": float(self.times)}
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["local", "simulated"])
+def test_an_evaluation_that_raises_ends_the_run_and_costs_nothing(engine: str | ps.Simulated, tmp_path: Path) -> None:
+    """Its words, its line, the weights, the figures, the evaluations before: in the exception and on the disk."""
+    train = partial(loops.endless, pause_s=0.002) if engine == "local" else loops.follow
+    if engine != "local":
+        train = partial(loops.follow, build=loops.mlp, optimizers=partial(optimizer_of, name="SGD"), steps=400)
+    options: dict[str, Any] = {"evaluate": Tires(), "evaluate_every_s": 0.05, "until": ps.Until(times=9, seconds=60)}
+    with pytest.raises(ps.EvaluateError, match=r"^evaluate raised ValueError: no more; what was trained") as caught:
+        ps.run(train, ps.async_sgd(), workers=2, engine=engine, runs=tmp_path, **options)
+    run = caught.value.run
+    assert run.folder is not None
+    assert f"version {run.version}, is in {run.folder}\nTraceback" in str(caught.value)
+    assert 'raise ValueError("no more")' in str(caught.value)
+    assert [one.metrics for one in run.history] == [{"times": 1.0}, {"times": 2.0}]
+    assert [one.what for one in run.incidents] == [
+        "evaluate raised ValueError: no more; nothing is evaluated from here on"
+    ]
+    assert run.ended == "evaluate raised ValueError"
+    assert run.version > 0
+    kept = load_file(run.folder / "weights.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in run.state_dict.items())
+    assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
+    assert "evaluate raised ValueError: no more" in (run.folder / "report.html").read_text()
+    assert "no more" not in (run.folder / "metrics.jsonl").read_text()
+
+
+def test_without_a_folder_the_exception_holds_the_run() -> None:
+    seen: list[dict[str, float]] = []
+    with pytest.raises(ps.EvaluateError, match=r"is in this exception's \.run$") as caught:
+        ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=half, watch=lambda live: seen.append(live.metrics))
+    assert caught.value.run.state_dict
+    assert not any(seen), "what was raised is no metric"
+
+
+@pytest.mark.parametrize("name", ["seconds", "samples", "steps", "accuracy"])
+def test_until_counts_no_truths(name: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=rf"Until\({name}=True\)"):
+        ps.Until(**{name: True})
+
+
 def test_a_training_function_that_prepares_nothing_is_no_death() -> None:
     with pytest.warns(RuntimeWarning, match=r"no worker called worker\.prepare"):
         run = ps.run(loops.idle, ps.async_sgd(), workers=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,33 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert main(["journal", str(run.folder), *wrong.split()]) == 2
         assert words in capsys.readouterr().err
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
+
+
+def test_the_command_tells_another_function_from_one_that_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a `functools.partial`: the script's own train may be something else, or stand in another script."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    run = trained(ps.async_sgd(), tmp_path / "runs", functools.partial(chancy, epochs=2))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import functools\nfrom support.replayed import chancy\ntrain = functools.partial(chancy, epochs=2)\n"
+    )
+    assert main(["replay", str(run.folder), "--script", str(script)]) == 0
+    assert f"bit-identical: {run.version} versions" in capsys.readouterr().out
+    assert main(["replay", str(run.folder)]) == 2
+    error = capsys.readouterr().err
+    assert "replayed.py defines no function train(worker)" in error
+    assert "if another script took the training function from there, name that one with --script FILE" in error
+    script.write_text("from support.loops import follow as train\n")
+    assert main(["replay", str(run.folder), "--script", str(script)]) == 2
+    error = capsys.readouterr().err
+    assert "the run trained a function of" in error
+    assert f"and the train of {script} is another, of" in error
+    assert "has changed" not in error
+    script.write_text("def train(worker): ...\n")
+    assert main(["replay", str(run.folder), "--script", str(script)]) == 2
+    assert "has changed" in capsys.readouterr().err
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:

@@ -285,6 +285,16 @@ def test_nothing_is_advised_where_nobody_waits() -> None:
     assert advice(synchronous(slow_s=0.021)) is None
 
 
+def test_nothing_is_advised_where_no_data_was_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each worker's steps are its own, unless it would have gone on: the command says what it takes for granted."""
+    fixed = msgspec.structs.replace(synchronous(), samples=0)
+    assert advice(fixed) is None
+    assert advice(msgspec.structs.replace(fixed, ended="10 seconds were up")) is not None
+    for summary, noted in ((fixed, True), (synchronous(), False)):
+        assert main(["whatif", str(kept(summary, tmp_path))]) == 0
+        assert ("nobody takes over those of a slow one" in " ".join(capsys.readouterr().out.split())) is noted
+
+
 def test_nothing_is_advised_after_a_moment_or_to_one_worker() -> None:
     brief, alone = synchronous(rounds=3), synchronous(slow_s=0.01, exchange_s=0.5)
     assert advice(brief) is None
@@ -345,7 +355,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--strategies", "asynch_sgd"], "did you mean 'async_sgd'"),
         (["--bandwidth", "fast"], "--bandwidth fast"),
         (["--bandwidth", "0"], "above 0"),
-        (["--workers", "0"], "workers=0"),
+        (["--workers", "0"], "--workers 0: a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -217,7 +217,7 @@ class Referee:
         weigh = self.strategy.weigh
         weights = {
             (came.event.worker, came.event.incarnation, came.event.number): weigh.weight(
-                came.staleness, self.sequencer.workers, came.event.samples
+                came.staleness, self.sequencer.workers, came.event.work
             )
             for came in counting
         }

@@ -42,14 +42,14 @@ class Run:
         self.numbers[worker] = 0
         return self.sequencer.receive(Joined(worker, self.incarnations[worker]), self.now_s)
 
-    def push(self, worker: int, *, finite: bool = True, samples: int = 32, batches: int = 0) -> list[Effect]:
+    def push(self, worker: int, **of_it: int) -> list[Effect]:
         self.numbers[worker] += 1
-        return self.push_number(worker, self.numbers[worker], finite=finite, samples=samples, batches=batches)
+        return self.push_number(worker, self.numbers[worker], **of_it)
 
     def push_number(
-        self, worker: int, number: int, *, finite: bool = True, samples: int = 32, batches: int = 0
+        self, worker: int, number: int, *, finite: bool = True, samples: int = 32, batches: int = 0, steps: int = 1
     ) -> list[Effect]:
-        event = Pushed(worker, self.incarnations[worker], number, 1, samples, batches, finite)
+        event = Pushed(worker, self.incarnations[worker], number, steps, samples, batches, finite)
         return self.sequencer.receive(event, self.now_s)
 
     def die(self, worker: int) -> list[Effect]:

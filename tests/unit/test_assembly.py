@@ -33,7 +33,7 @@ def hello(worker: int, make: Make) -> Hello:
     model = loops.mlp()
     optimizer = make(model.parameters())
     shown = cloudpickle.dumps(msgspec.structs.astuple(OptimizerSpec.of(optimizer)))
-    return Hello(worker, 1, describe(model, optimizer)[0], shown, b"")
+    return Hello(worker, describe(model, optimizer)[0], shown, b"")
 
 
 def advice(make: Make, strategy: Strategy, workers: int = 2) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,24 @@ def near(got: Arena, wanted: Sequence[Any]) -> None:
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, and in pieces that end anywhere."""
     monkeypatch.setattr(corrections, "CHUNK", request.param)
+
+
+@pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
+def test_what_pads_a_tensor_is_no_part_of_a_mean(make: Callable[[], GapAwareness | GapDamping]) -> None:
+    """A lone number, which lies in a line of sixteen, is corrected as sixteen of its kind are."""
+    slopes = []
+    for count in (1, 16):
+        layout = Layout([TensorSpec("w", (count,), "float32", Kind.TRAINED, 0)])
+        correction = make()
+        for step in range(3):
+            gradient, now, then = (Arena.private(layout) for _ in range(3))
+            gradient.views[0].fill_(1.0)
+            now.views[0].fill_(0.5 + step)
+            correction.correct(gradient, now, then)
+            correction.stepped(then, now)
+        slopes.append(float(gradient.views[0][0]))
+    assert slopes[0] == pytest.approx(slopes[1])
+    assert 0.0 < slopes[0] < 1.0
 
 
 @pytest.mark.usefixtures("_pieces")

@@ -203,13 +203,14 @@ def test_memory_without_memfd_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_the_board_is_seen_by_all() -> None:
     block = SharedBlock.create(PAGE, "a test")
-    mine, theirs = Board(block, 3), Board.attach(os.dup(block.fd), 3)
+    twin = SharedBlock.attach(os.dup(block.fd), PAGE)
+    mine, theirs = Board(block, 3), Board(twin, 3)
     mine.count_fold(0)
     theirs.count_fold(2)
     theirs.count_fold(2)
     mine.stop()
     assert (mine.folds, theirs.folds, theirs.stopped) == (3, 3, True)
     assert mine.want_mirror() == theirs.mirror_wanted == 1
-    mine.close()
-    theirs.close()
+    block.close()
+    twin.close()
     assert torch.is_tensor(block.memory)

@@ -415,6 +415,42 @@ def test_fresh_contributions_are_said_not_drawn(tmp_path: Path, runs: list[Summa
     assert 'class="bars"' not in html
 
 
+def test_a_lane_that_ends_is_in_the_legend(tmp_path: Path, runs: list[Summary]) -> None:
+    """Where a worker died, and only there."""
+    entry = '<span><i class="k-none"></i>gone, or nothing recorded</span>'
+    html, _ = page(tmp_path, runs[:1])
+    assert entry not in html
+    middle = runs[0].wall_s / 2
+    spans = tuple(one for one in runs[0].timeline if one.worker != SLOW or one.end_s < middle)
+    html, _ = page(tmp_path, [msgspec.structs.replace(runs[0], timeline=spans)])
+    assert entry in html
+    assert re.search(r"\.k-none \{ background: var\(--grid\)", html), "the colour of an empty lane"
+
+
+def test_snapshots_without_locks_may_be_torn(tmp_path: Path, runs: list[Summary]) -> None:
+    hogwild = next(one for one in runs if one.recipe == "hogwild")
+    others = [one for one in runs if one is not hogwild]
+    torn = "may be torn, part one version and part the next"
+    _, parsed = page(tmp_path, others)
+    assert "evaluated on consistent snapshots." in parsed.text
+    assert torn not in parsed.text
+    _, parsed = page(tmp_path, [*others, hogwild])
+    assert f"evaluated on consistent snapshots; those of hogwild {torn}" in parsed.text
+    _, parsed = page(tmp_path, [hogwild])
+    assert f"evaluated on snapshots that {torn}" in parsed.text
+    assert "consistent" not in parsed.text
+    _, parsed = page(tmp_path, [msgspec.structs.replace(hogwild, clock="virtual")])
+    assert torn not in parsed.text, "what is simulated is never torn"
+
+
+def test_labels_of_lanes_and_panels_are_one_line(tmp_path: Path, runs: list[Summary]) -> None:
+    html, _ = page(tmp_path, runs)
+    assert ".row > span { white-space: nowrap; }" in html
+    width = re.search(r"\.panels \.row \{ grid-template-columns: 62px minmax\(0, 1fr\) (\d+)px", html)
+    assert width is not None
+    assert int(width[1]) >= 70, "mean 0.72 in figures of 12 pixels"
+
+
 def test_staleness_panels_state_mean_and_max(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs)
     stale = [run.staleness for run in runs if run.staleness.max > 0]
@@ -532,16 +568,24 @@ def test_workers_that_finished_are_no_loss_and_many_that_died_are_counted(tmp_pa
 
 
 def test_who_is_gone_could_have_done_nothing_more(runs: list[Summary]) -> None:
-    """Two workers of 10 steps a second over 10 s; the second died after 4 of them, and both never waited."""
+    """Two workers of 10 steps a second over 10 s; the second took part in 4 of them, and both never waited."""
     part = msgspec.structs.replace(
         runs[2].workers[0], speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="finished"
     )
     gone = msgspec.structs.replace(part, worker=1, compute_s=4.0, left="died")
     run = msgspec.structs.replace(runs[2], workers=(part, gone), steps=140, wall_s=10.0)
     assert run.ideal_share == pytest.approx(1.0)
-    assert (
-        msgspec.structs.replace(run, workers=(part, msgspec.structs.replace(gone, left="finished"))).ideal_share < 0.75
-    )
+    shares = {
+        left: msgspec.structs.replace(run, workers=(part, msgspec.structs.replace(gone, left=left))).ideal_share
+        for left in ("finished", "stopped")
+    }
+    assert shares == {"finished": pytest.approx(1.0), "stopped": pytest.approx(0.7)}
+
+
+def test_steps_in_vain_are_as_lost_as_time_spent_waiting(runs: list[Summary]) -> None:
+    part = msgspec.structs.replace(runs[2].workers[0], speed=10.0, left=None, in_vain=30)
+    run = msgspec.structs.replace(runs[2], workers=(part,), steps=100, wall_s=10.0)
+    assert run.ideal_share == pytest.approx(0.7)
 
 
 def test_sizes_for_people() -> None:

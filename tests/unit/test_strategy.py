@@ -284,11 +284,11 @@ def test_an_answer_to_another_question_is_refused() -> None:
 # Numbers out of bounds
 
 BAD_NUMBERS = [
-    (lambda: recipes.bounded_staleness(-1), "Within(clocks=-1): clocks must be a whole number of at least 0"),
-    (lambda: recipes.bounded_staleness(1.5), "Within(clocks=1.5): clocks must be a whole number of at least 0"),
-    (lambda: recipes.buffered(0), "Buffer(k=0): k must be a whole number of at least 1"),
-    (lambda: recipes.buffered(True), "Buffer(k=True): k must be a whole number of at least 1"),
-    (lambda: recipes.rennala(0), "Buffer(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.bounded_staleness(-1), "bounded_staleness(s=-1): s must be a whole number of at least 0"),
+    (lambda: recipes.bounded_staleness(1.5), "bounded_staleness(s=1.5): s must be a whole number of at least 0"),
+    (lambda: recipes.buffered(0), "buffered(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.buffered(True), "buffered(k=True): k must be a whole number of at least 1"),
+    (lambda: recipes.rennala(0), "rennala(k=0): k must be a whole number of at least 1"),
     (lambda: recipes.first_of(0), "first_of(m=0): m must be a whole number of at least 1"),
     (lambda: recipes.ringmaster(0), "ringmaster(r=0): r must be a whole number of at least 1"),
     (lambda: recipes.ringmaster(1.0), "ringmaster(r=1.0): r must be a whole number of at least 1"),

@@ -104,6 +104,22 @@ def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
     assert torch.equal(out.views[0], part.views[0])
 
 
+@pytest.mark.parametrize(("dtype", "value", "count"), [("float16", 30_000.0, 4), ("bfloat16", 1.0, 600)])
+@pytest.mark.parametrize("even", [True, False])
+def test_a_sum_beyond_half_precision_has_its_mean_all_the_same(
+    dtype: str, value: float, count: int, even: bool
+) -> None:
+    """Added up in float16, four of these are infinite; in bfloat16, ones stop growing at 256."""
+    layout = Layout([TensorSpec("w", (5, 3), dtype, Kind.TRAINED, 0)])
+    weights = [1.0 if even else 1.0 + place / count for place in range(count)]
+    part, out, held = filled(layout, value), Arena.private(layout), Accumulator(Arena.private(layout))
+    mean_into(out, [part] * count, [weight / sum(weights) for weight in weights])
+    for weight in weights:
+        held.add(part, weight)
+    assert torch.equal(out.views[0], part.views[0])
+    torch.testing.assert_close(held.take_mean(sum(weights)).views[0], part.views[0], rtol=0.01, atol=0)
+
+
 @given(st.lists(st.tuples(st.floats(-4, 4), st.floats(0.1, 3)), min_size=1, max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_an_accumulator_is_a_mean(parts: list[tuple[float, float]]) -> None:
@@ -242,8 +258,9 @@ def test_an_optimizer_that_fails_when_tried_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
 def test_optimizers_that_cannot_run_at_a_server_are_refused(kind: type[torch.optim.Optimizer]) -> None:
+    weights = [nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigurationError, match=rf"{kind.__name__} .*; use "):
-        OptimizerSpec.of(kind([nn.Parameter(torch.zeros(2))]))
+        OptimizerSpec.of(kind(weights), weights)
 
 
 def test_tensors_in_an_arena_can_be_saved_alone() -> None:

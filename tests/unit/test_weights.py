@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plesio import recipes
 from plesio.core.events import Fold
-from plesio.rules import BySamples, DelayAdaptive, Equal, Hinge, Inverse, Polynomial, UserOptimizer, Weigh
+from plesio.rules import BySamples, DelayAdaptive, Equal, Hinge, Inverse, Polynomial, Seconds, UserOptimizer, Weigh
 from plesio.rules.weigh import SMALLEST
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import Accumulator
@@ -101,6 +101,12 @@ def test_no_weight_vanishes(weigh: Weigh, staleness: int, workers: int, samples:
     weight = weigh.weight(staleness, workers, samples)
     assert SMALLEST <= weight <= max(samples, 1)
     assert weight >= weigh.weight(staleness + 1, workers, samples), "who is later counts no more"
+
+
+def test_work_of_which_nobody_knows_the_samples_counts_by_its_steps() -> None:
+    run = Run(recipes.local_sgd(every=Seconds(1.0)), workers=2)
+    (fold,) = only(Fold, run.push(0, samples=0, steps=9) + run.push(1, samples=0, steps=3))
+    assert [member.share for member in fold.members] == [0.75, 0.25]
 
 
 @settings(deadline=None)

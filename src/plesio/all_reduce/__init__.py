@@ -17,10 +17,14 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 | somebody dies while buckets are on their way      | dropped by those to whom not all came. If it did all come to      |
 |                                                   | somebody, the others take over that worker's state: it counts     |
 | a gradient with a NaN or an infinity              | all see the same mean, and all skip it                            |
+| gradients are added outside of such a pass (by a  | `step()` reduces once more, if all did so; else all refuse to go  |
+| second one through the same forward pass)         | on                                                                |
+| a replica is no longer the others' (written into) | all refuse to go on, some steps later (`likeness.PARTS` at most)  |
 | the run is over, and somebody's step lasts too long | dropped, so that the others can end                             |
 
 `exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
-somebody left behind gets in `takeover`, who gives up what never comes in `rescue`, and what the server is told in `tally`.
+came after the backward passes in `leftover`, what somebody left behind gets in `takeover`, who gives up what never comes in
+`rescue`, how replicas are compared in `likeness`, and what the server is told in `tally`.
 """
 
 from plesio.all_reduce.exchange import AllReduceExchange

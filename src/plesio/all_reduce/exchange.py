@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from plesio.all_reduce.buffers import SharedBuffers
+from plesio.all_reduce.leftover import Leftover
+from plesio.all_reduce.likeness import Likeness
 from plesio.all_reduce.rescue import rescue
 from plesio.all_reduce.settings import SharedSettings
 from plesio.all_reduce.takeover import take_over
@@ -21,12 +23,12 @@ from plesio.all_reduce.tally import Tally
 from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
-from plesio.errors import ConfigurationError, PlesioError, StepCancelled, StopRun
+from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, StepCancelled, StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
 from plesio.fabric.doorbell import Doorbell, Header, Note
-from plesio.replicated import IDLE, ReplicatedModel
+from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
 from plesio.warn import warn_not_finite
@@ -79,9 +81,16 @@ class AllReduceExchange:
         self._settings = SharedSettings(optimizer)
         self._store: Any = None
         self._group = Group(None, 0, 0, 1, timeout_s)
-        self._everybody = Everybody(self._group)
+        self._likeness = Likeness(replica.arena)
+        self._everybody = Everybody(self._group, lambda: self._likeness.stamp(self._round))
+        trained = [
+            one for one, spec in zip(replica.tensors, replica.layout.specs, strict=True) if spec.kind is Kind.TRAINED
+        ]
+        self._leftover = Leftover(trained)
         ignored = [spec.name for spec in replica.layout.specs if spec.kind is not Kind.TRAINED]
-        self.model = ReplicatedModel(model, self._everybody, ignored, self._reduce, replica.check)
+        self.model = ReplicatedModel(
+            model, self._everybody, ignored, self._reduce, replica.check, self._leftover.expect
+        )
         self._round = 0  # steps completed, by this replica
         self._version = 0  # those of them that moved the parameters
         self._told = 0  # the version the server knows of
@@ -89,6 +98,7 @@ class AllReduceExchange:
         self._mirrors = 0
         self._entered = False  # a backward pass of this step checked in
         self._spoiled = False  # its gradient will not be everybody's
+        self._resting = True  # a backward pass takes its time
         self._over = False  # no step follows
         self._error: PlesioError | None = None
         self._issued_s = 0.0
@@ -115,15 +125,27 @@ class AllReduceExchange:
         self._everybody.silent = self._spoiled
         future = as_it_is(tensor) if self._spoiled else self._group.mean(tensor)
         if bucket.is_last():
+            self._leftover.reduced()
             self._replica.bring_back()
             self._buffers.begin(None if self._spoiled else self._group)
             self._issued_s = time.monotonic()
             self._pacer.begin()
         return future
 
+    def _reduce_leftover(self) -> None:
+        """Some gradients were added to outside of the passes that are reduced."""
+        used = self._everybody.used
+        self._resting = False
+        reduce_again(self.model)
+        self._resting = True
+        self._everybody.used = used
+        if self._error is not None:
+            raise self._error
+
     def _enter(self) -> None:
         """Wait until everybody has got as far; what is wrong is raised by `step`, outside of the backward pass."""
-        self._pacer.rest(time.sleep)
+        if self._resting:
+            self._pacer.rest(time.sleep)
         again, self._entered = self._entered, True
         try:
             while not (self._spoiled or self._over) and self._group.finish():
@@ -139,7 +161,7 @@ class AllReduceExchange:
         """Tell the server that this worker is there; what it says when all are."""
         news = self._settings.news()
         now_s = time.monotonic()
-        self._doorbell.send(Header(note, True, 0, 0, self._round, self._version, 0, now_s, news))
+        self._doorbell.send(Header(note, number=self._round, samples=self._version, ready_s=now_s, extra=news))
         answer = self._doorbell.answer(self._timeout_s + PATIENCE_S, self._round, self._version)
         self._tally.wait_s += time.monotonic() - now_s
         self._standing.stopped = self._standing.stopped or answer.stop
@@ -147,7 +169,11 @@ class AllReduceExchange:
         if call is Call.UNEVEN:
             raise ConfigurationError(
                 f"worker {self._standing.worker} called backward() after {self._round} steps, another worker after a "
-                "different number; under all-reduce every worker must call backward() equally often for each step()"
+                "different number; under all-reduce every worker must call backward() equally often for each step(). If "
+                "one step() is for several batches, count them on from epoch to epoch (a worker's part of an epoch may be "
+                "one batch longer than another's, and what is over goes into the next epoch's first step), or leave out "
+                "batches until the workers' number divides an epoch. If only some workers call backward() on one more loss, "
+                "let all do it, on that loss times 0 where it is not wanted"
             )
         if call is Call.GO:
             self._settings.agree(self._group, differ=bool(answer.staleness))
@@ -161,6 +187,8 @@ class AllReduceExchange:
             raise self._error
         if self._over or not self._entered:
             self._refuse_step()
+        if self._leftover.there:
+            self._reduce_leftover()
         self._entered = False
         batches, samples = self._used()
         verdict = self._conclude()
@@ -188,6 +216,8 @@ class AllReduceExchange:
         spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
         if spoiled or not came:
             return self._recover()
+        if not self._everybody.alike:
+            self._refuse_unlike()
         if not self._replica.check_gradients():
             self._buffers.restore()
             self._round += 1
@@ -199,8 +229,18 @@ class AllReduceExchange:
         self._version += 1
         return Verdict.TAKEN
 
+    def _refuse_unlike(self) -> NoReturn:
+        raise ModelMismatchError(
+            f"the workers' replicas are no longer the same: after {self._round} steps they differ in "
+            f"{self._likeness.names(self._round)}. Under all-reduce every worker must do the same to its parameters: what "
+            "is written into them, how gradients are changed between backward() and step(), and what the optimizer's state "
+            "was when it was prepared must not depend on the worker (as it does with nn.Embedding(max_norm=...), with "
+            "gradients computed by torch.autograd.grad, and with random numbers in the optimizer)"
+        )
+
     def _recover(self) -> Verdict:
         """This step's gradient did not come: go on without it, in a new group if this one broke."""
+        self._everybody.alike = True  # who took over another's state is
         self._buffers.restore()
         behind = self._round, self._version
         if self._group.broken and not self._standing.stopped:
@@ -233,7 +273,7 @@ class AllReduceExchange:
         self.report()
         self._standing.discarded += 1
         reason = b"the run ended" if self._standing.stopped else b"the group broke"
-        self._doorbell.send(Header(Note.ABANDON, True, batches, 0, 0, 0, 0, time.monotonic(), reason))
+        self._doorbell.send(Header(Note.ABANDON, batches=batches, ready_s=time.monotonic(), extra=reason))
 
     def _missing(self) -> int:
         """Parameters that took no part in this worker's loss."""
@@ -302,7 +342,7 @@ class AllReduceExchange:
             self.report()
             self._replica.fill_slot()
             self._mirrors = wanted
-            self._doorbell.send(Header(Note.MIRRORED, True, 0, 0, wanted, 0, 0, time.monotonic()))
+            self._doorbell.send(Header(Note.MIRRORED, number=wanted, ready_s=time.monotonic()))
 
     def cancelled(self) -> bool:
         """Never: nobody calls work off."""
@@ -318,5 +358,5 @@ class AllReduceExchange:
         self._buffers.restore()
         self._ring[-1].copy_from(self._replica.arena, Kind.TRAINED, Kind.BUFFER)
         self.report()
-        self._doorbell.send(Header(Note.FINISH, True, 0, 0, self._version, 0, 0, time.monotonic()))
+        self._doorbell.send(Header(Note.FINISH, number=self._version, ready_s=time.monotonic()))
         self._group.close()

@@ -25,6 +25,7 @@ from plesio.observe.report import finding, write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
 from plesio.strategy import Strategy
+from plesio.working_directory import check_working_directory
 
 Names = Annotated[
     str | None,
@@ -111,6 +112,7 @@ def compare(
     chosen = strategies_of(",".join(usual(work.workers)) if strategies is None else strategies, work.workers)
     for one in chosen:
         one.check_workers(work.workers)
+    check_working_directory()
     report = report or runs / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()
@@ -222,12 +224,13 @@ def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:
 
 
 def as_json(work: Work, rows: Sequence[Summary | Failed]) -> dict[str, Any]:
-    """The table for programs; what there is none of is null."""
+    """The table for programs; what there is none of is null. A metric that is no accuracy stands in each row by its name."""
     target = None if work.target is None else {work.target[0]: work.target[1]}
-    return {"target": target, "workers": work.workers, "rows": [_row(work, row) for row in rows]}
+    metric = _metric(work, [row for row in rows if isinstance(row, Summary)])
+    return {"target": target, "workers": work.workers, "rows": [_row(work, metric or "accuracy", row) for row in rows]}
 
 
-def _row(work: Work, row: Summary | Failed) -> dict[str, Any]:
+def _row(work: Work, metric: str, row: Summary | Failed) -> dict[str, Any]:
     one = row if isinstance(row, Summary) else None
     fields = {
         "strategy": row.strategy,
@@ -238,7 +241,7 @@ def _row(work: Work, row: Summary | Failed) -> dict[str, Any]:
         "staleness_mean": one and one.staleness.mean,
         "staleness_max": one and one.staleness.max,
         "bytes": one and one.bytes,
-        "accuracy": one and one.final("accuracy"),
+        **{name: one and one.final(name) for name in ("accuracy", metric)},
         "folded": one and one.folded,
         "discarded": one and sum(one.discarded.values()),
         "samples": one and one.samples,

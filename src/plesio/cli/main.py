@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from plesio import __version__
 from plesio.cli.compare import compare
 from plesio.cli.journal import journal
+from plesio.cli.output import OutputLostError, give_up_output, prepare_output
 from plesio.cli.replay import replay
 from plesio.cli.run import run
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.cli.torture import torture
 from plesio.cli.whatif import whatif
+from plesio.cli.work import option_of
 from plesio.engine.forkserver import ForkServer
 from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 ASKED_WRONGLY = (ConfigurationError, ModelMismatchError, SharedMemoryError, StrategyError)
 
+
+def _plain(options: list[Any]) -> list[Any]:
+    """Options that take no value are shown without one."""
+    for one in options:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return options
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain(super().get_params(ctx))
+
+
+class _Program(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain(super().get_params(ctx))
+
+
 commands = typer.Typer(
     name="plesio",
+    cls=_Program,
     help="Train one PyTorch model on many workers, and choose how tightly they keep step.",
     epilog="Begin with: plesio strategies, then plesio compare SCRIPT.",
     no_args_is_help=True,
@@ -49,23 +73,38 @@ def _options(
     pass
 
 
-commands.command(epilog="For example: plesio run train.py --strategy local_sgd --set every=16 --workers 4")(run)
 commands.command(
-    epilog="For example: plesio compare train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95"
+    cls=_Command, epilog="For example: plesio run train.py --strategy local_sgd --set every=16 --workers 4"
+)(run)
+commands.command(
+    cls=_Command,
+    epilog="For example: plesio compare train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
 )(compare)
 commands.command(
-    epilog="For example: plesio simulate train.py --cluster one-straggler --strategy async_sgd --workers 64"
+    cls=_Command,
+    epilog="For example: plesio simulate train.py --cluster one-straggler --strategy async_sgd --workers 64",
 )(simulate)
-commands.command(epilog="For example: plesio strategies --json")(strategies)
-commands.command(epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
-commands.command(epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(journal)
-commands.command(epilog="For example: plesio torture --seeds 1000")(torture)
-commands.command(epilog="For example: plesio whatif runs/20261121-101530-sync_sgd --bandwidth 125MB")(whatif)
+commands.command(cls=_Command, epilog="For example: plesio strategies --json")(strategies)
+commands.command(cls=_Command, epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
+commands.command(cls=_Command, epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(
+    journal
+)
+commands.command(cls=_Command, epilog="For example: plesio torture --seeds 1000")(torture)
+commands.command(cls=_Command, epilog="For example: plesio whatif runs/20261121-101530-sync_sgd --bandwidth 125MB")(
+    whatif
+)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit with the code of `main`."""
-    code = main(arguments)
+    prepare_output()
+    try:
+        code = main(arguments)
+        sys.stdout.flush()
+    except OutputLostError as error:
+        give_up_output()
+        _complain(f"standard output cannot be written: {error.strerror}; what it was to show is lost")
+        code = FAILED
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it only takes moments
     ForkServer.close_shared(grace_s=0.5)
     sys.exit(code)
@@ -80,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except PlesioError as error:
-        _complain(str(error))
+        _complain(as_typed(str(error)) if isinstance(error, ASKED_WRONGLY) else str(error))
         return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
     except Exception as error:
         if not hasattr(error, "format_message"):  # none of the command line parser's own
@@ -89,6 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if result == INTERRUPTED:
         _complain("interrupted")
     return result if isinstance(result, int) else 0
+
+
+def as_typed(message: str) -> str:
+    """A refusal of an argument, told of the option that it was typed as.
+
+    >>> as_typed("resume='runs/a': there is no such folder; ..."), as_typed("until=-1: runs/a holds versions 0 to 9")
+    ("--resume 'runs/a': there is no such folder; ...", '--until -1: runs/a holds versions 0 to 9')
+    """
+    return re.sub(r"^(resume|runs|until|workers)=", lambda found: f"{option_of(found[1])} ", message)
 
 
 def _usage_error(error: Any) -> int:

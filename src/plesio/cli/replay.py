@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plesio.cli.live import terminal
 from plesio.errors import ConfigurationError
+from plesio.working_directory import check_working_directory
+
+if TYPE_CHECKING:
+    from plesio.journal import JournalHead
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a journal.", show_default=False)]
 ScriptPath = Annotated[
@@ -41,18 +46,16 @@ def replay(
 
     Exits with 0 if every version that the journal holds is (what a damaged one lacks is said), with 1 if one differs.
     """
+    check_working_directory()  # torch, which comes now, ends the process without one
     from safetensors import SafetensorError
 
-    from plesio.cli.script import load
     from plesio.journal import read_journal
     from plesio.observe.files import save_weights
     from plesio.replaying import replay as do
 
     journal = read_journal(run)
-    path = script or Path(journal.head.script)
-    if not path.is_file():
-        raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
-    found = do(run, load(path, {}, processes=False).train, until=until, force=force)
+    train = _train_of(journal.head, script, force)
+    found = do(run, train, until=until, force=force)
     console = terminal()
     console.print(str(found), markup=False, soft_wrap=True)
     if until is not None or weights is not None:
@@ -65,3 +68,32 @@ def replay(
             ) from error
         console.print(f"the weights of version {found.versions} are in {where}", markup=False, soft_wrap=True)
     return 0 if found.identical else 1
+
+
+def _train_of(head: JournalHead, script: Path | None, force: bool) -> Callable[..., object]:
+    """The training function to do it again with: the `train` of the script that is named, or of the file it was in.
+
+    Raises:
+        ConfigurationError: there is no such file, no `train` in it, or one from elsewhere that the run cannot have had.
+    """
+    from plesio.cli.script import load
+    from plesio.engine.provenance import source_of, train_hash
+
+    path = script or Path(head.script)
+    if not path.is_file():
+        raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
+    try:
+        train = load(path, {}, processes=False).train
+    except ConfigurationError as error:
+        if script is not None:
+            raise
+        raise ConfigurationError(
+            f"{error}; if another script took the training function from there, name that one with --script FILE"
+        ) from error
+    source = source_of(train)
+    if source != str(path.resolve()) and train_hash(train) != head.train_hash and not force:
+        raise ConfigurationError(
+            f"the run trained a function of {head.script}, and the train of {path} is another, of {source or 'no file'}; "
+            "name the script whose train it was with --script FILE, or replay it in Python: ps.replay(run, train)"
+        )
+    return train

@@ -14,7 +14,7 @@ from plesio.cli import options
 from plesio.cli.live import Board, terminal
 from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
-from plesio.cli.work import work_of
+from plesio.cli.work import typed, work_of
 from plesio.errors import RunInterrupted
 from plesio.observe.tables import run_table
 from plesio.rules import Server
@@ -133,4 +133,5 @@ def _checkpoint(every_s: float | None) -> Checkpoint | None:
         return None
     from plesio.checkpoint import Checkpoint  # imports torch
 
-    return Checkpoint(every_s=every_s)
+    with typed(f"--checkpoint-every-s {every_s:g}"):
+        return Checkpoint(every_s=every_s)

@@ -14,6 +14,7 @@ from typing import Any
 
 from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.errors import ConfigurationError, PlesioError
+from plesio.working_directory import check_working_directory
 
 RUN_NAME = "plesio_script"
 """Not "__main__": what a script does only as a program stays undone."""
@@ -33,8 +34,10 @@ def load(path: Path, metrics: Mapping[str, float], processes: bool = True) -> Sc
     """Load the script; where workers will be `processes`, another one gets ready meanwhile: both import torch.
 
     Raises:
-        ConfigurationError: no such file, it raises, or it lacks `train`, or `evaluate` where `metrics` are wanted.
+        ConfigurationError: no working directory, no such file, it raises, or it lacks `train`, or `evaluate` where
+            `metrics` are wanted.
     """
+    check_working_directory()
     if not path.is_file():
         why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
         raise ConfigurationError(f"{why}; give a Python script that defines train(worker)")

@@ -48,7 +48,7 @@ class Entry:
 def strategies(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with every answer.")] = False,
 ) -> None:
-    """List the strategies: how each answers the six questions, its settings, and the paper it is from."""
+    """List the strategies: how each answers the six questions, who folds, its settings, and the paper it is from."""
     entries = [entry(name) for name in RECIPES]
     if as_json:
         print(json.dumps([_document(one) for one in entries], indent=2, ensure_ascii=False))

@@ -65,7 +65,7 @@ def whatif(
     Says what each would have cost to the same number of samples, and which to take.
     """
     from plesio.observe.times import measured
-    from plesio.whatif import as_it_was, called_off, recommendation, what_if
+    from plesio.whatif import as_it_was, called_off, own_work, recommendation, what_if
 
     summary = read_summary(run)
     times = measured(summary)
@@ -97,6 +97,11 @@ def whatif(
         notes.append(
             f"{lost:,} of {lost + sum(len(one.seconds) for one in times.workers):,} steps were called off: each is taken "
             "to need as long as one that took longer"
+        )
+    if own_work(summary):
+        notes.append(
+            "no worker took its data from a shared loader, and this assumes that work is shared out: where each worker has a "
+            "fixed number of steps of its own, nobody takes over those of a slow one, and no strategy is faster than it"
         )
     if not times.service_s:
         notes.append("no exchange with a server was measured: it is taken to cost nothing")

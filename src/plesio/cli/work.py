@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,38 @@ if TYPE_CHECKING:
 PROCESSES, SIMULATED_WORKERS = 4, 8
 """How many workers there are if nothing says how many."""
 NOT_METRICS = ("samples", "steps")
+MOST = {False: 80, True: 60_000}
+"""Workers: processes, and simulated ones."""
 CHOICES = {"data": ("leases", "shards"), "on_worker_error": ("raise", "continue"), "on_nonfinite": ("discard", "raise")}
 """What `plesio.runner` takes; told apart here, before seconds go by for importing torch."""
+
+
+def option_of(name: str) -> str:
+    """What an argument of `ps.run` is called on the command line.
+
+    >>> option_of("timeout_s")
+    '--timeout-s'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+@contextmanager
+def typed(words: str) -> Iterator[None]:
+    """A refusal in there is told of the `words` that were typed, not of the object that they became.
+
+    >>> with typed("--slow 0:0.5"):
+    ...     Slow(0, 0.5)
+    Traceback (most recent call last):
+    ...
+    plesio.errors.ConfigurationError: --slow 0:0.5: at least 1 (10: ten times slower)
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        if str(error).startswith(words):
+            raise
+        why = re.sub(r"^\w+ must be ", "", str(error).partition(": ")[2])
+        raise ConfigurationError(f"{words}: {why}") from error
 
 
 class MetricMissingError(ConfigurationError):
@@ -155,11 +187,16 @@ def work_of(
     workers = machines.workers if machines is not None else workers or PROCESSES
     if jitter and pace_s is None:
         raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
-    if budget_s is not None and not budget_s > 0:
-        raise ConfigurationError(f"--budget-s {budget_s:g}: a number of seconds above 0")
     for name, value in {"data": data, "on_worker_error": on_worker_error, "on_nonfinite": on_nonfinite}.items():
         if value not in CHOICES[name]:
-            raise ConfigurationError(unknown_name(name, value, CHOICES[name]))
+            raise ConfigurationError(unknown_name(option_of(name), value, CHOICES[name]))
+    if workers > MOST[cluster is not None]:
+        raise ConfigurationError(f"--workers {workers}: at most {MOST[cluster is not None]:,}")
+    if seed < 0:
+        raise ConfigurationError(f"--seed {seed}: at least 0")
+    for name, seconds in {"evaluate_every_s": evaluate_every_s, "timeout_s": timeout_s, "budget_s": budget_s}.items():
+        if seconds is not None and not seconds > 0:
+            raise ConfigurationError(f"{option_of(name)} {seconds:g}: a number of seconds above 0")
     metrics, limits = _targets(untils or ())
     return Work(
         workers=workers,
@@ -168,7 +205,7 @@ def work_of(
         seed=seed,
         data=data,
         faults=(*(_slow(text, workers) for text in slows or ()), *(_kill(text, workers) for text in kills or ())),
-        pace=None if pace_s is None else Pace(pace_s, jitter),
+        pace=None if pace_s is None else _pace(pace_s, jitter),
         budget_s=budget_s,
         evaluate_every_s=evaluate_every_s,
         on_worker_error=on_worker_error,
@@ -211,12 +248,21 @@ def _no_processes(given: Mapping[str, object], cluster: str) -> None:
 
 def _slow(text: str, workers: int) -> Slow:
     worker, factor = _pair("--slow", text, "0:10 for worker 0 ten times slower")
-    return Slow(_worker("--slow", worker, text, workers), factor)
+    with typed(f"--slow {text}"):
+        return Slow(_worker("--slow", worker, text, workers), factor)
 
 
 def _kill(text: str, workers: int) -> Kill:
     worker, after_s = _pair("--kill", text, "1:2.5 for worker 1 after 2.5 seconds, or server:2.5")
-    return Kill(None if worker == "server" else _worker("--kill", worker, text, workers), after_s)
+    with typed(f"--kill {text}"):
+        return Kill(None if worker == "server" else _worker("--kill", worker, text, workers), after_s)
+
+
+def _pace(step_s: float, jitter: float) -> Pace:
+    with typed(f"--pace {step_s:g}"):
+        Pace(step_s)
+    with typed(f"--jitter {jitter:g}"):
+        return Pace(step_s, jitter)
 
 
 def _pair(option: str, text: str, example: str) -> tuple[str, float]:
@@ -243,10 +289,15 @@ def _targets(untils: Sequence[str]) -> tuple[dict[str, float], dict[str, int]]:
         try:
             if not name.isidentifier():
                 raise ValueError
-            if name in NOT_METRICS:
-                limits[name] = int(float(number))
-            else:
-                metrics[name] = float(number)
-        except (ValueError, OverflowError):
+            value = float(number)
+        except ValueError:
             raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95") from None
+        if not isfinite(value):
+            raise ConfigurationError(f"--until {text}: a target is a finite number, such as accuracy=0.95")
+        if name not in NOT_METRICS:
+            metrics[name] = value
+        elif value >= 1 and value.is_integer():
+            limits[name] = int(value)
+        else:
+            raise ConfigurationError(f"--until {text}: {name} are counted, give a whole number of at least 1")
     return metrics, limits

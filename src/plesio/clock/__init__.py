@@ -1,1 +1,1 @@
-"""What orders events: the wall, virtual time, or the record of an earlier run."""
+"""Virtual time. On the wall processes are ordered as they come (engine/server.py), in a replay by the journal (replaying.py)."""

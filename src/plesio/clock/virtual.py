@@ -39,8 +39,3 @@ class VirtualClock:
         self.now_s, _, action, subject = heappop(self._due)
         action(subject)
         return True
-
-    @property
-    def next_s(self) -> float:
-        """When the next thing is due; infinity if nothing is."""
-        return self._due[0][0] if self._due else float("inf")

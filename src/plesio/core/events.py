@@ -27,6 +27,15 @@ class Verdict(IntEnum):
     FENCED = 5
     """Ignored: sent by an incarnation that is no longer a member."""
 
+    @property
+    def words(self) -> str:
+        """As people read it.
+
+        >>> Verdict.NOT_FINITE.words
+        'not finite'
+        """
+        return self.name.lower().replace("_", " ")
+
 
 class Joined(msgspec.Struct, frozen=True, gc=False):
     """A worker process is ready to train."""
@@ -53,6 +62,11 @@ class Pushed(msgspec.Struct, frozen=True, gc=False):
     samples: int
     batches: int
     finite: bool = True
+
+    @property
+    def work(self) -> int:
+        """How much went into it: its samples, or its steps where the loop's data is its own and nobody knows."""
+        return self.samples or self.steps
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):

@@ -38,6 +38,9 @@ class Releases(Protocol):
     @property
     def after_fold(self) -> bool: ...
 
+    @property
+    def cancel_late(self) -> bool: ...
+
     def may_go(self, clock: int, slowest: int) -> bool: ...
 
 

@@ -91,7 +91,7 @@ class Sequencer:
         self._gather = strategy.gather
         self._release = strategy.release
         self._after_fold = strategy.release.after_fold
-        self._cancels = getattr(strategy.release, "cancel_late", False)
+        self._cancels = strategy.release.cancel_late
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
         self._folds = Folds(strategy, workers, self._holds)
         self._pending: list[Pending] = []
@@ -284,7 +284,7 @@ class Sequencer:
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
-        weight = self._weigh.weight(seat.staleness, self.workers, event.samples)
+        weight = self._weigh.weight(seat.staleness, self.workers, event.work)
         self._pending.append(Pending(event, seat.computing, weight, batches, True))
         if self._holds:
             self._effects.append(Hold(event.worker, event.number, weight))

@@ -110,7 +110,7 @@ class Assembly:
 
     def welcome(self, worker: int) -> tuple[Welcome, tuple[int, ...]]:
         """What to tell a worker, with the descriptors of ring, slots and board."""
-        message = Welcome(len(self.ring), self._workers, worker == self._first.worker)
+        message = Welcome(len(self.ring), worker == self._first.worker)
         return message, (self._ring.fd, self._slots.fd, self.board.descriptor)
 
     def build_folder(self, carry: bool = True) -> None:

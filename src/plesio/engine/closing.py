@@ -13,7 +13,7 @@ def final_figures(
 ) -> Final:
     """All a run cost; `built` is None where no memory was laid out, `buffer` holds the weights unless they are `lost`.
 
-    Bytes are there and back for each exchange: a contribution one way, parameters the other.
+    Bytes are there and back for each exchange: a contribution one way, parameters the other, frozen ones neither way.
     """
     return Final(
         wall_s=wall_s,

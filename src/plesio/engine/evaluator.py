@@ -24,6 +24,7 @@ from plesio.engine.messages import (
 from plesio.errors import ConfigurationError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
 from plesio.fabric.memory import SharedBlock
+from plesio.observe.summary import Evaluation
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
 
@@ -31,11 +32,42 @@ FOREVER_S = 10.0**6
 """The evaluator has no deadline of its own: it lives as long as the server's line, which ends with the server."""
 
 
+class Judge:
+    """A user's `evaluate`, whose exception does not cost the run: `raised` is that in words, and nothing is judged any more.
+
+    >>> judge = Judge(lambda model: 1 / 0)
+    >>> judge(nn.Identity()), judge.raised.splitlines()[0]
+    ({}, 'ZeroDivisionError: division by zero')
+    """
+
+    def __init__(self, evaluate: Callable[[nn.Module], object]) -> None:
+        self._evaluate = evaluate
+        self.raised = ""
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """The metrics of `model`; none once an exception was raised."""
+        if not self.raised:
+            try:
+                with torch.no_grad():
+                    return as_metrics(self._evaluate(model.eval()))
+            except Exception as error:
+                self.raised = _in_words(error)
+        return {}
+
+
+def _in_words(error: Exception) -> str:
+    """Its class and its message, and where it was raised unless that is here."""
+    words = f"{type(error).__name__}: {error}"
+    where = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    if isinstance(error, ConfigurationError):
+        return words
+    return f"{words}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
+
+
 class EvaluatorConfig(msgspec.Struct, frozen=True):
     """What an evaluator process is told when it starts."""
 
     every_s: float
-    threads: int
 
 
 class Evaluator:
@@ -49,7 +81,7 @@ class Evaluator:
         engine: Channel[object],
     ) -> None:
         self._config = config
-        self._evaluate = evaluate
+        self._judgement = Judge(evaluate)
         self._server = server
         self._engine = engine
         self._ring: tuple[Arena, ...] = ()
@@ -89,10 +121,9 @@ class Evaluator:
     def _judge(self, snapshot: Snapshot) -> None:
         assert self._own is not None and self._model is not None
         self._own.copy_from(self._ring[snapshot.buffer])
-        self._model.eval()
-        with torch.no_grad():
-            metrics = as_metrics(self._evaluate(self._model))
-        self._engine.send(Evaluated(snapshot.time_s, snapshot.version, snapshot.samples, metrics, snapshot.final))
+        metrics = self._judgement(self._model)
+        evaluation = Evaluation(snapshot.time_s, snapshot.version, snapshot.samples, metrics)
+        self._engine.send(Evaluated(evaluation, snapshot.final, self._judgement.raised))
 
 
 def as_metrics(value: object) -> dict[str, float]:
@@ -117,7 +148,7 @@ def as_metrics(value: object) -> dict[str, float]:
 def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
     """Entry of the evaluator process. `descriptors`: engine, server."""
     config = msgspec.msgpack.decode(arguments, type=EvaluatorConfig)
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     engine: Channel[object] = Channel(from_descriptor(descriptors[0]), ToEvaluator, "the engine")
     server: Channel[Snapshot] = Channel(from_descriptor(descriptors[1]), ToEvaluator, "the server")
     evaluate = objects["evaluate"]

@@ -34,6 +34,7 @@ from plesio.fabric.channel import (
     from_descriptor,
     readable,
 )
+from plesio.torch_settings import TorchSettings
 
 PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process")
 """What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
@@ -45,8 +46,8 @@ PR_SET_PDEATHSIG = 1
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine: be as it is (module path, folder, environment, how many descriptors a process may have), unpickle
-    `payload` (a dict of objects), keep it under `run`."""
+    """The engine: be as it is (module path, folder, environment, how many descriptors a process may have, what torch was
+    told), unpickle `payload` (a dict of objects), keep it under `run`."""
 
     run: int
     payload: bytes
@@ -54,6 +55,7 @@ class Load(msgspec.Struct, tag=True, frozen=True):
     folder: str
     environment: dict[bytes, bytes]
     descriptors: int
+    torch: TorchSettings
 
 
 class Drop(msgspec.Struct, tag=True, frozen=True):
@@ -157,7 +159,8 @@ class ForkServer:
         """
         environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in FORKING.items()}}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        reply = self._ask(Load(run, payload, tuple(sys.path), os.getcwd(), environment, descriptors))
+        told = TorchSettings.of_this_process()
+        reply = self._ask(Load(run, payload, tuple(sys.path), os.getcwd(), environment, descriptors, told))
         assert isinstance(reply, Loaded)
         self._files.update(reply.files)
         if reply.failure:
@@ -284,7 +287,9 @@ class _Forker:
         try:
             os.chdir(message.folder)
             _allow_descriptors(message.descriptors)
+            message.torch.apply()
             self._objects[message.run] = cloudpickle.loads(message.payload)
+            message.torch.apply()  # a module that was imported for it may have had other ideas
         except BaseException:
             return traceback.format_exc()
         return ""

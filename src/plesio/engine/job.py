@@ -48,9 +48,20 @@ class Outcome:
     logged: list[LoggedMean] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     start_up_s: float = 0.0
+    evaluate_raised: str = ""
+    """What `evaluate` did, if it did: its class and message, and a traceback."""
     ended: str = "finished"
     interrupted: bool = False
     """By Ctrl-C: what there is may be kept, but nobody waits for it."""
+
+    def judged(self, evaluation: Evaluation, raised: str) -> None:
+        """A snapshot was judged, or `evaluate` raised; the first time that is told."""
+        if not raised:
+            self.history.append(evaluation)
+        elif not self.evaluate_raised:
+            self.evaluate_raised = raised
+            what = f"evaluate raised {raised.splitlines()[0]}; nothing is evaluated from here on"
+            self.incidents.append(Incident(evaluation.time_s, None, what))
 
 
 @dataclass(slots=True)
@@ -62,6 +73,7 @@ class Live:
     steps: int = 0
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    evaluate_raised: str = ""
 
 
 Watch = Callable[[Live], str | None]

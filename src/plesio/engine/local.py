@@ -42,7 +42,7 @@ from plesio.errors import (
 from plesio.fabric.channel import ChannelClosedError
 from plesio.fabric.memory import SharedBlock
 from plesio.faults import Kill
-from plesio.observe.summary import Evaluation, Incident
+from plesio.observe.summary import Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.tensors.arena import Layout
 
@@ -251,15 +251,15 @@ class LocalEngine:
             self._outcome.logged.append(LoggedMean(time_s, process.worker, message.steps, message.metrics))
 
     def _evaluated(self, message: Evaluated) -> None:
-        self._outcome.history.append(Evaluation(message.time_s, message.version, message.samples, message.metrics))
-        self._live.metrics = message.metrics
+        self._outcome.judged(message.evaluation, message.raised)
+        self._live.metrics, self._live.evaluate_raised = message.evaluation.metrics, message.raised
         self._judged_s = time.monotonic()
         self._final_judged = self._final_judged or message.final
 
     def _failed(self, process: Process, message: Failed) -> None:
         process.done = True
         if process.worker is None:
-            self._error = self._error or PlesioError(f"evaluate raised {message.kind}:\n{message.traceback}")
+            self._error = self._error or PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}")
         elif message.kind == "ServerLostError":
             pass  # the server's own end tells it once, for all
         elif self._job.continue_on_worker_error and self._zero_s is not None:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import msgspec
 
-from plesio.observe.summary import Incident, Span, Staleness, WorkerSummary
+from plesio.faults import Pace
+from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
 from plesio.tensors.model import Described
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """What a worker process is told when it starts; `slow`: by how many times its steps last longer."""
+
+    worker: int
+    workers: int
+    seed: int
+    evaluates: bool
+    timeout_s: float
+    threads: int
+    server_pid: int
+    pace: Pace | None
+    slow: float
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, its optimizer, its model's structure for the evaluator."""
 
     worker: int
-    incarnation: int
     model: Described
     optimizer: bytes
     structure: bytes
@@ -22,7 +36,6 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker, with the descriptors of ring, slots and board: `first` writes the initial weights."""
 
     buffers: int
-    workers: int
     first: bool
 
 
@@ -159,13 +172,11 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
-    """The evaluator to the engine."""
+    """The evaluator to the engine; `raised`: what `evaluate` raised, now or before, instead of measuring."""
 
-    time_s: float
-    version: int
-    samples: int
-    metrics: dict[str, float]
+    evaluation: Evaluation
     final: bool
+    raised: str
 
 
 ToServerFromWorker = Hello | Ready | LeaseRequest

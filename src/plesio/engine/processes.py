@@ -18,8 +18,8 @@ import msgspec
 from plesio.engine.evaluator import EvaluatorConfig
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Job
-from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker
-from plesio.engine.recording import head_of
+from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker, WorkerConfig
+from plesio.engine.provenance import head_of
 from plesio.engine.server import ServerConfig
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, channel_pair, close_quietly
@@ -138,7 +138,7 @@ class Processes:
                 process = self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, ToEngineFromWorker)
                 process.worker = worker
             for end in to_evaluator[1:]:
-                judging = EvaluatorConfig(job.evaluate_every_s, 1)
+                judging = EvaluatorConfig(job.evaluate_every_s)
                 self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], ToEngineFromEvaluator)
 
     def _spawn(self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object) -> Process:
@@ -234,18 +234,15 @@ def _server_settings(job: Job, threads: int) -> ServerConfig:
     )
 
 
-def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> dict[str, object]:
-    """What `plesio.worker_process.WorkerConfig` decodes there."""
-    return {
-        "worker": worker,
-        "incarnation": job.incarnation,
-        "workers": job.workers,
-        "seed": job.seed,
-        "evaluates": job.evaluate is not None,
-        "timeout_s": 2 * job.timeout_s,  # the server notices first, and knows who is waited for
-        "threads": threads,
-        "server_pid": server_pid,
-        "pace_s": job.pace.step_s if job.pace else None,
-        "jitter": job.pace.jitter if job.pace else 0.0,
-        "slow": slowness(job.faults, worker),
-    }
+def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> WorkerConfig:
+    return WorkerConfig(
+        worker=worker,
+        workers=job.workers,
+        seed=job.seed,
+        evaluates=job.evaluate is not None,
+        timeout_s=2 * job.timeout_s,  # the server notices first, and knows who is waited for
+        threads=threads,
+        server_pid=server_pid,
+        pace=job.pace,
+        slow=slowness(job.faults, worker),
+    )

@@ -10,7 +10,6 @@ import gc
 import select
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -117,6 +116,7 @@ class Server:
         self._meter = Meter(config.workers)
         self._opening = Opening(strategy, config.workers, config.evaluates, lines)
         self._begun = False
+        self._samples_before = 0  # the run was resumed
         self._stopping = False
         self._stopped_s: float | None = None
         self._handed_over = 0  # where workers fold among themselves: the version the last to finish left
@@ -128,7 +128,7 @@ class Server:
         self._started_s = time.monotonic()
         self._via_server = isinstance(strategy.via, ViaServer)
         self._keeper = Keeper(config.keeping, strategy, config.workers)
-        self._recorder = Recorder(writer, lambda: self._built) if writer is not None and self._via_server else None
+        self._recorder = Recorder(writer if self._via_server else None, lambda: self._built, self._journal_ends)
 
     # The loop
 
@@ -171,7 +171,7 @@ class Server:
             self._tell_engine(
                 Progress(now_s - self._meter.zero_s, self._sequencer.version, self._meter.steps, self._meter.samples)
             )
-        self._flush_journal()
+        self._recorder.flush()
         if self._begun and self._keeper.due(now_s):
             self._keep(now_s)
         if self._muster is not None:
@@ -180,24 +180,13 @@ class Server:
 
     def _keep(self, now_s: float) -> None:
         """Write a checkpoint; training goes on if that fails."""
-        self._flush_journal(durable=True)
-        position = self._recorder.position if self._recorder is not None else 0
+        self._recorder.flush(durable=True)
         try:
-            self._keeper.write(self._sequencer, self._built, position, now_s)
+            self._keeper.write(self._sequencer, self._built, self._recorder.position, now_s)
         except CheckpointError as error:
             self._trouble(None, str(error))
 
-    def _flush_journal(self, durable: bool = False) -> None:
-        if self._recorder is None:
-            return
-        try:
-            self._recorder.flush(durable)
-        except JournalError as error:
-            self._journal_ends(error)
-
     def _journal_ends(self, error: JournalError) -> None:
-        """Training goes on without one: it is readable up to here."""
-        self._recorder = None
         self._trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
     # What comes
@@ -270,8 +259,7 @@ class Server:
         self._keeper.came(line.worker, header.number, header.steps, header.samples)
         if header.extra:
             self._built.folder.set_groups(line.worker, msgspec.msgpack.decode(header.extra))
-        if self._recorder is not None:
-            self._recorder.loss = header.loss
+        self._recorder.loss = header.loss
         self._receive(
             Pushed(
                 line.worker,
@@ -304,7 +292,7 @@ class Server:
         self._meter.missing_gradients += header.missing
         self._meter.exchanges += header.steps
         if not header.finite:
-            self._meter.dropped(line.worker, "not finite")
+            self._meter.dropped(line.worker, Verdict.NOT_FINITE.words)
             self._not_finite(line, f"step {meter.steps}")
         self._receive(Reported(line.worker, line.incarnation, header.number, header.batches), self._arrived_s)
 
@@ -391,26 +379,18 @@ class Server:
         if sequencer is None:
             return
         self._sequencer, self._leases = sequencer, sequencer.leases
-        if self._recorder is not None:
-            self._recorder.resumed(sequencer.version, time.monotonic())
+        self._samples_before = self._keeper.taken.samples
+        self._recorder.resumed(sequencer.version, time.monotonic())
 
     # Doing what the sequencer says
 
     def _receive(self, event: Event, now_s: float) -> None:
-        recorder = self._recorder
-        if recorder is None:
-            for effect in self._sequencer.receive(event, now_s):
-                self._do(effect)
-            return
-        try:
-            recorder.told(event, now_s)
-        except JournalError as error:
-            self._journal_ends(error)
+        self._recorder.told(event, now_s)
         effects = self._sequencer.receive(event, now_s)
         for effect in effects:
             self._do(effect)
         for effect in effects:  # those who may go on need not wait for the checksum
-            recorder.done(effect, now_s)
+            self._recorder.done(effect, now_s)
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Grant):
@@ -422,7 +402,7 @@ class Server:
         elif isinstance(effect, Hold):
             self._built.folder.hold(effect.worker, effect.weight)
         elif isinstance(effect, Discard) and effect.verdict not in (Verdict.DUPLICATE, Verdict.FENCED):
-            self._meter.dropped(effect.worker, effect.verdict.name.lower().replace("_", " "))
+            self._meter.dropped(effect.worker, effect.verdict.words)
         elif isinstance(effect, Cancel):
             self._keeper.answered(effect.worker, effect.number)
             self._answer(effect.worker, effect.number, effect.version, cancel=True)
@@ -461,7 +441,7 @@ class Server:
 
     def _standing(self) -> tuple[float, int, int]:
         now_s = self._stopped_s or time.monotonic()
-        return now_s - self._meter.zero_s, self._sequencer.version, self._meter.samples
+        return now_s - self._meter.zero_s, self._sequencer.version, self._samples_before + self._meter.samples
 
     def _progress(self) -> tuple[int, int, bool]:
         return self._sequencer.version, self._snapshots.mirrors_made, self._stopping
@@ -477,9 +457,8 @@ class Server:
         buffer = built.final_buffer(FINAL) if built else 0
         if built is not None and self._keeper.writes and not self._stopping:  # else it was kept when it was stopped
             self._keep(ended_s)
-        if self._recorder is not None and built is not None:
-            with suppress(JournalError):  # it is readable up to here, and the weights are written elsewhere
-                self._recorder.end(self._sequencer.version, time.monotonic())
+        if built is not None:
+            self._recorder.end(self._sequencer.version, time.monotonic())
         message = final_figures(wall_s, self._sequencer, self._meter, built, buffer, self._lost_weights(built))
         self._tell_engine(message, (built.ring_descriptor,) if built else ())
 
@@ -501,8 +480,7 @@ class Server:
 
     def _trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "") -> None:
         time_s = time.monotonic() - self._meter.zero_s if self._begun else 0.0
-        if self._recorder is not None:
-            self._recorder.note(what, time.monotonic(), worker)
+        self._recorder.note(what, time.monotonic(), worker)
         self._tell_engine(Trouble(Incident(time_s, worker, what), fatal, kind))
 
     def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:

@@ -141,7 +141,7 @@ class VirtualRun:
         self._network = _network(strategy, cluster, self.clock)
         self._folder = folder
         self.answer_nbytes = answer_nbytes
-        self.recorder = recorder
+        self.recorder = recorder or Recorder()
         self._silence_s = silence_s
         self._limits = limits
         self._counts_end = min(limits.steps, limits.samples, limits.contributions) < float("inf")
@@ -324,8 +324,7 @@ class VirtualRun:
             self._lying.add(worker)
         if push.groups:
             self._folder.set_groups(worker, push.groups)
-        if self.recorder is not None:
-            self.recorder.loss = push.loss
+        self.recorder.loss = push.loss
         self._receive(
             Pushed(worker, message.incarnation, message.number, push.steps, push.samples, push.batches, push.finite)
         )
@@ -361,9 +360,7 @@ class VirtualRun:
     # Doing what the sequencer says
 
     def _receive(self, event: Event) -> list[Effect]:
-        recorder = self.recorder
-        if recorder is not None:
-            recorder.told(event, self.clock.now_s)
+        self.recorder.told(event, self.clock.now_s)
         effects = self.sequencer.receive(event, self.clock.now_s)
         for effect in effects:
             if isinstance(effect, Grant):
@@ -381,8 +378,7 @@ class VirtualRun:
                     self._go_on(effect.worker, effect, -1, self._network.answer(effect.worker, 0))
             elif isinstance(effect, Evict):
                 self._evict(effect)
-            if recorder is not None:
-                recorder.done(effect, self.clock.now_s)
+            self.recorder.done(effect, self.clock.now_s)
         if self._coming:
             self._come()
         return effects
@@ -418,9 +414,10 @@ class VirtualRun:
     def _discard(self, discard: Discard) -> None:
         self._lying.discard(discard.worker)
         if discard.verdict is Verdict.FENCED:
+            self.meter.workers[discard.worker].void()
             self._fenced(discard.worker, discard.incarnation)
         elif discard.verdict is not Verdict.DUPLICATE:
-            self.meter.dropped(discard.worker, discard.verdict.name.lower().replace("_", " "))
+            self.meter.dropped(discard.worker, discard.verdict.words)
 
     def _cancel(self, cancel: Cancel) -> None:
         """A step is called off: void, unless it is on its way, or its worker waits for data, by the time this is heard."""
@@ -442,6 +439,7 @@ class VirtualRun:
         request = message.request
         if isinstance(request, Push) and request.ready_s <= heard_s and not message.void:
             meter.pushed(request.ready_s, request.steps, request.samples)
+            meter.void()
             message.counted = True
             meter.granted(heard_s, None)
         else:

@@ -6,13 +6,10 @@ stop, mirror, broken: the server; folds of worker w: worker w.
 
 from __future__ import annotations
 
-import os
-
 from plesio.fabric.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 
 _STOP, _MIRROR, _BROKEN, _FOLDS = 0, 1, 2, 8
-WORKERS_MAX = PAGE // 8 - _FOLDS
 
 
 class Board:
@@ -74,9 +71,3 @@ class Board:
     def count_fold(self, worker: int) -> None:
         """Worker `worker` folded once more."""
         self._folds[worker] += 1
-
-    def close(self) -> None:
-        """Let go of the descriptor."""
-        if self._block.fd >= 0:
-            os.close(self._block.fd)
-            self._block.fd = -1

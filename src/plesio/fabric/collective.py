@@ -241,14 +241,16 @@ def _error_of(done: torch.futures.Future[Any]) -> RuntimeError | None:
 
 
 class _Quiet(dist.Work):
-    """The operations of a group as one that never fails: the group notes it."""
+    """The operations of a group as one that never fails: the group notes it. `came` is called when all is well."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, came: Callable[[], None]) -> None:
         super().__init__()
         self._group = group
+        self._came = came
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._group.finish()
+        if self._group.finish():
+            self._came()
         return True
 
 
@@ -256,22 +258,38 @@ class Everybody(dist.ProcessGroup):
     """What DistributedDataParallel takes for its process group: whatever `group` is at the moment.
 
     Of the group's operations it uses one besides its communication hook: the sum, over all workers, of which parameters
-    took part in the loss. `used` keeps what this worker put into that, added up since it was last set to None.
+    took part in the loss. `used` keeps what this worker put into that, added up since it was last set to None. Along with
+    it goes `stamp`: `alike` is set to False, on every member, where theirs are not all the same.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, stamp: Callable[[], int] = lambda: 0) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]  # the stub knows one of two
         self.group = group
         self.used: torch.Tensor | None = None
         self.silent = False
+        self.alike = True
+        self._stamp = stamp
 
     def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
         """Sum the one tensor over the group."""
         (tensor,) = tensors
         self.used = tensor.clone() if self.used is None else self.used + tensor
-        if not self.silent:
-            self.group.reduce(tensor)
-        return _Quiet(self.group)
+        return _Quiet(self.group, lambda: None) if self.silent else self.total(tensor)
+
+    def total(self, tensor: torch.Tensor) -> dist.Work:
+        """Sum `tensor` over the group once the work is waited for."""
+        group, stamp = self.group, self._stamp()
+        sums = torch.cat([tensor.long(), torch.tensor([stamp, stamp * stamp])])
+
+        def came() -> None:
+            *_, total, squares = sums.tolist()
+            self.alike = self.alike and total * total == group.size * squares  # so only where all are the same
+            tensor.copy_(sums[: len(tensor)])
+
+        if not group.works:
+            return _Quiet(group, lambda: None)
+        group.reduce(sums)
+        return _Quiet(group, came)
 
     def size(self) -> int:
         """1: it is the hook that divides, by the members there are."""

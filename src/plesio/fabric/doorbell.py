@@ -53,13 +53,13 @@ class Header(msgspec.Struct, gc=False):
     """
 
     note: int
-    finite: bool
-    batches: int
-    steps: int
-    number: int
-    samples: int
-    missing: int
-    ready_s: float
+    finite: bool = True
+    batches: int = 0
+    steps: int = 0
+    number: int = 0
+    samples: int = 0
+    missing: int = 0
+    ready_s: float = 0.0
     extra: bytes = b""
     loss: float = nan
 

@@ -93,8 +93,9 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         versions: of python, torch, numpy and plesio.
         cpu_capability: which kernels torch chose, such as "AVX2".
         script: the file of the training function; its path is for people, `train_hash` is what counts.
-        train_hash: of that file, or of the function's code. layout_hash: of the model's tensors, their order and types.
-        local_steps: how many steps workers go alone, in words ("1 step", "0.3 s").
+        train_hash: of that file, or of the function's code. layout_hash: kept empty.
+        torch: its settings, as `plesio.torch_settings` has them; None in journals that knew nothing of them.
+        platform, local_steps: for people: the machine; how long workers go alone, in words ("every step", "every 0.3 s").
     """
 
     format: int = FORMAT
@@ -112,6 +113,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     train_hash: str = ""
     layout_hash: str = ""
     local_steps: str = ""
+    torch: dict[str, Any] | None = None
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -190,7 +192,8 @@ def frame_header(body: bytes, position: int) -> bytes:
 
 def encode_head(head: JournalHead) -> bytes:
     """The body of the first record."""
-    return bytes([HEAD]) + msgspec.msgpack.encode(head)
+    known = {name: value for name, value in msgspec.structs.asdict(head).items() if value is not None}
+    return bytes([HEAD]) + msgspec.msgpack.encode(known)
 
 
 def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:

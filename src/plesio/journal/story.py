@@ -117,7 +117,7 @@ class _Teller:
             self._came.pop(key, None)
         known = discard.verdict not in ON_ARRIVAL  # of the others nobody asked what they were computed from
         return self._row(
-            f"discarded: {discard.verdict.name.lower().replace('_', ' ')}",
+            f"discarded: {discard.verdict.words}",
             discard.worker,
             number=discard.number,
             computed_from=self._version - discard.staleness if known else None,

@@ -21,6 +21,7 @@ _LOSS_BINS = 120
 _LOG_DECADES = 1.5
 _WINDOW_S = 2.0
 _WINDOW_STEPS = 12
+_VISIBLE = 0.02
 
 
 def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
@@ -39,13 +40,24 @@ def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[st
     for metric in names:
         value = target[1] if target and metric == target[0] else None
         series = [_metric_series(k, s, metric, value) for k, s in enumerate(summaries)]
-        words = f"The global parameters' {metric}, evaluated on consistent snapshots."
+        words = f"The global parameters' {metric}, evaluated on {_snapshots(summaries)}."
         if any(one.dots for one in series):
             words += " A dot is the first evaluation at the target."
         yield _figure(series, metric, value, words, longest_s, time)
     series = [svg.Series(k, s.strategy, _loss(s)) for k, s in enumerate(summaries)]
     words = "Training loss as the workers logged it: their mean, lightly smoothed."
     yield _figure(series, "training loss", None, words, longest_s, time)
+
+
+def _snapshots(summaries: Sequence[Summary]) -> str:
+    """What was evaluated, in words: without locks, others write while a snapshot is copied."""
+    torn = [s.strategy for s in summaries if s.recipe == "hogwild" and s.clock == "wall"]
+    if not torn:
+        return "consistent snapshots"
+    why = "may be torn, part one version and part the next, as others write meanwhile"
+    if len(torn) == len(summaries):
+        return f"snapshots that {why}"
+    return f"consistent snapshots; those of {', '.join(torn)} {why}"
 
 
 def time_name(summaries: Sequence[Summary]) -> str:
@@ -120,7 +132,9 @@ def timelines(summaries: Sequence[Summary]) -> str:
         return f'{heading}<p class="empty">No timeline was recorded.</p>'
     length = _window([s for _, s in drawn])
     axis = svg.linear_axis(0.0, length, 8, tight=True)
-    kinds = (("compute", "computing"), ("wait", "waiting for others"), ("exchange", "exchanging: push, fold, pull"))
+    kinds = [("compute", "computing"), ("wait", "waiting for others"), ("exchange", "exchanging: push, fold, pull")]
+    if any(_leaves_blank(s, length) for _, s in drawn):
+        kinds.append(("none", "gone, or nothing recorded"))
     legend = "".join(f'<span><i class="k-{kind}"></i>{word}</span>' for kind, word in kinds)
     groups = "".join(_lanes(k, s, length) for k, s in drawn)
     run = "each run" if len(summaries) > 1 else "the run"
@@ -157,12 +171,25 @@ def _extent(s: Summary) -> tuple[float, float]:
     return min(span.start_s for span in s.timeline), max(span.end_s for span in s.timeline)
 
 
-def _lanes(index: int, s: Summary, length: float) -> str:
+def _shown(s: Summary, length: float) -> tuple[float, dict[int, list[Span]]]:
+    """Where the window of a run begins, and each worker's spans."""
     begin, end = _extent(s)
-    start = max(begin, (begin + end - length) / 2)
     spans: dict[int, list[Span]] = {}
     for span in s.timeline:
         spans.setdefault(span.worker, []).append(span)
+    return max(begin, (begin + end - length) / 2), spans
+
+
+def _leaves_blank(s: Summary, length: float) -> bool:
+    """Whether a lane has a stretch that one can see of nothing."""
+    start, spans = _shown(s, length)
+    shown = (one.worker for one in telling([one for one in s.workers if one.worker in spans]))
+    known = [sum(max(0.0, min(x.end_s, start + length) - max(x.start_s, start)) for x in spans[w]) for w in shown]
+    return min(known, default=length) < (1 - _VISIBLE) * length
+
+
+def _lanes(index: int, s: Summary, length: float) -> str:
+    start, spans = _shown(s, length)
     shown = telling([one for one in s.workers if one.worker in spans])
     rows = []
     for one in shown:

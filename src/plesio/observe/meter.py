@@ -4,13 +4,16 @@ The times of a worker's exchange, and what they are counted as:
 
     granted ---- ready ---- arrived, done ---- released ---- granted
        | compute  | exchange      | wait (held)    | exchange   |
+
+A step comes to one of three ends: it counts; its contribution came and does not count (it is one of the steps, and in
+vain); or it was called off (it is none of the steps, and only its time is known).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from plesio.observe.summary import Span, Staleness, WorkerSummary
+from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
 SPANS_MAX = 20_000
 """Spans kept a worker for the timeline; totals go on after that."""
@@ -20,13 +23,18 @@ class WorkerMeter:
     """One worker's totals and timeline; times on the monotonic clock."""
 
     __slots__ = (
+        "_finished",
+        "_finished_s",
+        "_latest",
         "_spans_max",
+        "called_off_s",
         "compute_s",
         "discarded",
         "exchange_s",
         "folded",
         "granted_s",
         "held_since_s",
+        "in_vain",
         "left",
         "ready_s",
         "samples",
@@ -38,6 +46,10 @@ class WorkerMeter:
 
     def __init__(self, spans_max: int = SPANS_MAX) -> None:
         self._spans_max = spans_max
+        self._latest = 0  # steps in the contribution that came last
+        self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and the time
+        self.called_off_s = 0.0
+        self.in_vain = 0
         self.steps = 0
         self.samples = 0
         self.folded = 0
@@ -57,16 +69,23 @@ class WorkerMeter:
         self.steps += steps
         self.samples += samples
         self.ready_s = ready_s
-        if ready_s > self.granted_s:  # not if it crossed its own cancellation
-            self.compute_s += ready_s - self.granted_s
-            if self._spans_max:
-                self._span("compute", self.granted_s, ready_s, steps)
+        self._latest = steps
+        if ready_s > self.granted_s:
+            self._compute(ready_s, steps)
+        else:  # it crossed its own cancellation, which has its time
+            self.void()
 
     def cancelled(self, now_s: float) -> None:
         """The step under way was called off: the time went into it all the same."""
         self.compute_s += now_s - self.granted_s
+        self.called_off_s = max(self.called_off_s, now_s - self.granted_s)
         self._span("compute", self.granted_s, now_s)
         self.granted_s = now_s
+
+    def void(self) -> None:
+        """The contribution that came last does not count; told twice, it is one all the same."""
+        self.in_vain += self._latest
+        self._latest = 0
 
     def granted(self, now_s: float, released_s: float | None) -> None:
         """The worker goes on; `released_s`: it had been held, and the event that freed it came then."""
@@ -87,16 +106,23 @@ class WorkerMeter:
         """
         self.steps += steps
         self.samples += samples
+        self._latest = 1  # of those reported together only the last can be lost
         came_s = max(self.granted_s, ready_s - exchange_s)
         held_s = max(self.granted_s, came_s - wait_s)
-        self.compute_s += held_s - self.granted_s
-        self._span("compute", self.granted_s, held_s, steps)
+        self._compute(held_s, steps)
         if wait_s:
             self.wait_s += came_s - held_s
             self._span("wait", held_s, came_s)
         if exchange_s:
             self._exchange(came_s, ready_s)
         self.granted_s = ready_s
+
+    def _compute(self, end_s: float, steps: int) -> None:
+        self.compute_s += end_s - self.granted_s
+        self._finished += steps
+        self._finished_s += end_s - self.granted_s
+        if self._spans_max:
+            self._span("compute", self.granted_s, end_s, steps)
 
     def _exchange(self, start_s: float, end_s: float) -> None:
         self.exchange_s += end_s - start_s
@@ -118,8 +144,10 @@ class WorkerMeter:
             compute_s=self.compute_s,
             wait_s=self.wait_s,
             exchange_s=self.exchange_s,
-            speed=self.steps / self.compute_s if self.compute_s > 0 else 0.0,
+            speed=self._finished / self._finished_s if self._finished_s > 0 else 0.0,
             left=self.left,
+            in_vain=self.in_vain,
+            called_off_s=self.called_off_s,
         )
 
 
@@ -148,8 +176,11 @@ class Meter:
 
     def dropped(self, worker: int, reason: str) -> None:
         """A contribution does not count."""
-        self.workers[worker].discarded += 1
+        one = self.workers[worker]
+        one.discarded += 1
         self.discarded[reason] += 1
+        if reason in SENT:
+            one.void()
 
     @property
     def steps(self) -> int:

@@ -41,7 +41,8 @@ _GLOSSARY = {
     "fold. A fresh contribution has staleness 0.",
     "waiting": "The share of the workers' time in which they stood still because they had to wait for others.",
     "exchange": "Time a worker spends sending its contribution and taking the new parameters back.",
-    "share of ideal": "Steps a second, against the sum of what the workers could each do if nobody ever waited.",
+    "share of ideal": "Steps a second, against the sum of what the workers could each do if nobody ever waited "
+    "and nothing they did was thrown away.",
 }
 
 

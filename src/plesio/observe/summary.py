@@ -10,12 +10,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from plesio.core.events import Verdict
+
 EXTREMES = 8
 """Where workers are too many to show each, so many of the slowest and of the fastest are."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """One evaluation of a consistent snapshot; `time_s` is when the snapshot was taken, not when it was judged."""
+    """One evaluation of a consistent snapshot; `time_s` is when the snapshot was taken, not when it was judged.
+
+    In a resumed run `version` and `samples` go on from those of the checkpoint; the time begins anew.
+    """
 
     time_s: float
     version: int
@@ -84,11 +89,16 @@ def lower_is_better(metric: str) -> bool:
 GONE = ("died", "evicted", "raised")
 """How workers leave before their work is done, while others go on."""
 
+SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)
+"""Why a contribution that its worker sent did not count."""
+
 
 class WorkerSummary(msgspec.Struct, frozen=True):
-    """One worker's part. `speed` is local steps a second while computing: what it could do if nobody held it.
+    """One worker's part. `speed` is local steps a second in the time of the steps it finished; 0 if it finished none.
 
-    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`.
+    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`. `in_vain`: how
+    many of its steps were sent and did not count; those called off before are not in `steps`. `called_off_s`: the longest
+    it computed on a step that was called off.
     """
 
     worker: int
@@ -101,6 +111,8 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     exchange_s: float
     speed: float
     left: str | None = None
+    in_vain: int = 0
+    called_off_s: float = 0.0
 
     @property
     def waiting_share(self) -> float:
@@ -112,8 +124,13 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         return self.compute_s + self.wait_s + self.exchange_s
 
     def ideal_steps(self, wall_s: float) -> float:
-        """Local steps it could have made in a run of `wall_s`, had it never waited; only until it was gone, if it was."""
-        return self.speed * (min(self._known_s, wall_s) if self.left in GONE else wall_s)
+        """Local steps it could have made in a run of `wall_s`, had it always computed, and nothing in vain.
+
+        At its own speed, in the time it took part: whoever died, or was done with its own work, could do no more. Of one
+        that never finished a step no more is known than how long it computed at least: it counts as that fast.
+        """
+        speed = self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
+        return speed * (min(self._known_s, wall_s) if self.left in (*GONE, "finished") else wall_s)
 
 
 def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
@@ -130,7 +147,7 @@ def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run under one strategy."""
+    """One run under one strategy; of a resumed run the part since then, but for `version` and the `history`."""
 
     strategy: str
     recipe: str
@@ -164,9 +181,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ideal_share(self) -> float:
-        """Throughput as a share of the ideal: what the workers could do together, had nobody waited."""
+        """Steps that counted, as a share of the ideal: what the workers could have done, had nobody waited.
+
+        Steps in vain, called off or discarded, are as lost as time spent waiting. What was called off would have taken
+        longer than what was finished, nobody knows how long: the ideal is then rather too high, and the share too low.
+        """
         ideal = sum(worker.ideal_steps(self.wall_s) for worker in self.workers)
-        return self.steps / ideal if ideal > 0 else 0.0
+        return (self.steps - sum(worker.in_vain for worker in self.workers)) / ideal if ideal > 0 else 0.0
 
     @property
     def waiting_share(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,15 @@ TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
 
 
 def render(*parts: object, width: int = WIDTH) -> str:
-    """What rich draws, as plain text."""
-    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-    for part in parts:
-        console.print(part)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip("\n")
+    """What rich draws, as plain text, in the letters that standard output has: whoever asks is about to print it."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    page = io.BytesIO()
+    with io.TextIOWrapper(page, encoding, errors="replace", newline="\n") as file:
+        console = Console(file=file, width=width, highlight=False, color_system=None)
+        for part in parts:
+            console.print(part)
+        file.flush()
+        return page.getvalue().decode(encoding).rstrip("\n")
 
 
 def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> str:

@@ -15,13 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from plesio.errors import ConfigurationError
-from plesio.observe.summary import GONE, Span, Summary
+from plesio.observe.summary import GONE, SENT, Span, Summary
 
 QUICK = 0.1
 """An exchange is quick if no more than this share of them took less: it met no queue."""
-
-SENT = ("stale", "not finite")
-"""Why a contribution that its worker sent did not count."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from plesio.rules import (
     Weigh,
     Within,
     WorkerMomentum,
+    check,
 )
 from plesio.strategy import Strategy
 
@@ -84,7 +85,7 @@ def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, 
     Barkai et al. 2020, arXiv 1909.10802.
 
     Raises:
-        StrategyError: unknown correction or weight.
+        StrategyError: unknown correction, weight or lr_scale.
 
     >>> async_sgd().name, async_sgd("plain").name
     ('async_sgd', 'async_sgd(correct=plain)')
@@ -109,9 +110,13 @@ def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: 
     It absorbs jitter; a worker that is slow for good still sets the pace.
     Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
 
+    Raises:
+        StrategyError: `s` is no whole number of at least 0; unknown correction or lr_scale.
+
     >>> bounded_staleness(2).answers()["release"]
     'within 2 clocks'
     """
+    check.whole("bounded_staleness", "s", s, least=0)
     correction, adopt = _correction(correct)
     return Strategy(
         name=call(bounded_staleness, str(s), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
@@ -138,9 +143,13 @@ def buffered(
         lr_scale: as for `async_sgd`.
     Sources: Gupta et al. 2016 (Rudra, softsync), arXiv 1509.04210; Dutta et al. 2018 (K-async), arXiv 1803.01113.
 
+    Raises:
+        StrategyError: `k` is no whole number of at least 1; unknown correction, weight or lr_scale.
+
     >>> buffered(3).answers()["gather"]
     'buffer of 3'
     """
+    check.whole("buffered", "k", k, least=1)
     correction, adopt = _correction(correct)
     weight = _weight(weigh)
     words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
@@ -160,9 +169,13 @@ def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
     Rule: w -= (lr k/N) * (1/k) sum of k gradients with staleness 0.
     Source: Tyurin and Richtarik 2023, arXiv 2305.12387.
 
+    Raises:
+        StrategyError: `k` is no whole number of at least 1; unknown lr_scale.
+
     >>> rennala(4).admit
     Fresh(within=0)
     """
+    check.whole("rennala", "k", k, least=1)
     return Strategy(
         name=call(rennala, f"k={k}", lr_scale=lr_scale),
         admit=Fresh(within=0),
@@ -177,11 +190,13 @@ def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "
     Rule: w -= (lr/N) g if tau < r, else nothing.
     Source: Maranjyan et al. 2025, arXiv 2501.16168.
 
+    Raises:
+        StrategyError: `r` is no whole number of at least 1; unknown correction or lr_scale.
+
     >>> ringmaster(8).admit
     Fresh(within=7)
     """
-    if not isinstance(r, int) or isinstance(r, bool) or r < 1:
-        raise StrategyError(f"ringmaster(r={r!r}): r must be a whole number of at least 1")
+    check.whole("ringmaster", "r", r, least=1)
     correction, adopt = _correction(correct)
     return Strategy(
         name=call(ringmaster, str(r), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),

@@ -17,6 +17,9 @@ def local_sgd(every: int | Every = 16) -> Strategy:
         every: `Steps(h)`, `Seconds(t)`, or a whole number of steps.
     Source: Stich 2018, arXiv 1805.09767.
 
+    Raises:
+        StrategyError: `every` is no whole number of at least 1, nor steps or seconds.
+
     >>> local_sgd(every=8).name, local_sgd(every=Seconds(0.3)).name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
     """

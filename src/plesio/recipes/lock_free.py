@@ -19,6 +19,9 @@ def hogwild(*, lr_scale: str = "share") -> Strategy:
             it (the paper's rule, for sparse problems).
     Source: Niu et al. 2011, arXiv 1106.5730.
 
+    Raises:
+        StrategyError: unknown lr_scale.
+
     >>> hogwild().via
     SharedMemory()
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from plesio.rules import check
 
@@ -11,8 +10,6 @@ from plesio.rules import check
 @dataclass(frozen=True, slots=True)
 class Each:
     """Every contribution makes a new version as it comes."""
-
-    by_round: ClassVar[bool] = False
 
     def size(self, reachable: int | None) -> int:
         """How many contributions a fold takes when `reachable` can come together (None: any number)."""
@@ -27,7 +24,6 @@ class Buffer:
     """`k` contributions make a new version, whoever sent them."""
 
     k: int
-    by_round: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check.whole("Buffer", "k", self.k, least=1)
@@ -45,7 +41,6 @@ class Round:
     """One contribution of each worker makes a new version; the `first` of them, if given."""
 
     first: int | None = None
-    by_round: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.first is not None:

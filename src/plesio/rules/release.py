@@ -13,6 +13,7 @@ class Freely:
     """A worker goes on as soon as its contribution was taken."""
 
     after_fold: ClassVar[bool] = False
+    cancel_late: ClassVar[bool] = False
 
     def may_go(self, clock: int, slowest: int) -> bool:
         """Whether a worker that completed `clock` exchanges goes on while the slowest completed `slowest`."""
@@ -28,6 +29,7 @@ class Within:
 
     clocks: int
     after_fold: ClassVar[bool] = False
+    cancel_late: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check.whole("Within", "clocks", self.clocks, least=0)

@@ -104,7 +104,7 @@ class BySamples:
     normalised: ClassVar[bool] = True
 
     def weight(self, staleness: int, workers: int, samples: int) -> float:
-        """The samples behind the contribution; one at least, for loops that do not tell."""
+        """The samples behind the contribution, or its steps where nobody knows (`Pushed.work`); one at least."""
         return float(max(samples, 1))
 
     def __str__(self) -> str:

@@ -17,6 +17,8 @@ import msgspec
 import torch
 
 CPU = torch.device("cpu")
+CHUNK = 1 << 18
+"""Elements worked on at a time, so that temporaries stay small and in cache."""
 ALIGNMENT = 64
 PAGE = 4096
 SMALL_BYTES = 1 << 20
@@ -96,10 +98,12 @@ class Layout:
             at = end
         self.starts = tuple(starts)
         self.segments = tuple(segments)
+        self.elements = tuple(sum(specs[i].numel for i in one.tensors) for one in segments)  # without the padding
         self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind is not Kind.FROZEN)
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
-        self.payload_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in specs)
+        moving = [spec for spec in specs if spec.kind is not Kind.FROZEN]
+        self.payload_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in moving)  # of an exchange, each way
         self._stretches: dict[tuple[Kind, ...], list[tuple[int, int]]] = {}
 
     def stretches(self, kinds: tuple[Kind, ...]) -> list[tuple[int, int]]:

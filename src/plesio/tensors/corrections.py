@@ -11,11 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from plesio.rules import DelayCompensated, GapAware
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import CHUNK, Arena, Kind
 from plesio.tensors.outer import Kept
-
-CHUNK = 1 << 18
-"""Elements worked on at a time, so that temporaries stay small and in cache."""
 
 
 class Correction(Protocol):
@@ -36,6 +33,13 @@ def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
     for flats in zip(*(arena.of_kind(Kind.TRAINED) for arena in arenas), strict=True):
         pieces.extend(zip(*(flat.split(CHUNK) for flat in flats), strict=True))
     return pieces
+
+
+def _elements(arena: Arena) -> list[int]:
+    """How many numbers of the model the trained segments hold; what pads them is none, and would make each mean too small."""
+    layout = arena.layout
+    kinds = zip(layout.segments, layout.elements, strict=True)
+    return [max(count, 1) for segment, count in kinds if segment.kind is Kind.TRAINED]
 
 
 class DelayCompensation:
@@ -93,10 +97,11 @@ class GapAwareness:
         """Take the size of the step just made into the running mean."""
         pairs = list(zip(before.of_kind(Kind.TRAINED), after.of_kind(Kind.TRAINED), strict=True))
         self._mean_step = self._mean_step or [0.0] * len(pairs)
+        elements = _elements(before)
         self._steps += 1
         for position, (old, new) in enumerate(pairs):
             pieces = zip(torch.split(old, CHUNK), torch.split(new, CHUNK), strict=True)
-            mean = sum(float((b - a).abs_().sum()) for a, b in pieces) / max(old.numel(), 1)
+            mean = sum(float((b - a).abs_().sum()) for a, b in pieces) / elements[position]
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
     def kept(self) -> Kept:
@@ -130,11 +135,12 @@ class GapDamping:
     def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
         """Shrink each element by how much further than usual its parameter is from where it was looked for."""
         flats = [arena.of_kind(Kind.TRAINED) for arena in (gradient, current, backup)]
+        elements = _elements(gradient)
         if not self._sum:
             self._sum, self._weight = [0.0] * len(flats[0]), [0.0] * len(flats[0])
         for position, (slope, now, then) in enumerate(zip(*flats, strict=True)):
             mean = self._sum[position] / self._weight[position] if self._weight[position] else 0.0
-            gap = _damp(slope, now, then, GAP_ROOM * mean) / slope.numel()
+            gap = _damp(slope, now, then, GAP_ROOM * mean) / elements[position]
             if 0.0 < gap < math.inf:
                 self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
                 self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)

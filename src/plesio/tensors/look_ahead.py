@@ -26,16 +26,13 @@ import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import CHUNK, Arena, Kind
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.outer import Kept, ServerOptimizer, scale_for
 from plesio.tensors.versions import Versions
-
-CHUNK = 1 << 18
-"""Elements worked on at a time, so that the temporary stays small and in cache."""
 
 RESUM_EVERY = 1024
 """Folds after which the sum of the momenta is added up afresh, so that rounding does not pile up in it."""
@@ -148,7 +145,8 @@ class LookAheadFolding:
         for position, momentum in enumerate(own):
             state = self._optimizer.state_of(position)
             if self._key in state:
-                state[self._key] = momentum
+                damped = self._optimizer.group_of(position).get("dampening")  # of a first gradient torch damps none:
+                state[self._key] = None if damped and not momentum.any() else momentum  # None makes it begin one
 
     def _swap_out(self, own: Sequence[torch.Tensor]) -> None:
         """At the very first step the optimizer makes its own momentum: take it over."""

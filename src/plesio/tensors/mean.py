@@ -1,6 +1,8 @@
 """Weighted means over arenas, segment by segment; frozen parameters are left as they are.
 
-Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken.
+Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken. Those of
+half precision are added up in float32: their sum may be out of their range where their mean is not, and many of them stop
+growing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from plesio.tensors.arena import Arena
+from plesio.tensors.arena import CHUNK, Arena
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> None:
@@ -23,6 +27,9 @@ def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> No
         if not target.is_floating_point():
             _largest_into(target, [part.flat[segment] for part in parts])
             continue
+        if target.dtype in HALF and len(parts) > 1:
+            _half_into(target, [part.flat[segment] for part in parts], shares)
+            continue
         if target is not first and target.data_ptr() != first.data_ptr():
             target.copy_(first)
         if len(parts) == 1:
@@ -33,6 +40,14 @@ def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> No
             target.add_(part.flat[segment], alpha=1.0 if equal else share)
         if equal:
             target.mul_(shares[0])
+
+
+def _half_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
+    for out, *pieces in zip(*(torch.split(flat, CHUNK) for flat in (target, *parts)), strict=True):
+        total = pieces[0].float().mul_(shares[0])
+        for piece, share in zip(pieces[1:], shares[1:], strict=True):
+            total.add_(piece, alpha=share)
+        out.copy_(total)
 
 
 def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
@@ -52,18 +67,25 @@ def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> N
 
 
 class Accumulator:
-    """A running weighted sum of contributions whose workers go on before the fold."""
+    """A running weighted sum of contributions whose workers go on before the fold; in half precision their running mean."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self._empty = True
+        self._weight = 0.0
 
     def add(self, part: Arena, weight: float) -> None:
         """Add `weight` times `part`."""
+        self._weight = weight if self._empty else self._weight + weight
         for segment in part.layout.moving_segments:
             total, one = self.arena.flat[segment], part.flat[segment]
             if not total.is_floating_point():
                 total.copy_(one) if self._empty else torch.maximum(total, one, out=total)
+            elif total.dtype in HALF:
+                share = weight / self._weight
+                _half_into(
+                    total, [one] if self._empty else [total, one], [share] if self._empty else [1 - share, share]
+                )
             elif self._empty:
                 torch.mul(one, weight, out=total)
             else:
@@ -78,6 +100,6 @@ class Accumulator:
         """The weighted mean of what was added; the next `add` starts anew."""
         for total in self.arena.flat:
             if total.is_floating_point():
-                total.mul_(1.0 / total_weight)
+                total.mul_((self._weight if total.dtype in HALF else 1.0) / total_weight)
         self._empty = True
         return self.arena

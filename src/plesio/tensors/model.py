@@ -10,6 +10,7 @@ import cloudpickle
 import msgspec
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
@@ -87,6 +88,10 @@ def _groups(optimizer: Optimizer | None) -> dict[int, int]:
 
 
 def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec:
+    if is_lazy(tensor):
+        raise ConfigurationError(
+            f"{name} has no shape yet (a lazy module's); run one batch through the model before prepare"
+        )
     if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
         raise ConfigurationError(f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can")
     return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group)

@@ -32,7 +32,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, optimizer: Optimizer, tensors: Sequence[torch.Tensor] = ()) -> OptimizerSpec:
-        """Describe `optimizer`, with the state it holds for these tensors of a model.
+        """Describe `optimizer`; if it is to step at the server, with the state it holds for these tensors of a model.
 
         Raises:
             ConfigurationError: an optimizer that cannot run there.
@@ -42,8 +42,8 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"{name} evaluates the loss inside its step, which no worker is there for; use SGD, Adam, AdamW, ..."
             )
-        if isinstance(optimizer, SparseAdam):
-            raise ConfigurationError(f"{name} takes sparse gradients only, and they travel dense; use Adam")
+        if tensors:
+            _check_moves(optimizer)
         carried = Carried.by(optimizer, tensors) if tensors else None
         defaults = {**(_unlisted(optimizer) if tensors else {}), **optimizer.defaults}
         return cls(type(optimizer), defaults, hyper_parameters(optimizer), carried)
@@ -59,6 +59,21 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
                 return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
         return None
+
+
+def _check_moves(optimizer: Optimizer) -> None:
+    """Raise `ConfigurationError` for an optimizer that cannot step at the server, for a reason of its kind."""
+    name, inner = type(optimizer).__name__, getattr(optimizer, "optimizer", None)
+    stays = "a strategy whose optimizer stays in the worker, such as local_sgd"
+    if isinstance(optimizer, SparseAdam):
+        raise ConfigurationError(
+            f"{name} takes sparse gradients only, and to the server they travel dense; use Adam, or {stays}"
+        )
+    if isinstance(inner, Optimizer):
+        raise ConfigurationError(
+            f"{name} wraps {type(inner).__name__}, and the server, where it is to step, cannot build it again: call "
+            f"worker.prepare before {name}'s own prepare (accelerator.prepare, fabric.setup), or take {stays}"
+        )
 
 
 def _unlisted(optimizer: Optimizer) -> dict[str, Any]:

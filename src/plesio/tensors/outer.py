@@ -26,6 +26,7 @@ from torch.optim import (
     RAdam,
     RMSprop,
     Rprop,
+    SparseAdam,
 )
 
 from plesio.errors import CheckpointError, ConfigurationError
@@ -36,7 +37,7 @@ from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, number
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
-NORMALISING: tuple[type[Optimizer], ...] = (Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
+NORMALISING: tuple[type[Optimizer], ...] = (Adam, AdamW, SparseAdam, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
 """They divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FLAT_DTYPES = ("float32", "float64")
 FUSED: tuple[type[Optimizer], ...] = (Adam, AdamW, Adagrad)

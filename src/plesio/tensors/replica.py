@@ -146,10 +146,10 @@ class GradientReplica(_Bound):
         self._renew = renew
         self._buffer: int | None = None  # the one that is read in place
         self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
-        self._zero = [False] * len(layout.specs)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
         self._copied = kinds
+        self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
         self._told_frozen = False
 
     def fill_slot(self) -> bool:
@@ -168,9 +168,6 @@ class GradientReplica(_Bound):
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
-                self._zero[index] = False
-            else:
-                self._zero[index] = False
         if self._slot is not self._sent:
             self._sent.copy_from(self._slot, Kind.TRAINED)
         for sent, mine in self._buffers:
@@ -178,19 +175,18 @@ class GradientReplica(_Bound):
         return self._finite()
 
     def _no_gradient(self, index: int) -> None:
-        """A parameter this step did not touch contributes zero, and is counted."""
+        """A parameter this step did not touch contributes zero, and is counted. Each time: the fold wrote into the slot."""
         self.missing += 1
         if not self.tensors[index].requires_grad and not self._told_frozen:
             self._told_frozen = True
             warn_frozen(self.layout.specs[index].name)
-        if not self._zero[index]:
-            self._slot.views[index].zero_()
-            self._zero[index] = True
+        self._slot.views[index].zero_()
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
         self.bring_back()
         self.arena.copy_from(self._ring[buffer], *self._copied)
+        self._copied = self._follows  # what nobody moves is there by now
         if not self._in_place:
             return
         if self._renew is not None and self._buffer is not None:

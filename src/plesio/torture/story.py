@@ -43,7 +43,7 @@ def words(letter: FromWorker | FromServer, payload: int, made: Sequence[Contribu
         case Go(effect=effect) if effect.number == 0:
             return f"server lets worker {letter.worker} in at version {effect.version} (epoch {letter.epoch})"
         case Go(effect=effect):
-            verdict = effect.verdict.name.lower().replace("_", " ")
+            verdict = effect.verdict.words
             return f"server answers {effect.number} of worker {letter.worker}: {verdict}, go on from {effect.version}"
         case Given(effect=effect):
             return f"server leases worker {letter.worker} {len(effect.batches)} batches"

@@ -1,0 +1,53 @@
+"""Standard output, as the program needs it: it prints on any terminal, and says in one line that it cannot."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class OutputLostError(OSError):
+    """Standard output takes no more: its disk is full, for example."""
+
+
+class Output(io.TextIOWrapper):
+    """Prints a question mark for a letter that there is none of, and tells its own failures from any other file's.
+
+    That the reader of a pipe is gone stays a `BrokenPipeError`: who reads no further has seen enough.
+    """
+
+    def write(self, text: str, /) -> int:
+        with _told_apart():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _told_apart():
+            super().flush()
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLostError(error.errno, error.strerror) from error
+
+
+def prepare_output() -> None:
+    """Print through `Output` from here on."""
+    old = sys.stdout
+    if isinstance(old, io.TextIOWrapper):
+        old.flush()
+        sys.stdout = Output(
+            old.buffer, old.encoding, "replace", line_buffering=old.line_buffering, write_through=old.write_through
+        )
+
+
+def give_up_output() -> None:
+    """Let what is left to print go nowhere: the interpreter would try again at its end, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,96 @@
+"""Torch's own settings, as the process that calls `ps.run` has them: carried to the processes of the run.
+
+Those come from a fork server that has only imported torch, while a script sets its dtype or asks for deterministic
+algorithms at its top or under `if __name__ == "__main__"`, and means its training by that. Every setting below is written
+in every run, also one that was never touched: a fork server serves many runs, and what one of them set is not the next one's.
+
+Not carried: the number of threads, which plesio chooses; the gradient mode, since training is with gradients; the default
+device; and what torch does not let one read back.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+ATTRIBUTES = (
+    "backends.mkldnn.enabled",
+    "backends.mkldnn.deterministic",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.enabled",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.deterministic",
+    "backends.cudnn.allow_tf32",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "utils.deterministic.fill_uninitialized_memory",
+)
+"""Those that are attributes, by their paths below torch; what sets others comes before them."""
+
+
+class TorchSettings(msgspec.Struct, frozen=True):
+    """What torch was told; `of_this_process` reads it, `apply` tells it to torch here.
+
+    Attributes:
+        default_dtype: its name, such as "float64".
+        deterministic: 0 off, 1 warns, 2 raises, as `torch.set_deterministic_debug_mode` has it.
+        matmul_precision: of float32.
+        anomaly: whether autograd looks for the operation that went wrong, and whether a NaN is wrong.
+        flush_denormal: whether tiny numbers are taken for zero.
+        attributes: the values of `ATTRIBUTES`.
+
+    None is where torch will not say, because what a name stands for was set one by one; and then those are here, too.
+    """
+
+    default_dtype: str
+    deterministic: int
+    matmul_precision: str | None
+    anomaly: tuple[bool, bool]
+    flush_denormal: bool
+    attributes: dict[str, bool | str | None]
+
+    @classmethod
+    def of_this_process(cls) -> TorchSettings:
+        """As they are here and now."""
+        import torch  # not above: whoever starts a fork server has not always imported it yet
+
+        return cls(
+            default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+            deterministic=torch.get_deterministic_debug_mode(),
+            matmul_precision=_said(torch.get_float32_matmul_precision),
+            anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            flush_denormal=sys.float_info.min / 2 == 0.0,  # torch has no way to ask
+            attributes={path: _said(partial(attrgetter(path), torch)) for path in ATTRIBUTES},
+        )
+
+    def apply(self) -> None:
+        """Make them this process's."""
+        import torch
+
+        torch.set_default_dtype(getattr(torch, self.default_dtype))
+        torch.set_deterministic_debug_mode(self.deterministic)
+        torch.autograd.set_detect_anomaly(*self.anomaly)
+        torch.set_flush_denormal(self.flush_denormal)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said where they were set
+            torch.set_float32_matmul_precision(self.matmul_precision or "highest")
+            for path, value in self.attributes.items():  # after it: it sets some of them
+                place, _, name = path.rpartition(".")
+                if value is not None:
+                    setattr(attrgetter(place)(torch), name, value)
+
+
+def _said(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except RuntimeError:
+        return None

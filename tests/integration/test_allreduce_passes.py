@@ -1,0 +1,333 @@
+"""All-reduce where the loop does something else than one backward pass for each forward pass: right, or refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from plesio.errors import ModelMismatchError
+from support import loops, replicas
+
+STEPS = 3
+
+
+class Two(nn.Module):
+    """Two heads on a body, and a part that no forward pass uses; enough for several buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.wide = nn.Linear(4, 600), nn.Linear(600, 600)
+        self.left, self.right, self.idle = nn.Linear(600, 2), nn.Linear(600, 2), nn.Linear(3, 3)
+
+    def forward(self, rows: torch.Tensor, which: str = "left") -> Any:
+        hidden = torch.tanh(self.wide(torch.tanh(self.body(rows))))
+        if which == "both":
+            return self.left(hidden), self.right(hidden)
+        return getattr(self, which)(hidden)
+
+
+def size(out: torch.Tensor) -> torch.Tensor:
+    return out.square().mean()
+
+
+def penalty(model: nn.Module, rank: int) -> torch.Tensor:
+    total: Any = sum(one.square().sum() for one in model.parameters())
+    return total * (rank + 1) / 1000
+
+
+def two_backward_passes(model: Any, rows: torch.Tensor, rank: int) -> None:
+    out = model(rows)
+    size(out).backward(retain_graph=True)
+    out.abs().mean().backward()
+
+
+def two_forward_then_two_backward_passes(model: Any, rows: torch.Tensor, rank: int) -> None:
+    first, second = model(rows), model(rows + 1)
+    size(first).backward()
+    size(second).backward()
+
+
+def penalty_after(model: Any, rows: torch.Tensor, rank: int) -> None:
+    size(model(rows)).backward()
+    penalty(model, rank).backward()
+
+
+def penalty_before(model: Any, rows: torch.Tensor, rank: int) -> None:
+    penalty(model, rank).backward()
+    size(model(rows)).backward()
+
+
+def penalty_within_accumulation(model: Any, rows: torch.Tensor, rank: int) -> None:
+    size(model(rows)).backward()
+    penalty(model, rank).backward()
+    size(model(rows + 1)).backward()
+
+
+def penalty_on_other_parts(model: Any, rows: torch.Tensor, rank: int) -> None:
+    """Of each worker on another part, which no forward pass used."""
+    size(model(rows)).backward()
+    penalty(model.right if rank else model.left, rank).backward()
+
+
+def no_grad_between(model: Any, rows: torch.Tensor, rank: int) -> None:
+    out = model(rows)
+    with torch.no_grad():
+        model(rows + 1)
+    size(out).backward()
+    with torch.no_grad():
+        model(rows + 1)
+
+
+def gradient_penalty(model: Any, rows: torch.Tensor, rank: int) -> None:
+    rows = rows.clone().requires_grad_()
+    out = model(rows)
+    (slope,) = torch.autograd.grad(out.sum(), rows, create_graph=True)
+    (size(out) + size(slope)).backward()
+
+
+def edited_alike(model: Any, rows: torch.Tensor, rank: int) -> None:
+    size(model(rows)).backward()
+    for one in model.parameters():
+        if one.grad is not None:
+            one.grad.mul_(0.5)
+            one.grad = one.grad * 2
+
+
+def edited_then_more(model: Any, rows: torch.Tensor, rank: int) -> None:
+    edited_alike(model, rows, rank)
+    penalty(model, rank).backward()
+
+
+def siamese(model: Any, rows: torch.Tensor, rank: int) -> None:
+    size(model(rows) - model(rows + 1)).backward()
+
+
+def one_of_two_outputs(model: Any, rows: torch.Tensor, rank: int) -> None:
+    size(model(rows, "both")[0]).backward()
+
+
+LOOPS = [
+    two_backward_passes,
+    two_forward_then_two_backward_passes,
+    penalty_after,
+    penalty_before,
+    penalty_within_accumulation,
+    penalty_on_other_parts,
+    no_grad_between,
+    gradient_penalty,
+    edited_alike,
+    edited_then_more,
+    siamese,
+    one_of_two_outputs,
+]
+Backward = Callable[[Any, torch.Tensor, int], None]
+
+
+def rows_of(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def trained(worker: ps.Worker, folder: str, backward: Backward) -> None:
+    model = Two()
+    model, optimizer, _ = worker.prepare(model, loops.momentum(model), None)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(model, rows_of(worker.rank, step), worker.rank)
+        optimizer.step()
+    Path(folder, f"{worker.rank}.txt").write_text(replicas.bits(model))
+
+
+def expected(backward: Backward, workers: int) -> dict[str, torch.Tensor]:
+    """Steps by the mean of the gradients that plain PyTorch computes for each worker."""
+    model = Two()
+    optimizer = loops.momentum(model)
+    for step in range(STEPS):
+        twins = [copy.deepcopy(model) for _ in range(workers)]
+        for rank, twin in enumerate(twins):
+            backward(twin, rows_of(rank, step), rank)
+        for one, *theirs in zip(model.parameters(), *(twin.parameters() for twin in twins), strict=True):
+            have = [twin.grad for twin in theirs if twin.grad is not None]
+            one.grad = torch.stack(have).sum(0) / workers if have else None
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("backward", LOOPS, ids=lambda one: one.__name__)
+def test_every_gradient_is_the_mean_over_workers(backward: Backward, tmp_path: Path) -> None:
+    run = ps.run(partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce(), workers=3, timeout_s=20)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+    assert run.version == STEPS
+    for name, value in expected(backward, 3).items():
+        torch.testing.assert_close(run.state_dict[name], value, rtol=1e-4, atol=1e-6)
+
+
+def penalty_between(model: Any, rows: torch.Tensor, rank: int) -> None:
+    out = model(rows)
+    penalty(model, rank).backward()
+    size(out).backward()
+
+
+def siamese_of_different_heads(model: Any, rows: torch.Tensor, rank: int) -> None:
+    size(model(rows) - model(rows, "right")).backward()
+
+
+@pytest.mark.parametrize("backward", [penalty_between, siamese_of_different_heads], ids=lambda one: one.__name__)
+def test_what_torch_refuses_is_refused(backward: Backward, tmp_path: Path) -> None:
+    """Where a backward pass reaches parameters that DistributedDataParallel had seen to take no part."""
+    with pytest.raises(ps.WorkerError, match="mark a variable ready only once"):
+        ps.run(partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce(), workers=2, timeout_s=20)
+
+
+def sparse(worker: ps.Worker, folder: str) -> None:
+    """Two backward passes through one forward pass; the second, through the table only."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        size(model(torch.tensor([worker.rank, 8]))).backward()
+        model[0](torch.tensor([3 + worker.rank])).sum().backward()
+        optimizer.step()
+    Path(folder, f"{worker.rank}.txt").write_text(replicas.bits(model))
+
+
+def test_sparse_gradients(tmp_path: Path) -> None:
+    run = ps.run(partial(sparse, folder=str(tmp_path)), ps.allreduce(), workers=2, timeout_s=20)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+    torch.manual_seed(1)
+    before = nn.Embedding(9, 4).weight
+    torch.testing.assert_close(run.state_dict["0.weight"][3:5], before[3:5] - STEPS * 0.1 / 2)
+    assert torch.equal(run.state_dict["0.weight"][5:8], before[5:8])
+
+
+def dying(worker: ps.Worker, folder: str) -> None:
+    """Worker 1 dies when what came after its third step's backward pass is half reduced."""
+    from plesio.all_reduce import exchange
+
+    again, calls = exchange.reduce_again, itertools.count(1)
+
+    def die(model: Any) -> None:
+        if worker.rank == 1 and next(calls) == 3:
+            replicas._die_at(1)
+        again(model)
+
+    exchange.reduce_again = die
+    model = Two()
+    model, optimizer, _ = worker.prepare(model, loops.momentum(model), None)
+    while worker.version < 6:
+        optimizer.zero_grad()
+        two_backward_passes(model, rows_of(worker.rank, worker.version), worker.rank)
+        optimizer.step()
+    Path(folder, f"{worker.rank}.txt").write_text(replicas.bits(model))
+
+
+def test_a_worker_that_dies_amid_what_came_after(tmp_path: Path) -> None:
+    run = ps.run(partial(dying, folder=str(tmp_path)), ps.allreduce(), workers=3, timeout_s=20)
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert run.discarded == {"the group broke": 2}
+    assert run.version == 6
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+
+
+def odd_one_out(worker: ps.Worker, how: str) -> None:
+    model = Two()
+    model, optimizer, _ = worker.prepare(model, loops.momentum(model), None)
+    for step in range(30):
+        optimizer.zero_grad()
+        mine = worker.rank == 1 and step == 2
+        if how != "backward" or not mine:
+            size(model(rows_of(worker.rank, step))).backward()
+        if how == "penalty" and mine:
+            penalty(model, 1).backward()
+        if how == "penalty of all":
+            (penalty(model, 1) * mine).backward()
+        if how == "gradient edited" and mine:
+            model.left.weight.grad.mul_(2)
+        if how == "gradient of its own":
+            loss = size(model(rows_of(worker.rank, step)))
+            for one, extra in zip(
+                model.left.parameters(), torch.autograd.grad(loss, list(model.left.parameters())), strict=True
+            ):
+                one.grad += extra
+        optimizer.step()
+        if how == "written" and mine:
+            model.idle.weight.data[0, 0] += 1e-6
+        worker.log(step=step)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("penalty", ps.ConfigurationError, "only some workers call backward.. on one more loss"),
+        ("backward", ps.ConfigurationError, "without a gradient to exchange"),
+        ("gradient edited", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
+        ("gradient of its own", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
+        ("written", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
+    ],
+)
+def test_what_one_worker_does_alone_is_refused(how: str, error: type[Exception], words: str) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(error, match=words):
+        ps.run(partial(odd_one_out, how=how), ps.allreduce(), workers=3, timeout_s=20)
+    assert time.monotonic() - started_s < 60
+
+
+def test_what_one_worker_does_alone_is_no_trouble_if_the_others_do_it_times_0() -> None:
+    assert ps.run(partial(odd_one_out, how="penalty of all"), ps.allreduce(), workers=3, timeout_s=20).version == 30
+
+
+def accumulating(worker: ps.Worker, folder: str, rows: int, on: bool) -> None:
+    """A step for every 4 batches, counted on from epoch to epoch or anew in each."""
+    inputs, labels = loops.data(rows)
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=4, shuffle=True)
+    model = loops.mlp()
+    model, optimizer, loader = worker.prepare(model, loops.momentum(model), loader)
+    counted = itertools.count()
+    for _ in range(3):
+        for number, (some, wanted) in enumerate(loader):
+            (loops.loss_of(model, some, wanted) / 4).backward()
+            if ((next(counted) if on else number) + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    Path(folder, f"{worker.rank}.txt").write_text(f"{worker.version} {replicas.bits(model)}")
+
+
+@pytest.mark.parametrize(("rows", "on", "steps"), [(100, True, 9), (96, False, 9)], ids=["counted on", "even"])
+def test_accumulation_over_several_epochs(rows: int, on: bool, steps: int, tmp_path: Path) -> None:
+    """25 batches an epoch for 2 workers, counted on; or 24, counted anew in each epoch."""
+    run = ps.run(partial(accumulating, folder=str(tmp_path), rows=rows, on=on), ps.allreduce(), workers=2, timeout_s=20)
+    assert run.version == steps
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
+
+
+def test_accumulation_that_parts_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    train = partial(accumulating, folder=str(tmp_path), rows=100, on=False)
+    with pytest.raises(ps.ConfigurationError, match=r"equally often.* count them on from epoch to epoch"):
+        ps.run(train, ps.allreduce(), workers=2, timeout_s=20)
+
+
+def copied(worker: ps.Worker) -> None:
+    """Copies and pickles of a model under all-reduce."""
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(torch.ones(1, loops.FEATURES)).sum().backward()
+    model(torch.ones(1, loops.FEATURES)).sum().backward()
+    optimizer.step()
+
+
+def test_copies_have_nothing_to_do_with_it() -> None:
+    assert ps.run(copied, ps.allreduce(), workers=2, timeout_s=20).version == 1

@@ -1,0 +1,160 @@
+"""The figures of whole runs against what is known of them: steps that counted, bytes, advice, samples after a resume."""
+
+from __future__ import annotations
+
+import functools
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Group, Link
+from plesio.strategy import Strategy
+
+TEN_AND_TEN = Cluster((Group(10, Constant(0.1)), Group(10, Constant(0.105))))
+TEN_STEPS_EACH_S = 10 / 0.1 + 10 / 0.105
+STRAGGLER = Cluster((Group(3, Constant(0.02)), Group(1, Constant(0.1))))
+
+
+def own(worker: ps.Worker, steps: int | None = 10) -> None:
+    """So many steps of the worker's own, or without end; it takes no data from anywhere."""
+    model: nn.Module = nn.Linear(2, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), None)
+    for _ in count() if steps is None else range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def half_frozen(worker: ps.Worker) -> None:
+    """8 trained bytes, 16 of buffers and 4,004 frozen."""
+    frozen = nn.Linear(1_000, 1).requires_grad_(False)
+    model: nn.Module = nn.Sequential(frozen, nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.01)  # type: ignore[index]
+    model, optimizer, _ = worker.prepare(model, optimizer, None)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(4, 1_000)).square().sum().backward()
+        optimizer.step()
+
+
+def epochs(worker: ps.Worker) -> None:
+    model: nn.Module = nn.Linear(2, 1)
+    data = DataLoader(TensorDataset(torch.ones(64, 2)), batch_size=4)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), data)
+    for _ in range(6):
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+
+
+def simulated(strategy: Strategy, cluster: Cluster, steps: int | None = 10, until: ps.Until | None = None) -> ps.Run:
+    train = functools.partial(own, steps=steps)
+    return ps.run(train, strategy, workers=cluster.workers, engine=ps.Simulated(cluster), until=until)
+
+
+def useful(run: ps.Run) -> int:
+    return run.steps - sum(one.in_vain for one in run.workers)
+
+
+# Of ideal
+
+
+def test_half_of_the_work_thrown_away_is_half_of_the_ideal() -> None:
+    """The second ten are called off each time, at 0.1 s: what they would need beyond that nobody knows."""
+    run = simulated(ps.first_of(10), TEN_AND_TEN)
+    assert run.discarded == {"cancelled": 100}
+    assert run.ideal_share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "strategy", [ps.first_of(10, cancel_late=False), ps.ringmaster(2), ps.rennala(2)], ids=lambda one: one.name
+)
+def test_what_is_discarded_as_stale_counts_no_more_than_what_is_called_off(strategy: Strategy) -> None:
+    run = simulated(strategy, TEN_AND_TEN, until=ps.Until(seconds=0.9))
+    assert run.discarded["stale"] >= 80
+    assert useful(run) == run.folded
+    assert run.ideal_share == pytest.approx(run.folded / (0.9 * TEN_STEPS_EACH_S))
+
+
+def test_what_crosses_its_cancellation_on_the_way_does_not_count() -> None:
+    link = Link(latency_s=0.03)
+    cluster = Cluster((Group(2, Constant(0.1), link), Group(2, Constant(0.11), link)))
+    run = simulated(ps.first_of(2), cluster, until=ps.Until(seconds=2.0))
+    assert run.steps > run.folded
+    assert useful(run) == run.folded
+
+
+def test_so_it_is_among_processes() -> None:
+    run = ps.run(
+        functools.partial(own, steps=None),
+        ps.first_of(2),
+        workers=4,
+        pace=ps.Pace(step_s=0.02),
+        until=ps.Until(seconds=1.5),
+    )
+    assert 0 <= useful(run) - run.folded <= 4  # those that came and were not folded before the end
+    assert run.ideal_share < 0.75
+
+
+def test_who_was_done_with_its_own_steps_could_do_no_more() -> None:
+    """40 steps each: at 0.02 s the three are done after 0.8 s of 4, and nobody ever waited."""
+    run = simulated(ps.async_sgd("plain"), STRAGGLER, steps=40)
+    assert (run.wall_s, run.waiting_share) == (pytest.approx(4.0), 0.0)
+    assert run.ideal_share == pytest.approx(1.0)
+    waiting = simulated(ps.sync_sgd(), STRAGGLER, steps=40)
+    assert waiting.ideal_share == pytest.approx(160 / (4.0 * (3 / 0.02 + 1 / 0.1)))
+
+
+# Advice
+
+
+def test_nothing_is_advised_where_each_has_steps_of_its_own() -> None:
+    """The slow one's take as long under every strategy; without an end to them others do more while it is at one."""
+    assert simulated(ps.sync_sgd(), STRAGGLER, steps=40).advice == ""
+    endless = simulated(ps.sync_sgd(), STRAGGLER, steps=None, until=ps.Until(seconds=4.0))
+    assert "async_sgd would have taken" in endless.advice
+    train = functools.partial(own, steps=None)
+    shards = ps.run(
+        train, "sync_sgd", workers=4, engine=ps.Simulated(STRAGGLER), until=ps.Until(seconds=4.0), data="shards"
+    )
+    assert shards.advice == ""
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.allreduce(), ps.hogwild()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "engine", ["local", ps.Simulated(Cluster((Group(2, Constant(0.1)),)))], ids=["real", "simulated"]
+)
+def test_frozen_parameters_do_not_travel(strategy: Strategy, engine: ps.Simulated | str) -> None:
+    run = ps.run(half_frozen, strategy, workers=2, engine=engine)
+    assert run.steps == 10
+    assert run.bytes == 2 * 10 * (8 + 16)
+
+
+# Samples of a resumed run
+
+
+def test_the_samples_of_evaluations_go_on_after_a_resume(tmp_path: Path) -> None:
+    options = {"workers": 2, "pace": ps.Pace(0.01), "evaluate": weight, "evaluate_every_s": 0.1}
+    first = ps.run(
+        epochs, ps.sync_sgd(), runs=tmp_path / "a", checkpoint=ps.Checkpoint(), until=ps.Until(samples=100), **options
+    )
+    second = ps.run(epochs, ps.sync_sgd(), runs=tmp_path / "b", resume=first.folder, **options)
+    assert first.ended != "finished"
+    points = [(one.version, one.samples) for one in second.history]
+    assert points[0][0] > 0
+    assert all(8 * version <= samples < 8 * version + 8 for version, samples in points)
+    assert points[-1] == (48, 6 * 64)
+    assert second.samples < 6 * 64
+
+
+def weight(model: nn.Module) -> dict[str, float]:
+    return {"weight": float(next(model.parameters()).sum())}

@@ -1,0 +1,275 @@
+"""What `worker.prepare` and the first step say of what torch would take, and a run cannot: without a word it would be lost."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+
+
+def line(bias: bool = False) -> nn.Linear:
+    model = nn.Linear(4, 1, bias=bias)
+    nn.init.ones_(model.weight)
+    return model
+
+
+def told_by(part: Callable[[], object]) -> list[str]:
+    """What a part of a training function is warned of, each at a line of this file."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        part()
+    assert {one.filename for one in told} <= {__file__}
+    return [str(one.message) for one in told]
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor | None = None) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 4) if inputs is None else inputs).sum().backward()
+    optimizer.step()
+
+
+# Parameters that no group holds
+
+
+def half_prepared(worker: ps.Worker, told: bool, frozen: bool = False) -> None:
+    """As a GAN with two optimizers, of which one is prepared."""
+    model = nn.Sequential(line(), nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 3))).double()
+    model[1].requires_grad_(not frozen)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    messages = told_by(lambda: worker.prepare(model, optimizer, None))
+    if told and worker.rank == 0:
+        (message,) = messages
+        assert "holds 1.0.weight, 1.0.bias, 1.1.weight and 1 more, with requires_grad=True" in message
+        assert "one optimizer with a group for each part" in message
+    else:
+        assert messages == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [("sync_sgd", True), ("async_sgd", True), ("local_sgd", True), ("allreduce", True), ("hogwild", False)],
+)
+@pytest.mark.filterwarnings("ignore:nothing was trained")
+def test_what_no_group_holds_is_told_once_where_another_optimizer_would_be_in_vain(strategy: str, told: bool) -> None:
+    ps.run(partial(half_prepared, told=told), strategy, workers=2, timeout_s=30.0)
+    ps.run(partial(half_prepared, told=False, frozen=True), strategy, workers=1, timeout_s=30.0)
+
+
+def adversaries(worker: ps.Worker) -> None:
+    """What the messages tell a GAN to do: one optimizer with a group each, all losses for its one step."""
+    model = nn.ModuleList([line(), line()])
+    rates = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
+    prepared = torch.optim.SGD(rates)
+
+    def part() -> None:
+        _, optimizer, _ = worker.prepare(model, prepared, None)
+        optimizer.zero_grad()
+        for one in model:
+            one(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    assert told_by(part) == []
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "hogwild"])
+def test_a_group_for_each_part_trains_both(strategy: str) -> None:
+    run = ps.run(adversaries, strategy, workers=1, timeout_s=30.0)
+    assert torch.allclose(run.state_dict["0.weight"], torch.full((1, 4), 0.9))
+    assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
+
+
+def prepared_twice(worker: ps.Worker, listed: bool) -> None:
+    first, second = line(), line()
+    one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second))
+    if listed:
+        worker.prepare(nn.ModuleList([first, second]), [one, other], None)  # type: ignore[arg-type]
+    worker.prepare(first, one, None)
+    worker.prepare(second, other, None)
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"), [(True, "given list for an optimizer; allowed: any"), (False, "prepare was called before")]
+)
+def test_a_second_optimizer_is_told_its_place(listed: bool, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=rf"{words}.*one optimizer a group for each"):
+        ps.run(partial(prepared_twice, listed=listed), ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+# Weights that come too late
+
+
+def loading(worker: ps.Worker, when: str, told: bool) -> None:
+    """Weights of 5 are loaded before prepare, after it, or with the first step done."""
+    model = line(bias=True)
+    state = {"weight": torch.full((1, 4), 5.0), "bias": torch.zeros(1)}
+    if when == "before":
+        model.load_state_dict(state)
+
+    def part() -> None:
+        trained, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), None)
+        if when == "after":
+            model.load_state_dict(state)
+        one_step(trained, optimizer)
+        if when == "later":
+            model.load_state_dict(state)
+        one_step(trained, optimizer)
+
+    messages = told_by(part)
+    assert ["between prepare and the first step: weight, bias. That is lost" in one for one in messages] == [
+        True
+    ] * told
+
+
+@pytest.mark.parametrize(
+    ("strategy", "when", "told", "weight"),
+    [
+        ("sync_sgd", "after", True, 1.0),
+        ("async_sgd", "after", True, 1.0),
+        ("sync_sgd", "before", False, 5.0),
+        ("sync_sgd", "later", False, 1.0),  # as the docstring says; what is clipped after each step is no mistake
+        ("local_sgd", "after", False, 5.0),
+        ("allreduce", "after", False, 5.0),
+        ("hogwild", "after", False, 5.0),
+    ],
+)
+def test_weights_loaded_after_prepare_are_told_where_they_are_lost(
+    strategy: str, when: str, told: bool, weight: float
+) -> None:
+    run = ps.run(partial(loading, when=when, told=told), strategy, workers=1, timeout_s=30.0)
+    assert torch.equal(run.state_dict["weight"], torch.full((1, 4), weight))
+
+
+def limiting(worker: ps.Worker) -> None:
+    """The forward pass writes into the weights, each time anew: nothing is lost by that."""
+    model = nn.Embedding(4, 3, max_norm=0.1)
+
+    def part() -> None:
+        _, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+        one_step(model, optimizer, torch.tensor([1, 2]))
+
+    before = model.weight._version
+    assert told_by(part) == []
+    assert model.weight._version > before
+
+
+def test_a_forward_pass_that_writes_is_no_mistake() -> None:
+    assert ps.run(limiting, ps.sync_sgd(), workers=1, timeout_s=30.0).steps == 1
+
+
+# Optimizers
+
+
+def sparse_steps(model: nn.Embedding, optimizer: torch.optim.Optimizer) -> None:
+    for number in range(6):
+        one_step(model, optimizer, torch.tensor([1, 2, 2, 3 + number % 2]))
+
+
+def sparse(worker: ps.Worker) -> None:
+    model = nn.Embedding(9, 3, sparse=True)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SparseAdam(model.parameters(), lr=0.01), None)
+    sparse_steps(model, optimizer)
+
+
+@pytest.mark.parametrize("strategy", [ps.hogwild(), ps.local_sgd(every=3), ps.allreduce()])
+def test_sparse_adam_steps_in_the_worker(strategy: ps.Strategy) -> None:
+    torch.manual_seed(0)
+    alone = nn.Embedding(9, 3, sparse=True)
+    started = alone.weight.detach().clone()
+    sparse_steps(alone, torch.optim.SparseAdam(alone.parameters(), lr=0.01))
+    run = ps.run(sparse, strategy, workers=1, seed=0, timeout_s=30.0)
+    assert torch.equal(run.state_dict["weight"], alone.weight)
+    both = ps.run(sparse, strategy, workers=2, seed=0, timeout_s=30.0)
+    moved = (both.state_dict["weight"] != started).any(dim=1)
+    assert moved.tolist() == [False, *[True] * 4, *[False] * 4]
+
+
+def test_sparse_adam_is_refused_at_the_server() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"to the server they travel dense; use Adam, or .*local_sgd"):
+        ps.run(sparse, ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As Accelerate's: an optimizer that passes everything on to another."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> dict[str, object]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    @property
+    def state(self) -> dict[torch.Tensor, object]:  # type: ignore[override]
+        return self.optimizer.state
+
+
+def wrapped(worker: ps.Worker) -> None:
+    model = line()
+    worker.prepare(model, Wrapping(torch.optim.SGD(model.parameters(), lr=0.1)), None)
+
+
+def test_an_optimizer_that_was_wrapped_before_is_told_the_order() -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"^Wrapping wraps SGD, .*: call worker\.prepare before Wrapping's own"
+    ):
+        ps.run(wrapped, ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+def closing(worker: ps.Worker, as_hinted: bool) -> None:
+    """As Lightning calls it: always with a closure, unless the module overrides `optimizer_step`."""
+    model = line()
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(1, 4)).sum()
+        loss.backward()
+        return loss
+
+    if not as_hinted:
+        optimizer.step(closure)
+    closure()
+    optimizer.step()
+
+
+def test_a_closure_is_told_what_works() -> None:
+    hint = re.escape(
+        "def optimizer_step(self, epoch, batch_idx, optimizer, closure): closure(); optimizer.optimizer.step()"
+    )
+    with pytest.raises(
+        ps.ConfigurationError, match=rf"one gradient; call loss.backward\(\) and then step\(\)\. .*{hint}"
+    ):
+        ps.run(partial(closing, as_hinted=False), ps.sync_sgd(), workers=1, timeout_s=30.0)
+    run = ps.run(partial(closing, as_hinted=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
+    assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 0.9))
+
+
+# Models
+
+
+def lazy(worker: ps.Worker, batch: bool) -> None:
+    model = nn.Sequential(line(), nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    if batch:
+        model(torch.ones(2, 4))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    one_step(model, optimizer)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "hogwild", "allreduce"])
+def test_a_lazy_module_is_to_be_run_before(strategy: str) -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"^1\.weight has no shape yet .*; run one batch through the model before"
+    ):
+        ps.run(partial(lazy, batch=False), strategy, workers=1, timeout_s=30.0)
+    assert ps.run(partial(lazy, batch=True), strategy, workers=1, timeout_s=30.0).steps == 1

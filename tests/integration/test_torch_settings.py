@@ -1,0 +1,206 @@
+"""Torch's settings hold in the processes of a run as they were where it was started: in workers, server and evaluator."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import plesio as ps
+from plesio.torch_settings import TorchSettings
+
+Setting = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = TorchSettings.of_this_process()
+    yield
+    before.apply()
+
+
+def note(folder: Path, who: str) -> None:
+    folder.mkdir(exist_ok=True)
+    settings = TorchSettings.of_this_process()
+    (folder / who).write_text(json.dumps([str(settings), str(torch.ones(1).dtype), torch.is_grad_enabled()]))
+
+
+class Noting(torch.optim.SGD):
+    """Notes what it sees where it steps, that is, at the server."""
+
+    def __init__(self, params: Any, folder: str) -> None:
+        self.folder = folder
+        super().__init__(params, lr=0.01)
+        self.defaults["folder"] = folder
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        note(Path(self.folder), "server")
+        super().step()
+
+
+def train(worker: ps.Worker, folder: Path) -> None:
+    note(folder, f"worker{worker.rank}")
+    model = nn.Linear(2, 1)
+    model, optimizer, _ = worker.prepare(model, Noting(model.parameters(), folder=str(folder)), None)
+    for _ in range(4):
+        optimizer.zero_grad()
+        mse_loss(model(torch.ones(3, 2)), torch.zeros(3, 1)).backward()
+        optimizer.step()
+
+
+def evaluate(model: nn.Module, folder: Path) -> dict[str, float]:
+    note(folder, "evaluator")
+    return {"loss": float(model(torch.ones(3, 2)).mean())}
+
+
+def seen(folder: Path) -> ps.Run:
+    """A run whose processes note what they see."""
+    judge = functools.partial(evaluate, folder=folder)
+    return ps.run(
+        functools.partial(train, folder=folder), ps.async_sgd("plain"), workers=2, evaluate=judge, timeout_s=60
+    )
+
+
+def assert_all_see(folder: Path, settings: TorchSettings, dtype: str) -> None:
+    noted = {one.name: json.loads(one.read_text()) for one in folder.iterdir()}
+    assert noted.keys() == {"worker0", "worker1", "server", "evaluator"}
+    for who, (there, made, gradients) in noted.items():
+        assert there == str(settings), who
+        assert made == dtype
+        assert gradients or not who.startswith("worker")
+
+
+SETTINGS: dict[str, Setting] = {
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "deterministic, warns": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "uninitialized": lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "float32 precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "one backend's": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "mkldnn": lambda: torch.backends.mkldnn.set_flags(_enabled=False, _deterministic=True),
+    "cudnn": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "denormal": lambda: torch.set_flush_denormal(True),
+}
+
+
+def test_float64_holds_everywhere_and_not_in_the_next_run(tmp_path: Path) -> None:
+    before = TorchSettings.of_this_process()
+    torch.set_default_dtype(torch.float64)
+    run = seen(tmp_path / "first")
+    assert_all_see(tmp_path / "first", TorchSettings.of_this_process(), "torch.float64")
+    assert run.state_dict["weight"].dtype is torch.float64
+    before.apply()
+    run = seen(tmp_path / "second")
+    assert_all_see(tmp_path / "second", before, "torch.float32")
+    assert run.state_dict["weight"].dtype is torch.float32
+
+
+def test_all_together_and_none_in_the_next_run(tmp_path: Path) -> None:
+    before = TorchSettings.of_this_process()
+    for name in ("deterministic", "one backend's", "tf32", "mkldnn", "cudnn", "anomaly", "denormal", "uninitialized"):
+        SETTINGS[name]()
+    there = TorchSettings.of_this_process()
+    assert (there.deterministic, there.matmul_precision, there.anomaly, there.flush_denormal) == (
+        2, None, (True, False), True,
+    )  # fmt: skip
+    seen(tmp_path / "first")
+    assert_all_see(tmp_path / "first", there, "torch.float32")
+    before.apply()
+    seen(tmp_path / "second")
+    assert_all_see(tmp_path / "second", before, "torch.float32")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_is_read_and_put_back(name: str) -> None:
+    before = TorchSettings.of_this_process()
+    SETTINGS[name]()
+    set_to = TorchSettings.of_this_process()
+    assert set_to != before
+    before.apply()
+    assert TorchSettings.of_this_process() == before
+    set_to.apply()
+    assert TorchSettings.of_this_process() == set_to
+
+
+def test_training_is_with_gradients_wherever_it_is_started(tmp_path: Path) -> None:
+    with torch.no_grad():
+        seen(tmp_path / "first")
+    assert_all_see(tmp_path / "first", TorchSettings.of_this_process(), "torch.float32")
+
+
+SCRIPT = """
+import sys
+import torch
+import plesio as ps
+
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.set_default_dtype(torch.float64)
+from helping import MADE
+
+
+def train(worker):
+    model = torch.nn.Linear(2, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    kinds = (torch.ones(1).dtype, MADE.dtype, model.weight.dtype, torch.get_deterministic_debug_mode())
+    with open(f"worker{worker.rank}", "w") as file:
+        print(*kinds, torch.get_float32_matmul_precision(), file=file)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    torch.set_float32_matmul_precision("high")
+    ps.run(train, "async_sgd", workers=2, timeout_s=60)
+"""
+HELPING = "import torch\nMADE = torch.ones(1)\n"
+
+
+@pytest.mark.parametrize("command", ["python", "plesio run"])
+def test_what_a_script_sets_at_its_top_and_under_main(command: str, tmp_path: Path) -> None:
+    """A module that it imports after that is imported under the same in workers."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helping.py").write_text(HELPING)
+    started = {
+        "python": [sys.executable, "script.py"],
+        "plesio run": [sys.executable, "-m", "plesio", "run", "script.py", "--workers", "2", "--strategy", "async_sgd"],
+    }[command]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    precision = "high" if command == "python" else "highest"
+    for rank in range(2):
+        assert (tmp_path / f"worker{rank}").read_text() == f"{'torch.float64 ' * 3}1 {precision}\n"
+
+
+def doubled(worker: ps.Worker) -> None:
+    model = nn.Linear(2, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def test_a_replay_is_under_those_of_its_run(tmp_path: Path) -> None:
+    """Set under `if __name__ == "__main__"`, say, they are not set where the run is done again."""
+    here = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    run = ps.run(doubled, "async_sgd", workers=2, runs=tmp_path, timeout_s=60.0)
+    torch.set_default_dtype(here)
+    assert run.folder is not None
+    again = ps.replay(run.folder, doubled)
+    assert again.identical
+    assert torch.get_default_dtype() == here

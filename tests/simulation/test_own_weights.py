@@ -1,0 +1,84 @@
+"""Workers of one process write into their weights as workers of many do: only they see it.
+
+The model is large enough for processes to read it where it lies.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Group
+from plesio.errors import SharedMemoryError
+from plesio.strategy import Strategy
+from plesio.tensors.replica import IN_PLACE_BYTES
+
+WIDTH = 600
+"""Of a layer, which alone is larger than `IN_PLACE_BYTES`."""
+ALIKE = Cluster((Group(3, Constant(0.1)),))
+
+
+def writing(worker: Any, steps: int = 8, looks: bool = False) -> None:
+    """Worker 1 clamps its weights hard between two steps, and worker 2 swaps in others.
+
+    `looks`: worker 0, which never writes, makes sure that its weights are only changed by its own step.
+    """
+    torch.manual_seed(3)
+    model = nn.Linear(WIDTH, WIDTH)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), range(3 * steps))
+    before = model.weight.detach().clone()
+    for row in loader:  # asks for more data, while others run, as it goes
+        assert not looks or worker.rank or torch.equal(model.weight, before)
+        optimizer.zero_grad()
+        inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(int(row)))
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        before = model.weight.detach().clone()
+        with torch.no_grad():
+            if worker.rank == 1:
+                model.weight.clamp_(-0.001, 0.001)
+            elif worker.rank == 2:
+                model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()})
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def test_the_model_is_large_enough() -> None:
+    assert 4 * WIDTH * WIDTH >= IN_PLACE_BYTES
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.buffered(2)], ids=lambda one: one.name)
+def test_what_one_writes_the_others_do_not_see(strategy: Strategy) -> None:
+    ps.run(functools.partial(writing, looks=True), strategy, workers=3, engine=ps.Simulated(ALIKE))
+
+
+def test_in_lock_step_it_is_what_real_processes_do() -> None:
+    real = ps.run(writing, ps.sync_sgd(), workers=3, timeout_s=60)
+    virtual = ps.run(writing, ps.sync_sgd(), workers=3, engine=ps.Simulated(ALIKE))
+    assert real.version > 3
+    assert same(real.state_dict, virtual.state_dict)
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
+def test_a_run_of_real_processes_comes_out_again_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
+    run = ps.run(writing, strategy, workers=3, timeout_s=60, runs=tmp_path)
+    assert run.folder is not None
+    again = ps.replay(run.folder, writing)
+    assert str(again) == f"bit-identical: {run.version} versions"
+    assert same(run.state_dict, again.state_dict)
+
+
+def test_room_for_the_copies_is_looked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lock step and without a momentum: 5 versions and 3 slots are shared, and 3 copies each one's own."""
+    model = 4 * WIDTH * (WIDTH + 1)
+    monkeypatch.setattr("plesio.fabric.memory.room", lambda: {"the host's memory": int(9.5 * model)})
+    with pytest.raises(SharedMemoryError, match="with a copy of the model for each of the 3 workers of this process"):
+        ps.run(writing, ps.sync_sgd(), workers=3, engine=ps.Simulated(ALIKE))

@@ -1,0 +1,30 @@
+"""The documents name what there is, and no link in them leads nowhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import plesio as ps
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("name", ps.__all__)
+def test_every_public_name_is_on_the_page(name: str) -> None:
+    assert re.search(rf"\bps\.{name}\b", (ROOT / "docs" / "api.md").read_text())
+
+
+@pytest.mark.parametrize("keyword", list(inspect.signature(ps.run).parameters)[3:])
+def test_every_keyword_of_a_run_is_on_the_page(keyword: str) -> None:
+    assert f"`{keyword}`" in (ROOT / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target

@@ -1,0 +1,77 @@
+"""What a worker's steps are counted as: that which counts, that which came in vain, that which was called off."""
+
+from __future__ import annotations
+
+import pytest
+
+from plesio.observe.meter import Meter, WorkerMeter
+from plesio.observe.summary import WorkerSummary
+
+
+def a_meter() -> tuple[Meter, WorkerMeter]:
+    meter = Meter(1)
+    meter.begin(0.0)
+    return meter, meter.workers[0]
+
+
+def counted(one: WorkerMeter) -> tuple[int, int]:
+    return one.steps, one.in_vain
+
+
+def test_the_time_of_a_step_that_was_called_off_is_no_time_of_those_that_were_finished() -> None:
+    _, one = a_meter()
+    one.pushed(2.0, steps=4, samples=4)
+    one.granted(2.0, None)
+    one.cancelled(5.0)
+    one.cancelled(6.0)
+    found = one.summary(0)
+    assert found.compute_s == pytest.approx(6.0)
+    assert found.speed == pytest.approx(2.0)
+    assert found.called_off_s == pytest.approx(3.0)
+
+
+def test_who_finished_nothing_has_no_speed_and_could_be_as_fast_as_it_was_called_off() -> None:
+    _, one = a_meter()
+    one.cancelled(0.1)
+    one.cancelled(0.5)
+    found = one.summary(0)
+    assert found.speed == 0.0
+    assert found.ideal_steps(2.0) == pytest.approx(2.0 / 0.4)
+
+
+@pytest.mark.parametrize(
+    ("reason", "in_vain"), [("stale", 3), ("not finite", 3), ("cancelled", 0), ("the run ended", 0)]
+)
+def test_only_what_came_can_be_in_vain(reason: str, in_vain: int) -> None:
+    meter, one = a_meter()
+    one.pushed(1.0, steps=5, samples=5)
+    one.granted(1.0, None)
+    one.pushed(2.0, steps=3, samples=3)
+    meter.dropped(0, reason)
+    assert counted(one) == (8, in_vain)
+
+
+def test_what_crossed_its_cancellation_is_in_vain_once_and_its_time_is_not_counted_twice() -> None:
+    meter, one = a_meter()
+    one.cancelled(1.0)
+    one.pushed(0.9, steps=1, samples=1)
+    meter.dropped(0, "stale")
+    assert counted(one) == (1, 1)
+    found = one.summary(0)
+    assert (found.compute_s, found.speed) == (1.0, 0.0)
+
+
+def test_of_steps_reported_together_the_last_is_lost() -> None:
+    meter, one = a_meter()
+    one.reported(1.0, steps=10, samples=10, wait_s=0.0)
+    meter.dropped(0, "not finite")
+    assert counted(one) == (10, 1)
+    assert one.summary(0).speed == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"), [("finished", 4), ("died", 4), ("raised", 4), ("stopped", 10), (None, 10)]
+)
+def test_a_worker_counts_while_it_took_part(left: str | None, seconds: int) -> None:
+    worker = WorkerSummary(0, 30, 30, 30, 0, compute_s=3.0, wait_s=0.5, exchange_s=0.5, speed=10.0, left=left)
+    assert worker.ideal_steps(10.0) == pytest.approx(10.0 * seconds)
