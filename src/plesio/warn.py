@@ -45,7 +45,7 @@ def warn_written(names: Sequence[str]) -> None:
     """Tell that weights were loaded or drawn too late."""
     warnings.warn(
         f"written to between prepare and the first step: {_listed(names)}. That is lost, for the next version takes its "
-        "place; load or initialise weights before prepare",
+        "place; load or initialise weights before prepare (a forward pass that normalises its own weights may ignore this)",
         RuntimeWarning,
         stacklevel=_users_level(),
     )

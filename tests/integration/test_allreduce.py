@@ -285,3 +285,35 @@ def test_forward_has_the_models_arguments_and_may_be_wrapped() -> None:
     assert calls == [2]
     output.sum().backward()
     assert model.weight.grad is not None
+
+
+class Taught(nn.Module):
+    """A teacher that follows the student, in the same module; it needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.student(rows)
+        return output
+
+
+def taught(worker: ps.Worker) -> None:
+    model: nn.Module = Taught()
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.student.parameters(), lr=0.1), None)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+        model.teacher.load_state_dict(model.student.state_dict())
+
+
+def same_weights(model: nn.Module) -> dict[str, float]:
+    return {"apart": float((model.student.weight - model.teacher.weight).abs().max())}
+
+
+def test_what_the_loop_writes_into_frozen_parameters_is_in_the_result() -> None:
+    run = ps.run(taught, ps.allreduce(), workers=2, evaluate=same_weights, timeout_s=20)
+    assert torch.equal(run.state_dict["teacher.weight"], run.state_dict["student.weight"])
+    assert run.history[-1].metrics == {"apart": 0.0}

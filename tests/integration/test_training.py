@@ -320,6 +320,15 @@ def test_an_evaluation_that_raises_ends_the_run_and_costs_nothing(engine: str | 
     assert "no more" not in (run.folder / "metrics.jsonl").read_text()
 
 
+def leaves(model: nn.Module) -> dict[str, float]:
+    raise SystemExit("no such file: labels.csv")
+
+
+def test_an_evaluation_that_exits_is_told_too() -> None:
+    with pytest.raises(ps.EvaluateError, match=r"evaluate raised SystemExit: no such file: labels\.csv"):
+        ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=leaves, until=ps.Until(seconds=20))
+
+
 def test_without_a_folder_the_exception_holds_the_run() -> None:
     seen: list[dict[str, float]] = []
     with pytest.raises(ps.EvaluateError, match=r"is in this exception's \.run$") as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import cloudpickle
 import msgspec
@@ -14,8 +15,10 @@ from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, 
 
 from plesio import recipes
 from plesio.engine.assembly import Assembly
-from plesio.engine.messages import Hello
+from plesio.engine.messages import Hello, Snapshot, SnapshotRequest
+from plesio.engine.snapshots import Snapshots
 from plesio.errors import ConfigurationError
+from plesio.fabric.channel import Channel, channel_pair
 from plesio.strategy import Strategy
 from plesio.tensors.model import describe
 from plesio.tensors.optimizer_spec import OptimizerSpec
@@ -117,3 +120,19 @@ def test_a_class_of_the_script_is_the_same_in_each_process() -> None:
         return Own
 
     Assembly(recipes.sync_sgd(), 2, [hello(worker, define()) for worker in range(2)], evaluates=False)
+
+
+def test_an_evaluator_that_is_gone_asks_nothing_more() -> None:
+    """Seen where it was to be answered; its line may still be watched then."""
+    ours, theirs = channel_pair()
+    line = Channel(ours, SnapshotRequest, "the evaluator")
+    snapshots = Snapshots(line, lambda: (0.0, 0, 0))
+    evaluator: Channel[Any] = Channel(theirs, Snapshot, "the server")
+    evaluator.send(SnapshotRequest())
+    assert snapshots.hear(1.0)
+    evaluator.close()
+    assembly = Assembly(recipes.sync_sgd(), 1, [hello(0, partial(SGD, lr=0.1))], evaluates=True)
+    assembly.build_folder()
+    snapshots.serve(assembly)
+    assert not snapshots.hear(1.0)
+    line.close()

@@ -351,7 +351,9 @@ def test_an_unknown_setting_lists_the_known_ones_and_the_closest() -> None:
 
 
 def test_a_missing_setting_is_named_with_an_example() -> None:
-    assert refusal(lambda: recipes.recipe("first_of")) == "first_of needs a value for m; for example first_of(m=4)"
+    assert (
+        refusal(lambda: recipes.recipe("first_of")) == "first_of needs a value for m; for 4 workers, say, first_of(m=3)"
+    )
 
 
 @pytest.mark.parametrize(

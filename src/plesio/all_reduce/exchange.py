@@ -341,6 +341,7 @@ class AllReduceExchange:
         if self._leads and wanted > self._mirrors:
             self.report()
             self._replica.fill_slot()
+            self._ring[0].copy_from(self._replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
             self._mirrors = wanted
             self._doorbell.send(Header(Note.MIRRORED, number=wanted, ready_s=time.monotonic()))
 
@@ -356,7 +357,7 @@ class AllReduceExchange:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is, and those
         that end at once write the same bits."""
         self._buffers.restore()
-        self._ring[-1].copy_from(self._replica.arena, Kind.TRAINED, Kind.BUFFER)
+        self._ring[-1].copy_from(self._replica.arena)
         self.report()
         self._doorbell.send(Header(Note.FINISH, number=self._version, ready_s=time.monotonic()))
         self._group.close()

@@ -50,12 +50,12 @@ class Judge:
             try:
                 with torch.no_grad():
                     return as_metrics(self._evaluate(model.eval()))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self.raised = _in_words(error)
         return {}
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     """Its class and its message, and where it was raised unless that is here."""
     words = f"{type(error).__name__}: {error}"
     where = error.__traceback__.tb_next if error.__traceback__ is not None else None

@@ -38,7 +38,8 @@ class Snapshots:
 
     def hear(self, timeout_s: float) -> bool:
         """Take its question; False if it is gone."""
-        assert self.evaluator is not None, "who is not there asks nothing"
+        if self.evaluator is None:  # seen when it was last answered
+            return False
         try:
             self.evaluator.receive(timeout_s)
         except ChannelClosedError:

@@ -47,7 +47,9 @@ def recipe(name: str, **settings: Any) -> Strategy:
             raise StrategyError(unknown_name(f"setting of {name}", key, known))
     missing = [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in settings]
     if missing:
-        raise StrategyError(f"{name} needs a value for {', '.join(missing)}; for example {name}({missing[0]}=4)")
+        raise StrategyError(
+            f"{name} needs a value for {', '.join(missing)}; for 4 workers, say, {name}({missing[0]}=3)"
+        )
     return RECIPES[name](**settings)
 
 
