@@ -51,6 +51,17 @@ def test_only_what_came_can_be_in_vain(reason: str, in_vain: int) -> None:
     assert counted(one) == (8, in_vain)
 
 
+def test_what_was_sent_before_its_cancellation_was_heard_is_in_vain() -> None:
+    """Its worker was done a moment after the server had called it off: no step so short."""
+    _, one = a_meter()
+    one.cancelled(1.0, number=7)
+    one.pushed(1.001, steps=1, samples=1, number=7)
+    one.pushed(2.0, steps=1, samples=1, number=8)
+    done = one.summary(0)
+    assert (done.steps, done.in_vain) == (2, 1)
+    assert done.speed == pytest.approx(1.0)
+
+
 def test_what_crossed_its_cancellation_is_in_vain_once_and_its_time_is_not_counted_twice() -> None:
     meter, one = a_meter()
     one.cancelled(1.0)

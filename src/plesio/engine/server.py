@@ -255,7 +255,7 @@ class Server:
 
     def _pushed(self, line: Line, header: Header) -> None:
         meter = self._meter.workers[line.worker]
-        meter.pushed(header.ready_s, header.steps, header.samples)
+        meter.pushed(header.ready_s, header.steps, header.samples, header.number)
         self._keeper.came(line.worker, header.number, header.steps, header.samples)
         if header.extra:
             self._built.folder.set_groups(line.worker, msgspec.msgpack.decode(header.extra))
@@ -406,7 +406,7 @@ class Server:
         elif isinstance(effect, Cancel):
             self._keeper.answered(effect.worker, effect.number)
             self._answer(effect.worker, effect.number, effect.version, cancel=True)
-            self._meter.workers[effect.worker].cancelled(time.monotonic())
+            self._meter.workers[effect.worker].cancelled(time.monotonic(), effect.number)
         elif isinstance(effect, Leased):
             self._lines[effect.worker].say(LeaseReply(effect.batches, stop=False))
         elif isinstance(effect, Evict):

@@ -23,6 +23,7 @@ class WorkerMeter:
     """One worker's totals and timeline; times on the monotonic clock."""
 
     __slots__ = (
+        "_called_off",
         "_finished",
         "_finished_s",
         "_latest",
@@ -47,6 +48,7 @@ class WorkerMeter:
     def __init__(self, spans_max: int = SPANS_MAX) -> None:
         self._spans_max = spans_max
         self._latest = 0  # steps in the contribution that came last
+        self._called_off = 0  # the number of the one that was last
         self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and the time
         self.called_off_s = 0.0
         self.in_vain = 0
@@ -64,19 +66,20 @@ class WorkerMeter:
         self.staleness: Counter[int] = Counter()
         self.spans: list[tuple[str, float, float, int]] = []
 
-    def pushed(self, ready_s: float, steps: int, samples: int) -> None:
-        """A contribution came that its worker was done with at `ready_s`."""
+    def pushed(self, ready_s: float, steps: int, samples: int, number: int = 0) -> None:
+        """Contribution `number` came; its worker was done with it at `ready_s`."""
         self.steps += steps
         self.samples += samples
         self.ready_s = ready_s
         self._latest = steps
-        if ready_s > self.granted_s:
+        if ready_s > self.granted_s and (number != self._called_off or not number):
             self._compute(ready_s, steps)
         else:  # it crossed its own cancellation, which has its time
             self.void()
 
-    def cancelled(self, now_s: float) -> None:
-        """The step under way was called off: the time went into it all the same."""
+    def cancelled(self, now_s: float, number: int = 0) -> None:
+        """Contribution `number`, which is under way, was called off: the time went into it all the same."""
+        self._called_off = number
         self.compute_s += now_s - self.granted_s
         self.called_off_s = max(self.called_off_s, now_s - self.granted_s)
         self._span("compute", self.granted_s, now_s)
