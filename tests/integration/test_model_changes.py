@@ -306,3 +306,20 @@ def scheduled(worker: ps.Worker, first: bool) -> None:
 @pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
 def test_a_scheduler_made_before_prepare_is_told_of_steps(strategy: ps.Strategy, first: bool) -> None:
     assert ps.run(partial(scheduled, first=first), strategy, workers=1, engine=SIMULATED).steps == 3
+
+
+def marking(worker: ps.Worker) -> None:
+    """Write into a parameter that needs no gradient, once, as a teacher's average would each time."""
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2).requires_grad_(False))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
+    model[1].weight.data.fill_(7.0)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert torch.equal(model[1].weight, torch.full((2, 1), 7.0))
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+def test_what_is_written_into_a_frozen_parameter_stays_with_its_worker(strategy: ps.Strategy) -> None:
+    assert ps.run(marking, strategy, workers=2, timeout_s=30.0).steps == 10

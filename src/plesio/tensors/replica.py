@@ -206,6 +206,7 @@ class ParameterReplica(_Bound):
         super().__init__(layout, tensors, Arena.private(layout, tensors[0].device), tuple(Kind))
         self._ring = ring
         self._slot = slot
+        self._copied = tuple(Kind)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
 
     def fill_slot(self) -> bool:
@@ -216,7 +217,8 @@ class ParameterReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        self.arena.copy_from(self._ring[buffer])
+        self.arena.copy_from(self._ring[buffer], *self._copied)
+        self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
         self.missing = 0
 
 
