@@ -12,9 +12,9 @@ import torch
 from plesio.core.events import Fold, Member
 from plesio.recipes.asynchronous import async_sgd
 from plesio.rules import DelayCompensated, GapAware
-from plesio.tensors import corrections
+from plesio.tensors import operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.tensors.corrections import DelayCompensation, GapAwareness, GapDamping
+from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness, GapDamping
 from plesio.tensors.folding import build_folder
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.versions import Versions
@@ -49,7 +49,7 @@ def near(got: Arena, wanted: Sequence[Any]) -> None:
 @pytest.fixture(params=[1 << 18, 5])
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, and in pieces that end anywhere."""
-    monkeypatch.setattr(corrections, "CHUNK", request.param)
+    monkeypatch.setattr(operands, "CHUNK", request.param)
 
 
 @pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
@@ -139,7 +139,7 @@ def test_gap_damping() -> None:
         GapDamping(),
     ],
 )
-def test_a_fresh_gradient_is_left_as_it_is(correction: corrections.Correction) -> None:
+def test_a_fresh_gradient_is_left_as_it_is(correction: Correction) -> None:
     rng = np.random.default_rng(5)
     w, other = arena(draw(rng)), arena(draw(rng))
     correction.correct(arena(draw(rng)), w, other)
@@ -184,3 +184,17 @@ def test_each_worker_is_compensated_from_its_own_backup() -> None:
         backups[worker] = [part.copy() for part in w]
         for i in (0, 1):
             np.testing.assert_allclose(ring.of(worker).flat[i].numpy(), w[i], rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
+def test_numbers_that_run_away_are_not_warned_of(make: Callable[[], GapAwareness | GapDamping]) -> None:
+    """As in torch: a diverging run is seen in its figures."""
+    correction = make()
+    near_by, far = (
+        arena([np.zeros(8), np.zeros(16), np.zeros(8)]),
+        arena([np.full(8, 1e308), np.full(16, np.inf), np.zeros(8)]),
+    )
+    other = arena([np.full(8, -1e308), np.full(16, np.inf), np.zeros(8)])
+    for before, after in ((near_by, far), (far, other)):
+        correction.correct(arena(draw(np.random.default_rng(1))), after, before)
+        correction.stepped(before, after)

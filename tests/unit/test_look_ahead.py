@@ -16,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from plesio.core.events import Fold, Member
 from plesio.recipes.asynchronous import async_sgd, buffered
 from plesio.strategy import Strategy
-from plesio.tensors import look_ahead
+from plesio.tensors import look_ahead, operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.carrying import Carried, hand_over
 from plesio.tensors.folding import Folding, build_folder
@@ -342,7 +342,7 @@ def test_rounding_does_not_pile_up_in_the_sum(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pieces_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_ahead, "CHUNK", 5)
+    monkeypatch.setattr(operands, "CHUNK", 5)
     server, plain = pair(Adam, BETAS, 2)
     drive(server, plain, out_of_order(2, 20))
 

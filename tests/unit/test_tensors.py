@@ -13,9 +13,10 @@ from torch.nn.utils import parametrizations
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
-from plesio.tensors.finite import PIECE, SMALL, FiniteCheck, is_finite
+from plesio.tensors.finite import PIECE, FiniteCheck, is_finite
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
+from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.outer import kept_copies
 from plesio.tensors.versions import Versions

@@ -12,13 +12,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cached_property
 
 import msgspec
 import torch
 
+from plesio.tensors.operands import Operand, operand
+
 CPU = torch.device("cpu")
-CHUNK = 1 << 18
-"""Elements worked on at a time, so that temporaries stay small and in cache."""
 ALIGNMENT = 64
 PAGE = 4096
 SMALL_BYTES = 1 << 20
@@ -98,7 +99,8 @@ class Layout:
             at = end
         self.starts = tuple(starts)
         self.segments = tuple(segments)
-        self.elements = tuple(sum(specs[i].numel for i in one.tensors) for one in segments)  # without the padding
+        trained = [one for one in segments if one.kind is Kind.TRAINED]
+        self.trained_elements = tuple(sum(specs[i].numel for i in one.tensors) for one in trained)  # padding is none
         self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind is not Kind.FROZEN)
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
@@ -183,6 +185,11 @@ class Arena:
             return cls(layout, torch.zeros(layout.nbytes, dtype=torch.uint8, device=device))
         memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return cls(layout, torch.frombuffer(memory, dtype=torch.uint8))
+
+    @cached_property
+    def trained(self) -> tuple[Operand, ...]:
+        """What to write arithmetic on the trained segments with."""
+        return tuple(map(operand, self.of_kind(Kind.TRAINED)))
 
     def of_kind(self, *kinds: Kind) -> list[torch.Tensor]:
         """The flat tensors of the segments of these kinds."""

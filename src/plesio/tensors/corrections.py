@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from plesio.rules import DelayCompensated, GapAware
-from plesio.tensors.arena import CHUNK, Arena, Kind
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.operands import Operand, pieces, quiet
 from plesio.tensors.outer import Kept
 
 
@@ -29,17 +30,22 @@ class Correction(Protocol):
 
 def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
     """Aligned pieces of the trained segments of several arenas."""
-    pieces: list[tuple[torch.Tensor, ...]] = []
-    for flats in zip(*(arena.of_kind(Kind.TRAINED) for arena in arenas), strict=True):
-        pieces.extend(zip(*(flat.split(CHUNK) for flat in flats), strict=True))
-    return pieces
+    flats = zip(*(arena.of_kind(Kind.TRAINED) for arena in arenas), strict=True)
+    return [piece for together in flats for piece in pieces(*together)]
 
 
-def _elements(arena: Arena) -> list[int]:
-    """How many numbers of the model the trained segments hold; what pads them is none, and would make each mean too small."""
-    layout = arena.layout
-    kinds = zip(layout.segments, layout.elements, strict=True)
-    return [max(count, 1) for segment, count in kinds if segment.kind is Kind.TRAINED]
+@quiet
+def _shrink(slope: Operand, now: Operand, then: Operand, room: float) -> float:
+    """slope /= 1 + |now - then| / room, unless there is no room; the sum of the gaps |now - then|."""
+    total = 0.0
+    for g, new, old in pieces(slope, now, then):
+        gap = abs(new - old)
+        total += float(gap.sum())
+        if room > 0.0:
+            gap /= room
+            gap += 1.0
+            g /= gap
+    return total
 
 
 class DelayCompensation:
@@ -85,23 +91,18 @@ class GapAwareness:
         if not self._steps:
             return
         unbiased = 1.0 - self._decay**self._steps
-        flats = (arena.of_kind(Kind.TRAINED) for arena in (gradient, current, backup))
-        for position, (slope, now, then) in enumerate(zip(*flats, strict=True)):
-            step = self._mean_step[position] / unbiased
-            if step <= 0.0:
-                continue
-            for g, new, old in zip(slope.split(CHUNK), now.split(CHUNK), then.split(CHUNK), strict=True):
-                g.div_((new - old).abs_().div_(step).add_(1.0))
+        flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
+        for mean_step, (slope, now, then) in zip(self._mean_step, flats, strict=True):
+            _shrink(slope, now, then, mean_step / unbiased)
 
+    @quiet
     def stepped(self, before: Arena, after: Arena) -> None:
         """Take the size of the step just made into the running mean."""
-        pairs = list(zip(before.of_kind(Kind.TRAINED), after.of_kind(Kind.TRAINED), strict=True))
-        self._mean_step = self._mean_step or [0.0] * len(pairs)
-        elements = _elements(before)
+        elements = before.layout.trained_elements
+        self._mean_step = self._mean_step or [0.0] * len(elements)
         self._steps += 1
-        for position, (old, new) in enumerate(pairs):
-            pieces = zip(torch.split(old, CHUNK), torch.split(new, CHUNK), strict=True)
-            mean = sum(float((b - a).abs_().sum()) for a, b in pieces) / elements[position]
+        for position, (old, new) in enumerate(zip(before.trained, after.trained, strict=True)):
+            mean = sum(float(abs(b - a).sum()) for a, b in pieces(old, new)) / max(1, elements[position])
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
     def kept(self) -> Kept:
@@ -134,13 +135,13 @@ class GapDamping:
 
     def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
         """Shrink each element by how much further than usual its parameter is from where it was looked for."""
-        flats = [arena.of_kind(Kind.TRAINED) for arena in (gradient, current, backup)]
-        elements = _elements(gradient)
+        elements = gradient.layout.trained_elements
         if not self._sum:
-            self._sum, self._weight = [0.0] * len(flats[0]), [0.0] * len(flats[0])
-        for position, (slope, now, then) in enumerate(zip(*flats, strict=True)):
+            self._sum, self._weight = [0.0] * len(elements), [0.0] * len(elements)
+        flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
+        for position, (slope, now, then) in enumerate(flats):
             mean = self._sum[position] / self._weight[position] if self._weight[position] else 0.0
-            gap = _damp(slope, now, then, GAP_ROOM * mean) / elements[position]
+            gap = _shrink(slope, now, then, GAP_ROOM * mean) / max(1, elements[position])
             if 0.0 < gap < math.inf:
                 self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
                 self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
@@ -155,14 +156,3 @@ class GapDamping:
     def restore(self, numbers: dict[str, Any]) -> None:
         """Go on from it."""
         self._sum, self._weight = list(numbers["sum"]), list(numbers["weight"])
-
-
-def _damp(slope: torch.Tensor, now: torch.Tensor, then: torch.Tensor, room: float) -> float:
-    """Divide by 1 + gap / room, unless there is no room yet; the sum of the gaps."""
-    total = 0.0
-    for g, new, old in zip(*(torch.split(flat, CHUNK) for flat in (slope, now, then)), strict=True):
-        gap = (new - old).abs_()
-        total += float(gap.sum())
-        if room > 0.0:
-            g.div_(gap.div_(room).add_(1.0))
-    return total

@@ -11,9 +11,8 @@ from math import isfinite
 import numpy as np
 import torch
 
-SMALL = 1 << 17
-"""Elements up to which a tensor is looked at without torch, whose way to a sum is longer than the sum itself: between two
-steps other processes have had the caches (benchmarks/README.md)."""
+from plesio.tensors.operands import is_small
+
 PIECE = 1 << 13
 """Elements that BLAS multiplies in the thread that asks."""
 
@@ -33,7 +32,7 @@ class FiniteCheck:
         self._pieces: list[np.ndarray] = []
         self._large: list[torch.Tensor] = []
         for flat in flats:
-            if flat.numel() <= SMALL and flat.dtype in (torch.float32, torch.float64):
+            if is_small(flat):
                 self._pieces += [piece.numpy() for piece in torch.split(flat, PIECE)]
             elif flat.is_floating_point():
                 self._large.append(flat)

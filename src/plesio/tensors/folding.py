@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from plesio.core.events import Fold
 from plesio.rules import DelayCompensated, GapAware, LookAhead
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
@@ -120,12 +120,7 @@ class Folding:
         folded = len(fold.members)
         optimizer.step_as(fold.members[0].worker)
         scale = scale_for(optimizer.kind, fold.scale, self._outer.scale(folded, self._workers))
-        if optimizer.plain:
-            optimizer.step_plain(target, current, mean, scale)
-        else:
-            if target is not current:
-                target.copy_from(current, Kind.TRAINED)
-            optimizer.step(target, mean, scale)
+        optimizer.step(target, current, mean, scale)
         blend_buffers(target, current, mean, min(1.0, folded / self._workers))
 
     def publish(self, reader: int) -> int:

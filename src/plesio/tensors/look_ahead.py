@@ -26,10 +26,11 @@ import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
-from plesio.tensors.arena import CHUNK, Arena, Kind
+from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
+from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.outer import Kept, ServerOptimizer, scale_for
 from plesio.tensors.versions import Versions
@@ -124,18 +125,18 @@ class LookAheadFolding:
     def _damp(self, worker: int) -> None:
         self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
 
+    @quiet
     def _step(self, worker: int, gradient: Arena, scale: float) -> None:
         self._optimizer.step_as(worker)
         own = self._optimizer.select(self._momenta[worker])
-        total = self._optimizer.select(self._sum)
         self._scale += (scale - self._scale) / self._workers if self._scale else scale
-        for whole, part in zip(total, own, strict=True):
-            whole.sub_(part)
+        for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
+            whole -= part
         self._swap_in(own)
-        self._optimizer.step(self._master, gradient, scale)
+        self._optimizer.step(self._master, self._master, gradient, scale)
         self._swap_out(own)
-        for whole, part in zip(total, own, strict=True):
-            whole.add_(part)
+        for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
+            whole += part
         blend_buffers(self._master, self._master, gradient, 1.0 / self._workers)
         self._steps += 1
         if self._steps % RESUM_EVERY == 0:
@@ -155,12 +156,12 @@ class LookAheadFolding:
             if value is not None and value.data_ptr() != momentum.data_ptr():
                 self._optimizer.state_of(position)[self._key] = momentum.copy_(value)
 
+    @quiet
     def _resum(self) -> None:
-        parts = [self._optimizer.select(momentum) for momentum in self._momenta]
-        for position, whole in enumerate(self._optimizer.select(self._sum)):
-            whole.copy_(parts[0][position])
-            for part in parts[1:]:
-                whole.add_(part[position])
+        self._sum.copy_from(self._momenta[0], Kind.TRAINED)
+        for momentum in self._momenta[1:]:
+            for whole, part in zip(self._sum.trained, momentum.trained, strict=True):
+                whole += part
 
     def publish(self, reader: int) -> int:
         """Write the look-ahead for `reader` into a free buffer and pin it; its index."""
@@ -193,8 +194,7 @@ class LookAheadFolding:
         rate *= first / (1.0 - first**steps)
         root = (1.0 - second**steps) ** -0.5
         squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        pieces = zip(*(torch.split(t.view(-1), CHUNK) for t in (out, weight, total, squares)), strict=True)
-        for target, master, momenta, square in pieces:
+        for target, master, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
             denominator = square.sqrt().mul_(root).add_(group["eps"])
             torch.addcdiv(master, momenta, denominator, value=-rate, out=target)
 
@@ -213,7 +213,7 @@ class LookAheadFolding:
         self._forget_momentum(worker)
 
     def _forget_momentum(self, worker: int) -> None:
-        for part in self._optimizer.select(self._momenta[worker]):
+        for part in self._momenta[worker].of_kind(Kind.TRAINED):
             part.zero_()
         self._resum()
 

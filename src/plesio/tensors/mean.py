@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from plesio.tensors.arena import CHUNK, Arena
+from plesio.tensors.arena import Arena
+from plesio.tensors.operands import pieces
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -43,9 +44,9 @@ def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> No
 
 
 def _half_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
-    for out, *pieces in zip(*(torch.split(flat, CHUNK) for flat in (target, *parts)), strict=True):
-        total = pieces[0].float().mul_(shares[0])
-        for piece, share in zip(pieces[1:], shares[1:], strict=True):
+    for out, first, *others in pieces(target, *parts):
+        total = first.float().mul_(shares[0])
+        for piece, share in zip(others, shares[1:], strict=True):
             total.add_(piece, alpha=share)
         out.copy_(total)
 

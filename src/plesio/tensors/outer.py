@@ -33,6 +33,7 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, number
+from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
@@ -115,19 +116,15 @@ class ServerOptimizer:
         self._given = groups
         self.groups = [{**group, "fused": True} for group in groups] if self._fused else groups
         self._set_at: float | None = None
-        self.plain = type(self.optimizer) is SGD and all(
-            group["momentum"] == 0 and group["weight_decay"] == 0 and not group["maximize"] for group in groups
-        )
-        """Whether a step is w -= lr * g and nothing else."""
+        self._directly = steps_directly(type(self.optimizer), groups)
 
-    def step_plain(self, out: Arena, current: Arena, gradient: Arena, scale: float) -> None:
-        """out = current - lr * scale * gradient in one pass; only where `plain`."""
-        tensors = zip(self._group_of, self.select(out), self.select(current), self.select(gradient), strict=True)
-        for group, new, old, slope in tensors:
-            torch.add(old, slope, alpha=-self.groups[group]["lr"] * scale, out=new)
-
-    def step(self, target: Arena, gradient: Arena, scale: float) -> None:
-        """Step `target` in place along `gradient`, at `scale` times the learning rate."""
+    def step(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
+        """`target` = `current` (which it may be) one step along `gradient`, at `scale` times the learning rate."""
+        if self._directly:
+            self._step_directly(target, current, gradient, scale)
+            return
+        if target is not current:
+            target.copy_from(current, Kind.TRAINED)
         if scale != self._set_at:
             self._set_at = scale
             for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
@@ -138,6 +135,19 @@ class ServerOptimizer:
             parameter.grad = slope
         self.optimizer.step()
         self._move_state()
+
+    def _step_directly(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
+        tensors = zip(self.select(target), self.select(current), self.select(gradient), strict=True)
+        for position, (new, old, slope) in enumerate(tensors):
+            group = self.group_of(position)
+            momentum, first = None, False
+            if group["momentum"]:
+                state = self.optimizer.state[self.parameters[position]]
+                momentum = state.get(MOMENTUM)
+                if first := momentum is None:
+                    own = self.swapped == MOMENTUM
+                    momentum = state[MOMENTUM] = torch.empty_like(slope) if own else self._home(MOMENTUM)[position]
+            sgd_step(new, old, slope, momentum, first, group, group["lr"] * scale)
 
     def _move_state(self) -> None:
         """Keep the optimizer's state in arenas: it appears at the first step, then stays where it is put."""

@@ -1,0 +1,59 @@
+"""Plain arithmetic on flat tensors by the shortest way: small ones through NumPy's view of the same memory.
+
+torch's way to an operation on a few thousand numbers is longer than the operation, and several times longer where other
+processes have had the caches since the last one (benchmarks/README.md). Written with `+ - * /` and `abs`, a rule is the
+same for both, and so are its bits: each rounds as the standard says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+Operand = Any
+"""A flat tensor, or NumPy's view of one."""
+SMALL = 1 << 17
+"""Elements up to which NumPy is quicker; beyond, torch may use more than one thread."""
+CHUNK = 1 << 18
+"""Elements worked on at a time, so that temporaries stay small and in cache."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def quiet(function: _Function) -> _Function:
+    """`function`, in which numbers that run away are not warned of, as torch warns of none."""
+    return np.errstate(over="ignore", invalid="ignore")(function)
+
+
+def is_small(flat: torch.Tensor) -> bool:
+    """Whether NumPy is the shorter way to `flat`."""
+    return flat.is_cpu and flat.numel() <= SMALL and flat.dtype in (torch.float32, torch.float64)
+
+
+def operand(flat: torch.Tensor) -> Operand:
+    """What to write arithmetic on `flat` with.
+
+    >>> weights = torch.ones(2)
+    >>> whole = operand(weights)
+    >>> whole -= 0.5
+    >>> weights
+    tensor([0.5000, 0.5000])
+    """
+    return flat.numpy() if is_small(flat) else flat
+
+
+def pieces(*flats: Operand) -> Sequence[tuple[Operand, ...]]:
+    """Tensors of one length cut alike, into pieces of at most CHUNK elements (of several dimensions: rows).
+
+    >>> [[len(piece) for piece in both] for both in pieces(torch.zeros(CHUNK + 3), torch.ones(CHUNK + 3))]
+    [[262144, 262144], [3, 3]]
+    """
+    shape = flats[0].shape
+    length = shape[0] if shape else 1
+    if length <= CHUNK:
+        return (flats,)
+    return [tuple(flat[start : start + CHUNK] for flat in flats) for start in range(0, length, CHUNK)]
