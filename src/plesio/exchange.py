@@ -24,7 +24,7 @@ from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.optimizer_spec import Groups, hyper_parameters, settings_of
 from plesio.tensors.replica import Replica
-from plesio.warn import warn_not_finite
+from plesio.warn import warn_kept_back, warn_not_finite
 
 REPORT_S = 0.05
 """How often a worker that asks nobody tells what it did."""
@@ -298,4 +298,6 @@ class ServerExchange:
         """The training function returned: local steps that were not sent yet are."""
         if self.local and self._steps and not self._standing.stopped:
             self._push()
+        if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
+            warn_kept_back(rewritten)
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))

@@ -51,6 +51,17 @@ def warn_written(names: Sequence[str]) -> None:
     )
 
 
+def warn_kept_back(names: Sequence[str]) -> None:
+    """Tell that some of what training made is in no result."""
+    warnings.warn(
+        f"worker 0 wrote into parameters that need no gradient: {_listed(names)}. Nobody exchanges these: the run's weights and "
+        "evaluate have them as they were at the beginning. A moving average of the weights can be made of buffers instead, "
+        "which are exchanged, or be kept and saved outside of the model given to prepare",
+        RuntimeWarning,
+        stacklevel=_users_level(),
+    )
+
+
 def _listed(names: Sequence[str]) -> str:
     """The first of them, and how many more there are.
 

@@ -173,10 +173,11 @@ class Worker:
         version takes its place. Clipping is of this worker's own gradient, before the mean with others'. Prepare what is
         ever to be trained as trainable: a layer may be frozen after prepare, not unfrozen. Where the optimizer steps at the
         server, a parameter without a gradient (frozen, or not used in this loss) contributes zeros: weight decay and momentum
-        go on moving it, where torch would skip it. What the loop writes into parameters that need no gradient (a teacher's moving
-        average) stays with its worker, but under all-reduce and in shared memory: make them buffers, or keep that module
-        outside of the one prepared. What was written into parameters between prepare and the first step is
-        warned of there, and so are parameters with requires_grad=True that no group of the optimizer holds.
+        go on moving it, where torch would skip it. What the loop writes into parameters that need no gradient (a teacher's
+        moving average) stays with its worker, but under all-reduce and in shared memory: make them buffers, or keep that
+        module outside of the one prepared (worker 0 warns of it at the end). What was written into parameters between prepare
+        and the first step is warned of there, and so are parameters with requires_grad=True that no group of the optimizer
+        holds.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from plesio.all_reduce import AllReduceExchange
 from plesio.engine.assembly import arenas
+from plesio.engine.configs import WorkerConfig
 from plesio.engine.messages import (
     Failed,
     Finished,
@@ -34,7 +35,6 @@ from plesio.engine.messages import (
     Regrouped,
     ToWorker,
     Welcome,
-    WorkerConfig,
 )
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used

@@ -323,3 +323,10 @@ def marking(worker: ps.Worker) -> None:
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
 def test_what_is_written_into_a_frozen_parameter_stays_with_its_worker(strategy: ps.Strategy) -> None:
     assert ps.run(marking, strategy, workers=2, timeout_s=30.0).steps == 10
+
+
+@pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
+def test_and_that_it_is_in_no_result_is_told(strategy: ps.Strategy) -> None:
+    with pytest.warns(RuntimeWarning, match=r"wrote into parameters that need no gradient: 1\.weight\."):
+        run = ps.run(marking, strategy, workers=2, engine=SIMULATED)
+    assert not torch.equal(run.state_dict["1.weight"], torch.full((2, 1), 7.0))

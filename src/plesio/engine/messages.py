@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from plesio.faults import Pace
 from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
 from plesio.tensors.model import Described
-
-
-class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker process is told when it starts; `slow`: by how many times its steps last longer."""
-
-    worker: int
-    workers: int
-    seed: int
-    evaluates: bool
-    timeout_s: float
-    threads: int
-    server_pid: int
-    pace: Pace | None
-    slow: float
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):

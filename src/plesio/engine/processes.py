@@ -15,12 +15,12 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
+from plesio.engine.configs import ServerConfig, WorkerConfig
 from plesio.engine.evaluator import EvaluatorConfig
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Job
-from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker, WorkerConfig
+from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker
 from plesio.engine.provenance import head_of
-from plesio.engine.server import ServerConfig
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, channel_pair, close_quietly
 from plesio.faults import slowness

@@ -47,6 +47,8 @@ class Replica(Protocol):
 
     def follow(self, model: nn.Module) -> None: ...
 
+    def rewritten(self) -> list[str]: ...
+
 
 class _Bound:
     """A model's tensors over an arena of this process."""
@@ -109,6 +111,14 @@ class _Bound:
         gradients = [self.tensors[index].grad for index in self._trained]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
+
+    def _unlike(self, first: Arena) -> list[str]:
+        """The frozen parameters that are not as in `first`, which nobody moves."""
+        return [
+            spec.name
+            for spec, mine, theirs in zip(self.layout.specs, self.tensors, first.views, strict=True)
+            if spec.kind is Kind.FROZEN and not torch.equal(mine.detach().to(theirs.device), theirs)
+        ]
 
     def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
         tensor, spec = self.tensors[index] if now is None else now, self.layout.specs[index]
@@ -174,6 +184,10 @@ class GradientReplica(_Bound):
             sent.copy_(mine)
         return self._finite()
 
+    def rewritten(self) -> list[str]:
+        """The frozen parameters that the loop wrote into: in the run they are as they were."""
+        return self._unlike(self._ring[0])
+
     def _no_gradient(self, index: int) -> None:
         """A parameter this step did not touch contributes zero, and is counted. Each time: the fold wrote into the slot."""
         self.missing += 1
@@ -221,6 +235,10 @@ class ParameterReplica(_Bound):
         self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
         self.missing = 0
 
+    def rewritten(self) -> list[str]:
+        """The frozen parameters that the loop wrote into: in the run they are as they were."""
+        return self._unlike(self._ring[0])
+
 
 class SharedReplica(_Bound):
     """Everybody's parameters are the one buffer of the ring, where the first worker wrote its own."""
@@ -238,6 +256,10 @@ class SharedReplica(_Bound):
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
+
+    def rewritten(self) -> list[str]:
+        """None: what is written here is written in the run."""
+        return []
 
 
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:

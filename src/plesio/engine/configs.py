@@ -1,0 +1,36 @@
+"""What the processes of a run are told when they start."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plesio.engine.keeping import Keeping
+from plesio.faults import Pace
+
+
+class ServerConfig(msgspec.Struct, frozen=True):
+    """What a server process is told when it starts."""
+
+    workers: int
+    evaluates: bool
+    journals: bool
+    stealing: bool
+    timeout_s: float
+    raise_on_nonfinite: bool
+    threads: int
+    incarnation: int
+    keeping: Keeping
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """What a worker process is told when it starts; `slow`: by how many times its steps last longer."""
+
+    worker: int
+    workers: int
+    seed: int
+    evaluates: bool
+    timeout_s: float
+    threads: int
+    server_pid: int
+    pace: Pace | None
+    slow: float

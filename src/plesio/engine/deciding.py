@@ -1,0 +1,324 @@
+"""Deciding: what workers say goes to the sequencer, what it says is done, and both are counted and kept.
+
+    header -> event -> sequencer -> effect -> folder (tensors), lines (answers)
+                                           -> meter (figures), keeper (checkpoints), recorder (the journal)
+
+Who said it, and by which way it came, is the business of `plesio.engine.server`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Reported,
+    Ticked,
+    Verdict,
+)
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.engine.assembly import Assembly
+from plesio.engine.closing import final_figures
+from plesio.engine.configs import ServerConfig
+from plesio.engine.keeping import Keeper
+from plesio.engine.lines import Line
+from plesio.engine.messages import Begun, Final, LeaseReply, LeaseRequest, Progress, Refused, Trouble
+from plesio.engine.recording import Recorder
+from plesio.errors import CheckpointError, PlesioError
+from plesio.fabric.doorbell import Header, Report, write_answer
+from plesio.journal import JournalError, JournalWriter
+from plesio.observe.meter import Meter
+from plesio.observe.summary import Incident
+from plesio.rules import Server as ViaServer
+from plesio.strategy import Strategy
+
+
+class Deciding:
+    """One run's decisions, and what comes of them.
+
+    Args:
+        config: the server's settings.
+        strategy: how tightly workers keep step.
+        lines: one for each worker.
+        writer: of the journal, if one is kept.
+        built: gives the run's memory, once there is some.
+        tell: sends a message to the engine.
+        lost: called with the line of a worker that is a member no longer, which it may not know.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        strategy: Strategy,
+        lines: list[Line],
+        writer: JournalWriter | None,
+        built: Callable[[], Assembly],
+        tell: Callable[[object], None],
+        lost: Callable[[Line], None],
+    ) -> None:
+        self._config = config
+        self._lines = lines
+        self._built = built
+        self._tell = tell
+        self._lost = lost
+        self._via_server = isinstance(strategy.via, ViaServer)
+        self._leases = DataLeases(config.workers, config.stealing)
+        self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
+        self._meter = Meter(config.workers)
+        self._keeper = Keeper(config.keeping, strategy, config.workers)
+        self._recorder = Recorder(writer if self._via_server else None, built, self._journal_ends)
+        self._samples_before = 0  # the run was resumed
+        self._arrived_s = 0.0  # when what is dealt with now came
+        self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
+        self.begun = False
+        self.stopping = False
+        """Workers are told to stop, each with its next answer."""
+
+    # Of the run as a whole
+
+    def begin(self) -> bool:
+        """Training begins: from the first worker's weights or from a checkpoint. False if it cannot, which is told."""
+        try:
+            self._build()
+        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
+            self.trouble(None, str(error), str(error), type(error).__name__)
+            return False
+        self.begun = True
+        now_s = time.monotonic()
+        self._meter.begin(now_s)
+        self._tell(Begun(now_s))
+        return True
+
+    def _build(self) -> None:
+        built = self._built()
+        sequencer = self._keeper.build(built, self._config.stealing, self._config.timeout_s)
+        for line in self._lines:
+            if line.gone:
+                built.forget(line.worker)
+        if sequencer is None:
+            return
+        self._sequencer, self._leases = sequencer, sequencer.leases
+        self._samples_before = self._keeper.taken.samples
+        self._recorder.resumed(sequencer.version, time.monotonic())
+
+    def seat(self) -> None:
+        """Tell the sequencer who is here; the data that was to be another's is for these."""
+        now_s = time.monotonic()
+        for line in self._lines:
+            if line.gone:
+                self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
+        for line in self._lines:
+            if not line.gone:
+                self._receive(Joined(line.worker, line.incarnation), now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Time went by."""
+        if self.begun:
+            self._receive(Ticked(), now_s)
+            done = self._meter.steps, self._meter.samples
+            self._tell(Progress(now_s - self._meter.zero_s, self._sequencer.version, *done))
+        self._recorder.flush()
+        if self.begun and self._keeper.due(now_s):
+            self._keep(now_s)
+
+    def stop(self) -> None:
+        """The engine wants no more."""
+        self.stopping = True
+        self._ended_s = time.monotonic()
+        if self.begun and self._keeper.writes:
+            self._keep(self._ended_s)
+
+    def end(self) -> None:
+        """No worker is left: the clock stops, if nobody stopped it."""
+        self._ended_s = self._ended_s or time.monotonic()
+
+    def close(self, buffer: int, lost: str) -> Final:
+        """Keep what is to be kept; all the run cost. `buffer` holds the weights unless they are `lost`."""
+        if not self.begun:
+            return final_figures(0.0, self._sequencer, self._meter)
+        if self._keeper.writes and not self.stopping:  # else it was kept when it was stopped
+            self._keep(time.monotonic())
+        self._recorder.end(self.version, time.monotonic())
+        wall_s = max(0.0, self.standing()[0])
+        return final_figures(wall_s, self._sequencer, self._meter, self._built(), buffer, lost)
+
+    @property
+    def version(self) -> int:
+        """The version that is current."""
+        return self._sequencer.version
+
+    def standing(self) -> tuple[float, int, int]:
+        """The time in seconds since training began, the version, and the samples so far."""
+        now_s = self._ended_s or time.monotonic()
+        return now_s - self._meter.zero_s, self.version, self._samples_before + self._meter.samples
+
+    def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "") -> None:
+        """Put on record, and tell the engine, what happened (to `worker`); `fatal`: and why that ends the run."""
+        now_s = time.monotonic()
+        self._recorder.note(what, now_s, worker)
+        time_s = now_s - self._meter.zero_s if self.begun else 0.0
+        self._tell(Trouble(Incident(time_s, worker, what), fatal, kind))
+
+    def _keep(self, now_s: float) -> None:
+        """Write a checkpoint; training goes on if that fails."""
+        self._recorder.flush(durable=True)
+        try:
+            self._keeper.write(self._sequencer, self._built(), self._recorder.position, now_s)
+        except CheckpointError as error:
+            self.trouble(None, str(error))
+
+    def _journal_ends(self, error: JournalError) -> None:
+        self.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
+
+    # What a worker says
+
+    def pushed(self, line: Line, header: Header) -> None:
+        """A contribution lies in its slot."""
+        self._arrived_s = time.monotonic()
+        meter = self._meter.workers[line.worker]
+        meter.pushed(header.ready_s, header.steps, header.samples, header.number)
+        self._keeper.came(line.worker, header.number, header.steps, header.samples)
+        if header.extra:
+            self._built().folder.set_groups(line.worker, msgspec.msgpack.decode(header.extra))
+        self._recorder.loss = header.loss
+        self._receive(
+            Pushed(
+                line.worker,
+                line.incarnation,
+                header.number,
+                header.steps,
+                header.samples,
+                header.batches,
+                bool(header.finite),
+            ),
+            self._arrived_s,
+        )
+        meter.held_since_s = time.monotonic()
+        self._meter.missing_gradients += header.missing
+        self._meter.exchanges += 1
+        if not header.finite:
+            self._not_finite(line, f"contribution {header.number}")
+
+    def abandoned(self, line: Line, header: Header) -> None:
+        """A step was dropped."""
+        self._arrived_s = time.monotonic()
+        if header.extra:
+            self._meter.dropped(line.worker, header.extra.decode())
+        self._receive(Abandoned(line.worker, line.incarnation, header.batches), self._arrived_s)
+
+    def reported(self, line: Line, header: Header) -> None:
+        """Work was folded elsewhere."""
+        self._arrived_s = time.monotonic()
+        report = msgspec.msgpack.decode(header.extra, type=Report)
+        meter = self._meter.workers[line.worker]
+        meter.reported(header.ready_s, header.steps, header.samples, report.wait_s, report.exchange_s)
+        meter.folded += sum(report.staleness.values())
+        meter.staleness.update(report.staleness)
+        self._meter.missing_gradients += header.missing
+        self._meter.exchanges += header.steps
+        if not header.finite:
+            self._meter.dropped(line.worker, Verdict.NOT_FINITE.words)
+            self._not_finite(line, f"step {meter.steps}")
+        self._receive(Reported(line.worker, line.incarnation, header.number, header.batches), self._arrived_s)
+
+    def _not_finite(self, line: Line, which: str) -> None:
+        what = f"{which} of worker {line.worker} held a NaN or an infinity"
+        fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
+        self.trouble(line.worker, f"{what}: discarded", fatal, "NonFiniteError")
+
+    def lease(self, line: Line, request: LeaseRequest) -> None:
+        """It wants data."""
+        if self.stopping:
+            line.say(LeaseReply((), stop=True))
+            return
+        why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
+        if why:
+            line.say(Refused("ConfigurationError", why))
+            return
+        wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused)
+        self._receive(wanted, time.monotonic())
+
+    def left(self, line: Line) -> None:
+        """It says nothing any more: it finished, or it died."""
+        self._meter.workers[line.worker].left = "finished" if line.finished else "died"
+        if not line.finished and not self.stopping:
+            self.trouble(line.worker, f"worker {line.worker} died; the others go on, its data goes to them")
+        if self.begun:
+            self._arrived_s = time.monotonic()
+            self._built().forget(line.worker)
+            self._receive(Left(line.worker, line.incarnation, not line.finished), self._arrived_s)
+
+    # What the sequencer says
+
+    def _receive(self, event: Event, now_s: float) -> None:
+        self._recorder.told(event, now_s)
+        effects = self._sequencer.receive(event, now_s)
+        for effect in effects:
+            self._do(effect)
+        for effect in effects:  # those who may go on need not wait for the checksum
+            self._recorder.done(effect, now_s)
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Grant):
+            self._grant(effect)
+        elif isinstance(effect, Fold):
+            for member in effect.members:
+                self._meter.folded(member.worker, member.staleness)
+            self._built().folder.fold(effect)
+        elif isinstance(effect, Hold):
+            self._built().folder.hold(effect.worker, effect.weight)
+        elif isinstance(effect, Discard) and effect.verdict not in (Verdict.DUPLICATE, Verdict.FENCED):
+            self._meter.dropped(effect.worker, effect.verdict.words)
+        elif isinstance(effect, Cancel):
+            self._keeper.answered(effect.worker, effect.number)
+            self._answer(effect.worker, effect.number, effect.version, cancel=True)
+            self._meter.workers[effect.worker].cancelled(time.monotonic(), effect.number)
+        elif isinstance(effect, Leased):
+            self._lines[effect.worker].say(LeaseReply(effect.batches, stop=False))
+        elif isinstance(effect, Evict):
+            self.evict(effect)
+
+    def _grant(self, grant: Grant) -> None:
+        if grant.number:
+            meter = self._meter.workers[grant.worker]
+            self._keeper.answered(grant.worker, grant.number)
+            self._answer(grant.worker, grant.number, grant.version, int(grant.verdict), grant.staleness)
+            meter.granted(time.monotonic(), self._arrived_s if grant.freed_by_other else None)
+        else:
+            before = self._keeper.before[grant.worker]
+            self._answer(grant.worker, before.contributions, grant.version, staleness=before.steps)
+
+    def _answer(
+        self, worker: int, number: int, version: int, verdict: int = 0, staleness: int = 0, cancel: bool = False
+    ) -> None:
+        line = self._lines[worker]
+        if line.gone:
+            return
+        buffer = self._built().folder.publish(worker) if self._via_server else 0
+        write_answer(line.answer, cancel, verdict, self.stopping, buffer, staleness, number, version)
+
+    def evict(self, evict: Evict) -> None:
+        """A worker was silent for too long: it is a member no longer."""
+        line = self._lines[evict.worker]
+        others = "while others waited for it" if self._sequencer.members.seats else "and all the others had ended"
+        self.trouble(evict.worker, f"worker {evict.worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
+        line.finished = True
+        self._lost(line)
+        self._meter.workers[evict.worker].left = "evicted"
