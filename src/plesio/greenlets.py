@@ -9,7 +9,7 @@ version needs to be kept no longer than it takes to answer.
 | -------------------------- | ----------------------------------------------------- |
 | Hello                      | a `Place`: the run's memory, once all have shown their model |
 | Ready                      | an `Answer`: training begins                           |
-| LeaseRequest               | batches                                                |
+| LeaseRequest               | LeaseReply                                             |
 | Header (a contribution)    | an `Answer`                                            |
 | None: the function returned | nothing                                               |
 
@@ -35,7 +35,7 @@ from greenlet import GreenletExit, greenlet
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.engine.messages import Hello, LeaseRequest, Ready
+from plesio.engine.messages import Hello, LeaseReply, LeaseRequest, Ready
 from plesio.errors import PlesioError, StopRun, WorkerError
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
 from plesio.fabric.doorbell import Answer, Header, Note, nothing
@@ -205,14 +205,14 @@ class _Station:
         exchange.begin()
         return exchange, model
 
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask for data."""
         if self.standing.stopped:
-            return ()
+            return LeaseReply(stop=True)
         under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
         request = LeaseRequest(epoch, total, most, unused, digest)
-        batches: tuple[tuple[int, int], ...] = wait(request, keep_random=under_way)
-        return batches
+        reply: LeaseReply = wait(request, keep_random=under_way)
+        return reply
 
 
 class _Switch:

@@ -30,6 +30,7 @@ from torch.utils.data import (
     Subset,
 )
 
+from plesio.engine.messages import LeaseReply
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
 from plesio.seeding import RandomState, seed_everything
@@ -37,8 +38,8 @@ from plesio.seeding import RandomState, seed_everything
 LEASE_MAX = 8
 """Batches asked for at a time, at most; fewer where an epoch has few, so that its end is shared out evenly."""
 
-Lease = Callable[[int, int, int, int, int], tuple[tuple[int, int], ...]]
-"""(epoch, total batches, most, unused, digest) -> (epoch, batch) pairs; none when the epoch is given out or the run over."""
+Lease = Callable[[int, int, int, int, int], LeaseReply]
+"""(epoch, total batches, most, unused, digest) -> what the server says."""
 
 
 class LeasedLoader:
@@ -67,6 +68,8 @@ class LeasedLoader:
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made ahead
         self._unused = 0
+        self.progress = 0.0
+        """How far the run is through the data, in epochs, as of the last lease."""
         self._used = used
         self._reseed = reseed
         self._relay = _Relay(self._source) if self._source.num_workers or self._source.pin_memory else None
@@ -114,7 +117,9 @@ class LeasedLoader:
         """Whether there is a batch to take, after asking for more if none is left."""
         if not self._granted:
             unused, self._unused = self._unused, 0
-            self._granted.extend(self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch)))
+            reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
+            self._granted.extend(reply.batches)
+            self.progress = reply.epoch
         if not self._used.batches:
             self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
         return bool(self._granted)

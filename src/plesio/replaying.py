@@ -46,7 +46,7 @@ from plesio.core.events import (
 )
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
-from plesio.engine.messages import LeaseRequest
+from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
 from plesio.fabric.doorbell import Answer, Header, Note
@@ -357,7 +357,8 @@ class _Replay:
                 self._answered(effect)
                 self._seats[effect.worker].called_off.append(self._answer(effect, Verdict.CANCELLED, 0))
             elif isinstance(effect, Leased):
-                answers.append((self._seats[effect.worker], effect.batches))
+                reply = LeaseReply(effect.batches, epoch=effect.epoch)
+                answers.append((self._seats[effect.worker], reply))
             elif isinstance(effect, Evict):
                 self._prepare(self._seats[effect.worker], Left(effect.worker, effect.incarnation, died=True))
         return answers

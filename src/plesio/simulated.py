@@ -21,7 +21,7 @@ from plesio.core.events import Cancel, Grant, Leased, Verdict
 from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.evaluator import Judge
 from plesio.engine.job import Job, Live, Outcome, Watch
-from plesio.engine.messages import LeaseRequest
+from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import head_of
 from plesio.engine.recording import Recorder
 from plesio.engine.virtual import Limits, VirtualRun
@@ -261,7 +261,7 @@ class _Participant:
 def _answer(decision: Decision, buffer: int) -> Any:
     """What a worker is told, in its own terms."""
     if isinstance(decision, Leased):
-        return decision.batches
+        return LeaseReply(decision.batches, epoch=decision.epoch)
     if isinstance(decision, Cancel):
         return Answer(True, Verdict.CANCELLED, False, buffer, 0, decision.number, decision.version)
     assert isinstance(decision, Grant)

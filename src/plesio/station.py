@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
+from plesio.engine.messages import LeaseReply
 from plesio.exchange import Exchange, Standing, Used
 
 
@@ -32,7 +33,7 @@ class Station(Protocol):
         """Take part with this model and optimizer; returns when training begins, with the model to call."""
         ...
 
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Data to work on; the arguments are those of a `plesio.engine.messages.LeaseRequest`."""
         ...
 

@@ -78,6 +78,29 @@ class Worker:
         return self._standing.version
 
     @property
+    def epoch(self) -> float:
+        """How far the run is through the data that `prepare` shares out: 2.5 in the middle of the third epoch.
+
+        For schedules. Fast workers take more steps than `len(loader)` says, and a schedule by steps is over before the
+        training is: OneCycleLR then raises, CosineAnnealingLR turns up again. By this all are where the run is:
+
+            schedule = LambdaLR(optimizer, lambda _: 0.5 * (1 + cos(pi * min(1.0, worker.epoch / EPOCHS))))
+
+        In lock step, and with data="shards", this worker's own part counts. As of the data that it was given last.
+
+        Raises:
+            ConfigurationError: prepare was given no loader.
+        """
+        if self._loader is not None:
+            return self._loader.progress
+        if self._exchange is None:
+            return 0.0
+        raise ConfigurationError(
+            "worker.epoch counts the data that prepare shares out, and prepare was given no loader; count what you read "
+            "yourself, or go by worker.version"
+        )
+
+    @property
     def discarded(self) -> int:
         """How many of this worker's contributions did not count."""
         return self._standing.discarded

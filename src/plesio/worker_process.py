@@ -189,7 +189,7 @@ class ProcessStation:
             raise (error_class(reply.kind) or PlesioError)(reply.why)
         return reply, descriptors
 
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[tuple[int, int], ...]:
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask the server; what was done since is told first, so that it need not be asked about."""
         if self.standing.stopped:
             raise StopRun("the run is over")  # also for a loop without end
@@ -200,7 +200,7 @@ class ProcessStation:
         reply, _ = self._ask(f"data of epoch {epoch}")
         assert isinstance(reply, LeaseReply)
         self.standing.stopped = self.standing.stopped or reply.stop
-        return reply.batches
+        return reply
 
     def _regrouped(self) -> Regrouped:
         reply, _ = self._ask("the group it is in from now on")

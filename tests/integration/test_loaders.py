@@ -27,7 +27,8 @@ from torch.utils.data import (
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Group
 from plesio.core.events import Leased
-from plesio.core.leases import Batch, DataLeases
+from plesio.core.leases import DataLeases
+from plesio.engine.messages import LeaseReply
 from plesio.engine.virtual import VirtualRun
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Request
 from plesio.engine.virtual_workers import NoFolder
@@ -134,10 +135,10 @@ def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> Leas
     leases = DataLeases(1, stealing=True)
     leases.take(0, done - 1, ROWS // BATCH, most=ROWS)
 
-    def lease(epoch: int, total: int, most: int, unused: int, digest: int) -> tuple[Batch, ...]:
+    def lease(epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         if digests is not None:
             digests.append(digest)
-        return leases.take(0, epoch, total, most)
+        return LeaseReply(leases.take(0, epoch, total, most))
 
     return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None)
 
@@ -261,3 +262,52 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_is_no_single_loader_of_the_whole_data_is_refused(loader: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         leased(loader())
+
+
+# How far the run is
+
+
+def scheduled(worker: ps.Worker, epochs: int) -> None:
+    """Log where the run is at each step, and what a schedule made of it."""
+    model = loops.mlp()
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), DataLoader(loops.Numbered(ROWS), batch_size=1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0 - worker.epoch / epochs)
+    assert worker.epoch == 0.0
+    steps, before = 0, 0.0
+    for _ in range(epochs):
+        for _, inputs, labels in loader:
+            assert before <= worker.epoch < epochs
+            before = worker.epoch
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            schedule.step()
+            steps += 1
+    assert 0.0 < optimizer.param_groups[0]["lr"] <= 0.5 * optimizer.param_groups[0]["initial_lr"]
+    worker.log(last=before, steps=steps, share=len(loader) * epochs)
+
+
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=4), ps.hogwild()], ids=str)
+def test_all_workers_are_where_the_run_is(strategy: ps.Strategy) -> None:
+    """A schedule by the steps of one would be over too early, or not at all."""
+    run = ps.run(partial(scheduled, epochs=4), strategy, workers=3, engine=ps.Simulated("one-straggler"))
+    ends = [one.metrics for one in run.summary.logged if "last" in one.metrics]
+    assert len(ends) == 3
+    assert min(one["last"] for one in ends) >= (3.8 if strategy.in_lock_step else 3.2), "a slow one was told long ago"
+    ahead = max(one["steps"] - one["share"] for one in ends)
+    assert ahead == 0 if strategy.in_lock_step else ahead > 0
+
+
+def test_processes_are_told_as_simulated_ones_are() -> None:
+    run = ps.run(partial(scheduled, epochs=4), ps.async_sgd(), workers=3, faults=[ps.Slow(worker=0, factor=5)])
+    assert run.samples == 4 * ROWS
+
+
+def test_data_of_ones_own_has_no_epochs() -> None:
+    def train(worker: ps.Worker) -> None:
+        model = loops.mlp()
+        worker.prepare(model, loops.sgd(model), None)
+        _ = worker.epoch
+
+    with pytest.raises(ConfigurationError, match=r"prepare was given no loader; count what you read"):
+        ps.run(train, ps.async_sgd(), workers=1, engine=ps.Simulated("uniform"))

@@ -56,6 +56,10 @@ def test_every_batch_is_in_exactly_one_place(workers: int, stealing: bool, actio
         assert (leases.done, leases.skipped) == (len(ended) - skipped, skipped)
         assert leases.unvisited == leases.opened - len(ended)
         assert leases.opened % TOTAL == 0
+        given = len(ended) + sum(map(len, held.values()))
+        progress = [leases.progress(worker) for worker in range(workers)]
+        assert all(0.0 <= one <= leases.opened / TOTAL for one in progress)
+        assert not stealing or progress == [given / TOTAL] * workers
     work_off(leases, here or {0}, held, ended)
 
 
@@ -174,3 +178,22 @@ def test_what_was_given_back_goes_out_again_the_earliest_first() -> None:
     for batches in (second, third, first):
         leases.give_back(batches)
     assert leases.take(0, epoch=1, total=3, most=6) == (*first, *second, *third)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_how_far_the_data_is_given_out(workers: int) -> None:
+    """To all together where fast ones take more, else to each of its own; and as far after a restart with other workers."""
+    together, apart = DataLeases(2, stealing=True), DataLeases(2, stealing=False)
+    assert together.progress(0) == apart.progress(1) == 0.0
+    for leases in (together, apart):
+        leases.take(0, epoch=0, total=8, most=3)
+    assert [together.progress(worker) for worker in (0, 1)] == [3 / 8, 3 / 8]
+    assert [apart.progress(worker) for worker in (0, 1)] == [3 / 4, 0.0]
+    for leases, stealing in ((together, True), (apart, False)):
+        leases.folded(leases.consume(0, 2))  # batches 0 and 2; the third, 4, is to be given again
+        again = DataLeases.restore(leases.state(()), workers, stealing)
+        progress = [again.progress(worker) for worker in range(workers)]
+        if stealing:
+            assert progress == [2 / 8] * workers
+        else:
+            assert progress == pytest.approx([2 / 4, 0.0] if workers == 2 else [1 / 3, 0.0, 1 / 2])

@@ -183,10 +183,14 @@ class Evict(msgspec.Struct, frozen=True, gc=False):
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
-    """Data for a worker: (epoch, batch) pairs in the order they are to be used; none means the epoch is given out."""
+    """Data for a worker: (epoch, batch) pairs in the order they are to be used; none means the epoch is given out.
+
+    `epoch`: how far the data was given out before these, see `DataLeases.progress`.
+    """
 
     worker: int
     batches: tuple[tuple[int, int], ...]
+    epoch: float = 0.0
 
 
 Effect = Hold | Fold | Discard | Grant | Cancel | Evict | Leased

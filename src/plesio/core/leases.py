@@ -63,12 +63,26 @@ class DataLeases:
         self._gone: set[int] = set()
         self._returned: deque[Batch] = deque()
         self._queues: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
+        self._queued = 0  # in all of them
         self._outstanding: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
 
     @property
     def unvisited(self) -> int:
         """Batches of opened epochs that are neither done nor skipped."""
         return self.opened - self.done - self.skipped
+
+    def progress(self, worker: int) -> float:
+        """How far the data is given out, in epochs: 2.5 in the middle of the third.
+
+        With `stealing` to all together; without it to `worker`, of what is its own: that depends on nobody's speed.
+        """
+        if not self._total:
+            return 0.0
+        if self.stealing:
+            return (self.opened - self._queued - len(self._returned)) / self._total
+        own = len(range(worker, self._total, self.workers))
+        back = sum(batch % self.workers == worker for _, batch in self._returned)
+        return self._epochs - (len(self._queues[worker]) + back) / max(1, own)
 
     def agree(self, total: int) -> int:
         """The number of batches an epoch has: what the first worker said."""
@@ -117,6 +131,7 @@ class DataLeases:
     def _open(self, epoch: int, total: int) -> None:
         for batch in range(total):
             self._queues[batch % self.workers].append((epoch, batch))
+        self._queued += total
         self.opened += total
         self._epochs += 1
         for worker in self._gone:
@@ -128,12 +143,14 @@ class DataLeases:
             return returned
         own = self._queues[worker]
         if own and own[0][0] <= epoch:
+            self._queued -= 1
             return own.popleft()
-        if not self.stealing or not any(self._queues.values()):
+        if not self.stealing or not self._queued:
             return None
         waiting = [queue for queue in self._queues.values() if queue and queue[0][0] <= epoch]
         if not waiting:
             return None
+        self._queued -= 1
         return max(waiting, key=len).popleft()
 
     def _returned_to(self, worker: int, epoch: int) -> Batch | None:
@@ -200,6 +217,7 @@ class DataLeases:
             queue = _last(worker, length, state)
             if workers == state.workers:
                 leases._queues[worker].extend(queue)
+                leases._queued += length
             else:
                 leases.give_back(queue)
         leases._gone.update(worker for worker in state.gone if worker < workers)
@@ -209,6 +227,7 @@ class DataLeases:
         queue = self._queues[worker]
         batches = tuple(queue)
         queue.clear()
+        self._queued -= len(batches)
         self.give_back(batches)
 
 

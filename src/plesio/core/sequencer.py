@@ -214,7 +214,9 @@ class Sequencer:
             return
         seat.heard_s = self._now_s
         self.leases.unused(event.worker, event.unused)
-        self._effects.append(Leased(event.worker, self.leases.take(event.worker, event.epoch, event.total, event.most)))
+        epoch = self.leases.progress(event.worker)
+        batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
+        self._effects.append(Leased(event.worker, batches, epoch))
 
     def _abandoned(self, event: Abandoned) -> None:
         seat = self.members.seats.get(event.worker)

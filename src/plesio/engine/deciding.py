@@ -246,7 +246,7 @@ class Deciding:
     def lease(self, line: Line, request: LeaseRequest) -> None:
         """It wants data."""
         if self.stopping:
-            line.say(LeaseReply((), stop=True))
+            line.say(LeaseReply(stop=True))
             return
         why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
         if why:
@@ -291,7 +291,7 @@ class Deciding:
             self._answer(effect.worker, effect.number, effect.version, cancel=True)
             self._meter.workers[effect.worker].cancelled(time.monotonic(), effect.number)
         elif isinstance(effect, Leased):
-            self._lines[effect.worker].say(LeaseReply(effect.batches, stop=False))
+            self._lines[effect.worker].say(LeaseReply(effect.batches, epoch=effect.epoch))
         elif isinstance(effect, Evict):
             self.evict(effect)
 

@@ -46,10 +46,11 @@ class LeaseRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`."""
+    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`: as in `Leased`."""
 
-    batches: tuple[tuple[int, int], ...]
-    stop: bool
+    batches: tuple[tuple[int, int], ...] = ()
+    stop: bool = False
+    epoch: float = 0.0
 
 
 class Regrouped(msgspec.Struct, tag=True, frozen=True):

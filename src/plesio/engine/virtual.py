@@ -51,12 +51,11 @@ from plesio.engine.closing import final_figures
 from plesio.engine.messages import Final
 from plesio.engine.recording import Recorder
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push
-from plesio.engine.virtual_network import InPlace, Network, Ring, Star
+from plesio.engine.virtual_network import network_of
 from plesio.engine.virtual_workers import Folder, Participant
 from plesio.errors import ConfigurationError
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident
-from plesio.rules import AllReduce, SharedMemory
 from plesio.strategy import Strategy
 
 TICKS = 10
@@ -70,6 +69,16 @@ class Limits(msgspec.Struct, frozen=True):
     steps: float = float("inf")
     samples: float = float("inf")
     contributions: float = float("inf")
+
+    def reached(self, steps: int, samples: int, contributions: int) -> str:
+        """Which of the counts is, in words; empty if none."""
+        if steps >= self.steps:
+            return f"{self.steps:g} steps were up"
+        if samples >= self.samples:
+            return f"{self.samples:g} samples were up"
+        if contributions >= self.contributions:
+            return f"{self.contributions:g} contributions were up"
+        return ""
 
 
 NO_LIMITS = Limits()
@@ -138,7 +147,7 @@ class VirtualRun:
         self.ended = ""
         self.steps = self.samples = self.contributions = self.nbytes = 0
         self._cluster = cluster
-        self._network = _network(strategy, cluster, self.clock)
+        self._network = network_of(strategy.via, cluster, self.clock)
         self._folder = folder
         self.answer_nbytes = answer_nbytes
         self.recorder = recorder or Recorder()
@@ -333,16 +342,7 @@ class VirtualRun:
                 worker, f"contribution {message.number} of worker {worker} held a NaN or an infinity: discarded"
             )
         if self._counts_end:
-            self._look_at_limits()
-
-    def _look_at_limits(self) -> None:
-        limits = self._limits
-        if self.steps >= limits.steps:
-            self.end(f"{limits.steps:g} steps were up")
-        elif self.samples >= limits.samples:
-            self.end(f"{limits.samples:g} samples were up")
-        elif self.contributions >= limits.contributions:
-            self.end(f"{limits.contributions:g} contributions were up")
+            self.end(self._limits.reached(self.steps, self.samples, self.contributions))
 
     def _lease_wanted(self, message: Message, lease: Lease) -> None:
         why = self.leases.disagreement(message.worker, lease.epoch, lease.total, lease.digest)
@@ -466,11 +466,3 @@ class VirtualRun:
 
     def _incident(self, worker: int, what: str) -> None:
         self.incidents.append(Incident(self.clock.now_s, worker, what))
-
-
-def _network(strategy: Strategy, cluster: Cluster, clock: VirtualClock) -> Network:
-    if isinstance(strategy.via, AllReduce):
-        return Ring(cluster, clock)
-    if isinstance(strategy.via, SharedMemory):
-        return InPlace(clock)
-    return Star(cluster, clock)

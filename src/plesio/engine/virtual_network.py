@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from plesio.clock.virtual import VirtualClock
 from plesio.cluster import Cluster, Partition
 from plesio.engine.virtual_messages import Message
+from plesio.rules import AllReduce, SharedMemory, Via
 
 
 class Network(Protocol):
@@ -125,3 +126,12 @@ class InPlace:
     def answer(self, worker: int, nbytes: int) -> float:
         """At once."""
         return self._clock.now_s
+
+
+def network_of(via: Via, cluster: Cluster, clock: VirtualClock) -> Network:
+    """The network that contributions take `via` what the strategy says."""
+    if isinstance(via, AllReduce):
+        return Ring(cluster, clock)
+    if isinstance(via, SharedMemory):
+        return InPlace(clock)
+    return Star(cluster, clock)
