@@ -12,7 +12,7 @@ import torch
 
 from plesio.rules import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.operands import Operand, pieces, quiet
+from plesio.tensors.operands import Operand, distance, pieces, quiet
 from plesio.tensors.outer import Kept
 
 
@@ -39,7 +39,7 @@ def _shrink(slope: Operand, now: Operand, then: Operand, room: float) -> float:
     """slope /= 1 + |now - then| / room, unless there is no room; the sum of the gaps |now - then|."""
     total = 0.0
     for g, new, old in pieces(slope, now, then):
-        gap = abs(new - old)
+        gap = distance(new, old)
         total += float(gap.sum())
         if room > 0.0:
             gap /= room
@@ -102,7 +102,7 @@ class GapAwareness:
         self._mean_step = self._mean_step or [0.0] * len(elements)
         self._steps += 1
         for position, (old, new) in enumerate(zip(before.trained, after.trained, strict=True)):
-            mean = sum(float(abs(b - a).sum()) for a, b in pieces(old, new)) / max(1, elements[position])
+            mean = sum(float(distance(b, a).sum()) for a, b in pieces(old, new)) / max(1, elements[position])
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
     def kept(self) -> Kept:

@@ -1,8 +1,8 @@
 """Plain arithmetic on flat tensors by the shortest way: small ones through NumPy's view of the same memory.
 
 torch's way to an operation on a few thousand numbers is longer than the operation, and several times longer where other
-processes have had the caches since the last one (benchmarks/README.md). Written with `+ - * /` and `abs`, a rule is the
-same for both, and so are its bits: each rounds as the standard says.
+processes have had the caches since the last one (benchmarks/README.md). Written with `+ - * /`, a rule is the same for
+both, and so are its bits: each rounds as the standard says.
 """
 
 from __future__ import annotations
@@ -44,6 +44,16 @@ def operand(flat: torch.Tensor) -> Operand:
     tensor([0.5000, 0.5000])
     """
     return flat.numpy() if is_small(flat) else flat
+
+
+def distance(one: Operand, other: Operand) -> Operand:
+    """|one - other|, element by element; a new tensor or array.
+
+    >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0]))
+    tensor([2., 1.])
+    """
+    gap = one - other
+    return np.abs(gap, out=gap) if isinstance(gap, np.ndarray) else gap.abs_()
 
 
 def pieces(*flats: Operand) -> Sequence[tuple[Operand, ...]]:
