@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
 from typing import Protocol
@@ -139,16 +140,19 @@ class Exchange(Protocol):
 
 
 class Used:
-    """What the loop used since last asked: call it for (batches, samples), which begins again."""
+    """What the loop used since last asked: call it for (batches, samples), which begins again.
 
-    __slots__ = ("batches", "samples")
+    `looks` counts how often it was looked since then whether the step still counts; `told` is the first that said no.
+    """
+
+    __slots__ = ("batches", "looks", "samples", "told")
 
     def __init__(self) -> None:
-        self.batches = self.samples = 0
+        self.batches = self.samples = self.looks = self.told = 0
 
     def __call__(self) -> tuple[int, int]:
         taken = self.batches, self.samples
-        self.batches = self.samples = 0
+        self.batches = self.samples = self.looks = self.told = 0
         return taken
 
 
@@ -217,7 +221,7 @@ class ServerExchange:
         self._standing.steps += 1
         self._steps += 1
         self._pacer.rest(self._doorbell.waiting if self.cancels else time.sleep)
-        if self.cancels and self._doorbell.waiting():
+        if self.cancels and self._called_off():
             self.abandon()
         elif self._every.due(self._steps, self._pacer.now_s() - self._exchanged_s):
             self._push()
@@ -232,13 +236,25 @@ class ServerExchange:
 
     def cancelled(self) -> bool:
         """Whether the step under way no longer counts."""
-        return self.cancels and self._doorbell.waiting()
+        if not self.cancels:
+            return False
+        self._used.looks += 1
+        if self._doorbell.waiting():
+            self._used.told = self._used.told or self._used.looks
+        return self._used.told > 0
+
+    def _called_off(self) -> bool:
+        """The step is done: whether it was in vain. (A replay tells this look from those inside the step by its number.)"""
+        self._used.looks = 0
+        return self._doorbell.waiting()
 
     def abandon(self) -> None:
-        """Drop the step that was called off and go on from the newer version."""
+        """Drop the step that was called off, with its gradients so far, and go on from the newer version."""
+        told = self._used.told
         batches, _ = self._used()
+        self._replica.drop_gradients()
         answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
-        self._doorbell.send(self._header(Note.ABANDON, True, batches, 0))
+        self._doorbell.send(self._header(Note.ABANDON, True, batches, told))
         self._next()
         self._adopt(answer)
         self._pacer.begin()
@@ -282,6 +298,8 @@ class ServerExchange:
         standing = self._standing
         standing.version, standing.staleness = answer.version, answer.staleness
         standing.verdict = Verdict.CANCELLED if answer.cancel else answer.verdict
+        if answer.cancel:
+            self._sent = None  # the settings that went with it may have got nowhere
         standing.stopped = standing.stopped or answer.stop
         if standing.verdict is not Verdict.TAKEN:
             standing.discarded += 1
@@ -298,6 +316,7 @@ class ServerExchange:
         """The training function returned: local steps that were not sent yet are."""
         if self.local and self._steps and not self._standing.stopped:
             self._push()
-        if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
-            warn_kept_back(rewritten)
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
+        if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
+            with suppress(RuntimeWarning):  # a filter that makes errors of warnings would cost the run now
+                warn_kept_back(rewritten)

@@ -71,7 +71,7 @@ class Watcher(Protocol):
         """The worker's time."""
         ...
 
-    def cancelled(self, used_batches: int) -> bool:
+    def cancelled(self, used: Used) -> bool:
         """Whether the step under way is known not to count."""
         ...
 
@@ -236,7 +236,7 @@ class _Switch:
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         """Whether the step under way is known to be called off."""
-        called_off = self._watcher.cancelled(self._used.batches)
+        called_off = self._watcher.cancelled(self._used)
         if called_off:
             self._request = Header(Note.ABANDON, batches=self._used.batches)
         return called_off

@@ -180,6 +180,7 @@ class _Relay:
         if source.num_workers:
             settings["prefetch_factor"] = source.prefetch_factor
             settings["persistent_workers"] = source.persistent_workers
+            settings["multiprocessing_context"] = source.multiprocessing_context
         if source.batch_sampler is not None:
             self._loader = DataLoader(source.dataset, batch_sampler=self, **settings)
         else:

@@ -49,6 +49,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
+from plesio.exchange import Used
 from plesio.fabric.doorbell import Answer, Header, Note
 from plesio.greenlets import GreenletWorker, Request
 from plesio.inline import InlineServer
@@ -189,10 +190,14 @@ class _Seat:
 
     # As a `plesio.greenlets.Watcher`, with a time that stands still
 
-    def cancelled(self, used_batches: int) -> bool:
-        """The step under way was dropped when this much data had gone into it."""
+    def cancelled(self, used: Used) -> bool:
+        """The step under way was dropped at this look, or when it was done with this much data."""
         following = self.upcoming[0] if self.upcoming else None
-        return isinstance(following, Abandoned) and following.batches == used_batches
+        if not isinstance(following, Abandoned):
+            return False
+        if following.look:
+            return not used.looks or used.looks >= following.look
+        return not used.looks and following.batches == used.batches
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """It was logged then."""

@@ -76,6 +76,14 @@ def resumption(place: str | Path, job: Job) -> Resumption:
     old = _old(manifest)
     if old.wrong and old is not NO_JOURNAL:
         warnings.warn(f"resumed from {saved.path}; {old.wrong}", RuntimeWarning, stacklevel=3)
+    if manifest.train_hash and manifest.train_hash != train_hash(job.train):
+        warnings.warn(
+            f"resumed from {saved.path}; the training function, or something else in its file, has changed since: the run "
+            f"goes on with the new one. plesio replay can do its journal again with neither: up to version "
+            f"{manifest.version} it is the old one's, from there on the new one's",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return Resumption(saved, old)
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from plesio.arguments import as_pace, as_strategy, check_choice, check_kinds, check_numbers
 from plesio.checkpoint import Checkpoint
+from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import WORKERS_MAX, LocalEngine
 from plesio.engine.messages import Final
@@ -220,8 +221,10 @@ def run(
         outcome = LocalEngine(job, seen).run()
     if begin_from is not None:
         outcome.incidents.insert(0, begin_from.incident)
-    done = _done(job, outcome, folder, simulated, shared_out=data == "leases")
-    if outcome.interrupted:
+    with CtrlC() as ctrl_c:  # a run that is whole is written, too
+        ctrl_c.pressed += outcome.interrupted
+        done = _done(job, outcome, folder, simulated, shared_out=data == "leases")
+    if ctrl_c.pressed:
         raise RunInterrupted(done, folder.path if folder is not None else None, resumable(job))
     assert done is not None, "a run that was not interrupted has a result"
     if outcome.evaluate_raised:

@@ -4,7 +4,8 @@ Gradients are real, computed one worker after the other in this process; only ti
 exact: two runs give the same journal and the same weights, byte for byte.
 
 What is not simulated: under `allreduce` and `hogwild` the arithmetic is a server's (the mean of all gradients; one
-gradient after the other, never torn), and only the times and bytes are those of a ring and of shared memory.
+gradient after the other, never torn), and so are the bytes: a contribution and the parameters for each exchange, as
+everywhere. Only the times are those of a ring and of shared memory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_messages import Answer as Decision
 from plesio.engine.virtual_messages import Finish, Lease, Push, Request
 from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError
+from plesio.exchange import Used
 from plesio.fabric.doorbell import Answer, Header
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
@@ -238,7 +240,7 @@ class _Participant:
         if self._worker is not None:
             self._worker.kill()
 
-    def cancelled(self, used_batches: int) -> bool:
+    def cancelled(self, used: Used) -> bool:
         """Work is done at once: by the time it is called off it is complete, and void."""
         return False
 

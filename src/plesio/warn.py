@@ -1,4 +1,4 @@
-"""Warnings to the user of a worker: they point at the line of the training loop, not at ours."""
+"""Warnings to the user of a worker: while the training loop runs they point at its line, not at ours."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Worker:
         """Marks one step, so that it can be left early once it no longer counts.
 
         Inside, every layer of the model looks before its forward pass whether the step was called off; if it was, the
-        block ends there and the loop goes on with the next batch.
+        block ends there, its gradients so far are dropped, and the loop goes on with the next batch.
 
             for inputs, labels in loader:
                 with worker.step():
@@ -198,9 +198,9 @@ class Worker:
         server, a parameter without a gradient (frozen, or not used in this loss) contributes zeros: weight decay and momentum
         go on moving it, where torch would skip it. What the loop writes into parameters that need no gradient (a teacher's
         moving average) stays with its worker, but under all-reduce and in shared memory: make them buffers, or keep that
-        module outside of the one prepared (worker 0 warns of it at the end). What was written into parameters between prepare
-        and the first step is warned of there, and so are parameters with requires_grad=True that no group of the optimizer
-        holds.
+        module outside of the one prepared (worker 0 warns at the end, if it did). What was written into parameters between
+        prepare and the first step is warned of there, and so are parameters with requires_grad=True that no group of the
+        optimizer holds.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an

@@ -55,6 +55,9 @@ from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
 from plesio.worker import Worker
 
+CHILD_S = 0.2
+"""How long after its line broke the end of a process is told at the latest."""
+
 
 class ProcessStation:
     """The station of a worker process. Its arguments are what the process was started with."""
@@ -230,8 +233,9 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     except ChannelClosedError:
         pass  # nobody is left to tell
     except builtins.BaseException as error:
+        why = _words_of(error)  # first of all: from here on no other error gets in between
         with suppress(ChannelClosedError):  # the engine may have given the run up
-            engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+            engine.send(Failed(type(error).__name__, why, traceback.format_exc()))
         raise SystemExit(1) from None
     finally:
         _end_children()
@@ -254,9 +258,31 @@ def _keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
     os.register_at_fork(after_in_child=let_go)
 
 
+def _words_of(error: BaseException) -> str:
+    """What it says; and, where it is of a line that broke, what torch says when it is a DataLoader's process that ended."""
+    why = ""
+    try:
+        if isinstance(error, (ConnectionError, EOFError)):
+            time.sleep(CHILD_S)
+    except RuntimeError as failure:
+        why = f"; {failure}"
+    _ignore_children()
+    return f"{error}{why}"
+
+
+def _ignore_children() -> None:
+    """Take away torch's handler of SIGCHLD, which raises when a DataLoader's process failed, wherever this one is then."""
+    while True:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return
+        except Exception:  # one came just now: it has raised, and need not again
+            continue
+
+
 def _end_children() -> None:
     """What multiprocessing does at the end of a process, which ours does not get to: else a DataLoader's would linger."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes the end of a DataLoader's for a failure
+    _ignore_children()  # torch's handler takes the end of a DataLoader's for a failure
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()

@@ -14,6 +14,8 @@ import torch
 import plesio as ps
 from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest
 from plesio.cli.main import main
+from plesio.core.events import Grant, Joined, Left, Pushed
+from plesio.core.sequencer import Sequencer
 from plesio.engine.keeping import Keeper, Keeping
 from plesio.strategy import Strategy
 from support.replayed import chancy, fills_the_disk
@@ -107,7 +109,6 @@ def test_until_counts_what_was_before_a_resume(of: str, most: int, tmp_path: Pat
 def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> None:
     keeper = Keeper(Keeping(), ps.first_of(2), workers=2)
     keeper.came(0, 1, steps=1, samples=8)
-    assert keeper.taken == (0, 0), "it waits: after a resume it is made again"
     keeper.answered(0, 1)
     keeper.answered(0, 2)
     keeper.came(0, 2, steps=1, samples=8)
@@ -115,6 +116,48 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
     keeper.came(0, 3, steps=1, samples=4)
     keeper.answered(0, 3)
     assert keeper.taken == (3, 20)
+
+
+@pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
+def test_what_waits_to_be_folded_is_done_again_and_counts_then(strategy: Strategy) -> None:
+    """Whether its worker waits with it, or was answered and went on; and what was folded counts though its worker died."""
+    keeper, sequencer = Keeper(Keeping(), strategy, workers=2), Sequencer(strategy, workers=2)
+    for worker in (0, 1):
+        sequencer.receive(Joined(worker, 1), 0.0)
+    keeper.came(0, 1, steps=3, samples=8)
+    for effect in sequencer.receive(Pushed(0, 1, 1, steps=3, samples=8, batches=0), 0.0):
+        if isinstance(effect, Grant):
+            keeper.answered(0, 1)
+    assert keeper.done(sequencer) == (0, 0)
+    sequencer.receive(Left(0, 1, died=True), 0.0)
+    keeper.came(1, 1, steps=1, samples=2)
+    sequencer.receive(Pushed(1, 1, 1, steps=1, samples=2, batches=0), 0.0)
+    assert sequencer.version == 1
+    assert keeper.done(sequencer) == (4, 10)
+
+
+@pytest.mark.parametrize("strategy", [ps.buffered(7), ps.rennala(7)], ids=lambda one: one.name)
+def test_what_lies_in_a_buffer_counts_once_in_a_resumed_runs_total(strategy: Strategy, tmp_path: Path) -> None:
+    """64 batches, one worker: so many steps in all, wherever it was stopped."""
+    first = ps.run(chancy, strategy, workers=1, runs=tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=18))
+    manifest = latest(first.folder or tmp_path).manifest
+    assert (manifest.steps, manifest.samples) == (7 * manifest.version, 6 * 7 * manifest.version)
+    assert 18 <= first.steps != manifest.steps
+    second = ps.run(chancy, strategy, workers=1, runs=tmp_path / "b", resume=first.folder)
+    assert manifest.steps + second.steps == 64
+
+
+def test_a_training_function_that_has_changed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on with the new one, and no replay can have both."""
+    first = trained(ps.sync_sgd(), tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=12))
+    at = latest(first.folder or tmp_path).manifest.version
+    monkeypatch.setattr("plesio.resume.train_hash", lambda train: "another")
+    words = (
+        rf"resumed from .*{FOLDER}.*the training function, .* has changed .* plesio replay .* up to version {at} it is"
+    )
+    with pytest.warns(RuntimeWarning, match=words):
+        second = trained(ps.sync_sgd(), tmp_path / "b", resume=first.folder)
+    assert second.batches_unvisited == 0
 
 
 def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) -> None:
@@ -157,7 +200,8 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, resume=run.folder, seed=5)
     from support.loops import endless
 
-    with pytest.raises(ps.CheckpointError, match=r"is of another model: it has .* got "):
+    changed = pytest.warns(RuntimeWarning, match="the training function, .* has changed since")
+    with changed, pytest.raises(ps.CheckpointError, match=r"is of another model: it has .* got "):
         trained(ps.async_sgd(), tmp_path, endless, resume=run.folder)
 
 

@@ -8,12 +8,14 @@ import json
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import plesio as ps
+from plesio.all_reduce import exchange
 from plesio.fabric.collective import Everybody, Group, as_it_is
 from plesio.replicated import ReplicatedModel
 from support import loops, replicas
@@ -175,6 +177,25 @@ def test_a_gradient_spoiled_on_one_worker_only() -> None:
 def test_misuse(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(partial(replicas.misused, how=how), ps.allreduce(), workers=2, timeout_s=20)
+
+
+def groupless(worker: ps.Worker) -> None:
+    """No group comes about in this process, for want of descriptors."""
+
+    def group(store: object, *arguments: Any) -> Group:
+        if store is not None:
+            raise RuntimeError("Too many open files\nException raised from somewhere")
+        return Group(None, *arguments)
+
+    exchange.Group = group  # type: ignore[assignment, misc]
+    loops.one_step(worker, action="text")
+
+
+def test_a_group_that_never_comes_about_is_an_error() -> None:
+    """Nobody died that others would have to go on without: there is no end to trying."""
+    words = r"workers 0, 1 could not form a group .* tried 6 times in .*torch says: Too many open files\. .*ulimit -n"
+    with pytest.raises(ps.DeadlineError, match=words):
+        ps.run(groupless, ps.allreduce(), workers=2, timeout_s=20)
 
 
 def test_all_stop_at_the_same_step(tmp_path: Path) -> None:

@@ -111,6 +111,26 @@ def test_who_was_done_with_its_own_steps_could_do_no_more() -> None:
     assert waiting.ideal_share == pytest.approx(160 / (4.0 * (3 / 0.02 + 1 / 0.1)))
 
 
+# Waiting
+
+
+@pytest.mark.parametrize(
+    ("strategy", "waited", "end_s"),
+    [(ps.sync_sgd(), 25 * 3 * 3, 100), (ps.sync_sgd(), 3 * 0.5, 1.5), (ps.local_sgd(every=30), 3 * 70, 100)],
+    ids=["sync_sgd", "sync_sgd, in the first round", "local_sgd"],
+)
+def test_waits_and_steps_that_the_end_cuts_short_count_up_to_it(
+    strategy: Strategy, waited: float, end_s: float
+) -> None:
+    """Three are done after a second a step, and wait for the fourth; under local_sgd there is not one fold."""
+    cluster = Cluster((Group(3, Constant(1.0)), Group(1, Constant(4.0))))
+    run = simulated(strategy, cluster, steps=None, until=ps.Until(seconds=end_s))
+    assert run.waiting_share == pytest.approx(waited / (4 * end_s))
+    assert run.workers[3].compute_s == pytest.approx(end_s)
+    assert sum(one.end_s - one.start_s for one in run.timeline if one.kind == "wait") == pytest.approx(waited)
+    assert all(one.steps for one in run.timeline if one.kind == "compute"), "nothing was called off"
+
+
 # Advice
 
 

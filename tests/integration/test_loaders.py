@@ -34,7 +34,7 @@ from plesio.engine.virtual_messages import Answer, Finish, Lease, Request
 from plesio.engine.virtual_workers import NoFolder
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
-from plesio.loader import LeasedLoader
+from plesio.loader import LeasedLoader, _Relay
 from support import loops
 
 ROWS, BATCH = 48, 4
@@ -311,3 +311,10 @@ def test_data_of_ones_own_has_no_epochs() -> None:
 
     with pytest.raises(ConfigurationError, match=r"prepare was given no loader; count what you read"):
         ps.run(train, ps.async_sgd(), workers=1, engine=ps.Simulated("uniform"))
+
+
+@pytest.mark.parametrize("method", ["spawn", None])
+def test_processes_are_started_as_the_user_said(method: str | None) -> None:
+    source = DataLoader(range(8), batch_size=2, num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type, var-annotated]
+    got = _Relay(source)._loader.multiprocessing_context
+    assert (got and got.get_start_method()) == method

@@ -308,6 +308,24 @@ def test_a_scheduler_made_before_prepare_is_told_of_steps(strategy: ps.Strategy,
     assert ps.run(partial(scheduled, first=first), strategy, workers=1, engine=SIMULATED).steps == 3
 
 
+def exporting(worker: ps.Worker) -> None:
+    """What was never written to, though it holds a NaN, and the whole made half precision in the end."""
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2).requires_grad_(False))
+    model[1].bias.data[0] = torch.nan
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model[0](torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    if worker.seed:
+        model.half()
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["as it was", "exported"])
+def test_what_was_not_written_is_not_warned_of(seed: int) -> None:
+    assert ps.run(exporting, ps.sync_sgd(), workers=2, engine=SIMULATED, seed=seed).steps == 6
+
+
 def marking(worker: ps.Worker) -> None:
     """Write into a parameter that needs no gradient, once, as a teacher's average would each time."""
     model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2).requires_grad_(False))
@@ -330,3 +348,9 @@ def test_and_that_it_is_in_no_result_is_told(strategy: ps.Strategy) -> None:
     with pytest.warns(RuntimeWarning, match=r"wrote into parameters that need no gradient: 1\.weight\."):
         run = ps.run(marking, strategy, workers=2, engine=SIMULATED)
     assert not torch.equal(run.state_dict["1.weight"], torch.full((2, 1), 7.0))
+
+
+def test_a_warning_at_the_end_costs_no_run() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ps.run(marking, ps.sync_sgd(), workers=2, engine=SIMULATED).steps == 10

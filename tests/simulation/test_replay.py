@@ -6,11 +6,14 @@ import functools
 import itertools
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cli.main import main
@@ -34,8 +37,8 @@ RECIPES = [
 ]
 
 
-def trained(strategy: Strategy, folder: Path, train: Any = chancy, **options: Any) -> ps.Run:
-    return ps.run(train, strategy, workers=4, runs=folder, timeout_s=60, **options)
+def trained(strategy: Strategy, folder: Path, train: Any = chancy, workers: int = 4, **options: Any) -> ps.Run:
+    return ps.run(train, strategy, workers=workers, runs=folder, timeout_s=60, **options)
 
 
 def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
@@ -217,3 +220,54 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
     part = ps.replay(run.folder, fills_the_disk)
     assert part.identical
     assert 0 < part.versions < run.version
+
+
+def half_done(worker: Any) -> None:
+    """Each contribution's gradient is 2, in two parts; gradients are put to zero and the schedule goes on after the step."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), None)
+    for _ in range(30):
+        with worker.step():
+            for _ in range(2):
+                model(torch.ones(1, 1)).sum().backward()
+                time.sleep(0.02 if worker.rank == worker.version % 3 else 0.002)
+            assert model.weight.grad.item() == 2.0
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_step_called_off_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+    run = trained(ps.first_of(2), tmp_path, half_done, workers=3)
+    assert run.summary.discarded["cancelled"] > 0
+    assert run.state_dict["weight"].item() == -2.0 * run.version
+    assert_same(run, half_done)
+
+
+def cooling(worker: Any) -> None:
+    """What stands after a step that was called off is done all the same, or not: the schedule tells."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.randn(96, 8)
+    model, optimizer, loader = worker.prepare(
+        model, optimizer, DataLoader(TensorDataset(rows, rows[:, :2]), batch_size=2)
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    for _ in range(2):
+        for inputs, targets in loader:
+            with worker.step():
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+                schedule.step()
+
+
+@pytest.mark.parametrize(
+    ("workers", "m", "options"),
+    [(3, 2, {"pace": ps.Pace(0.005, jitter=0.5)}), (20, 15, {"engine": ps.Simulated("spot-market"), "seed": 3})],
+    ids=["processes", "simulated"],
+)
+def test_where_in_a_step_it_was_called_off(workers: int, m: int, options: dict[str, Any], tmp_path: Path) -> None:
+    run = trained(ps.first_of(m), tmp_path, cooling, workers=workers, **options)
+    assert run.summary.discarded["cancelled"] > 0
+    assert_same(run, cooling)

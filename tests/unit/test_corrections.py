@@ -198,3 +198,17 @@ def test_numbers_that_run_away_are_not_warned_of(make: Callable[[], GapAwareness
     for before, after in ((near_by, far), (far, other)):
         correction.correct(arena(draw(np.random.default_rng(1))), after, before)
         correction.stepped(before, after)
+
+
+def test_where_nothing_moves_for_long_gradients_stay_numbers() -> None:
+    """The mean step fades below what a float32 holds; a gap of nothing measured in it is nothing."""
+    layout = Layout([TensorSpec("w", (16,), "float32", Kind.TRAINED, 0)])
+    here, there, gradient = (Arena.private(layout) for _ in range(3))
+    there.views[0].fill_(1.0)
+    gradient.views[0].fill_(1.0)
+    correction = GapAwareness(GapAware(decay=0.9))
+    correction.stepped(here, there)
+    for _ in range(10_000):
+        correction.stepped(there, there)
+        correction.correct(gradient, there, there)
+    assert torch.equal(gradient.views[0], torch.ones(16))

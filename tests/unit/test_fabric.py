@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -188,6 +189,20 @@ def test_room_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "room", lambda: {"/dev/shm": 1000})
     with pytest.raises(SharedMemoryError, match=r"4\.1 kB of shared memory and /dev/shm has 1\.0 kB left"):
         SharedBlock.create(4096, "this")
+
+
+def test_a_limit_on_files_is_said() -> None:
+    """Memory counts as a file; and no descriptor stays open."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    descriptors = os.listdir("/proc/self/fd")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(SharedMemoryError, match=r"this needs 40\.0 kB .* files of 10\.0 kB at most; .*ulimit -f"):
+            SharedBlock.create(40_000, "this")
+        SharedBlock.create(8_000, "this").close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 def test_memory_without_memfd_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def small(path: Path) -> Path:
     writer.fold(fold(2, FoldedMember(1, 1, 1, 1, 1.0), scale=0.5), 0xFEDCBA9876543210)
     writer.event(msgspec.structs.replace(pushed(1, 2), finite=False), 101.5)
     writer.discard(Discard(1, 1, 2, Verdict.NOT_FINITE, 0, 16))
-    writer.event(Abandoned(1, 1, 3), 101.5)
+    writer.event(Abandoned(1, 1, 3, look=2), 101.5)
     writer.event(Reported(0, 1, 5, 5), 101.75)
     writer.note("worker 1 went quiet", 102.0, worker=1)
     writer.evict(Evict(1, 1, 12.5), 102.0)
@@ -125,7 +125,7 @@ EVENTS = st.one_of(
     st.builds(Joined, COUNT, COUNT),
     st.builds(Left, COUNT, COUNT, st.booleans()),
     st.builds(Pushed, COUNT, COUNT, BYTE4, BYTE4, BYTE4, COUNT, st.booleans()),
-    st.builds(Abandoned, COUNT, COUNT, COUNT),
+    st.builds(Abandoned, COUNT, COUNT, COUNT, BYTE4),
     st.builds(Reported, COUNT, COUNT, BYTE4, COUNT),
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4),
 )
@@ -188,10 +188,20 @@ def test_reading_can_begin_in_the_middle(tmp_path: Path) -> None:
         assert [repr(one) for one in journal.placed(end)] == [repr(one) for one in placed[index + 1 :]]
 
 
-def test_the_bytes_of_format_1_stay_what_they_are(tmp_path: Path) -> None:
+def test_the_bytes_of_format_2_stay_what_they_are(tmp_path: Path) -> None:
     written = small(tmp_path / "journal.bin").read_bytes()
-    assert written.hex() == GOLDEN.replace("\n", ""), "old journals must stay readable: count FORMAT up"
-    assert FORMAT == 1
+    assert written.hex() == GOLDEN_2.replace("\n", ""), "old journals must stay readable: count FORMAT up"
+    assert FORMAT == 2
+
+
+def test_a_journal_of_format_1_is_read(tmp_path: Path) -> None:
+    """It did not say where in a step it was dropped."""
+    old, new = tmp_path / "old.bin", small(tmp_path / "new.bin")
+    old.write_bytes(bytes.fromhex(GOLDEN_1.replace("\n", "")))
+    for before, now in zip(read_journal(old), read_journal(new), strict=True):
+        if isinstance(now, Received) and isinstance(now.event, Abandoned):
+            now = msgspec.structs.replace(now, event=msgspec.structs.replace(now.event, look=0))
+        assert repr(before) == repr(now)
 
 
 def test_a_contribution_costs_less_than_100_bytes(tmp_path: Path) -> None:
@@ -708,14 +718,14 @@ async_sgd: 2 workers, seed 7, python 3.11.7, torch 2.13.0
      0.500         1      0        1         0     0  1.000        2.5  folded
      1.000         2      1        1         0     1  1.000       2.25  folded
      1.500         2      1        2         2     0                    discarded: not finite
-     1.500         2      1                                             dropped a step, 3 batches with it
+     1.500         2      1                                             dropped a step at look 2, 3 batches with it
      1.750         7      0                                             folded 5 in place
      2.000         7      1                                             worker 1 went quiet
      2.000         7      1                                             evicted: silent for 12.5 s
      2.000         7      1                                             died or was stopped
      3.000         7                                                    ended, weights 00ff
 """
-GOLDEN = """
+GOLDEN_1 = """
 89706c6573696f0afb0000006cfc0d61018fa6666f726d617401a87374726174656779a96173796e635f736764a66669656c647382a56576
 65727981a5737465707301a6676174686572a465616368a7776f726b65727302a47365656407a8737465616c696e67c3a973696c656e6365
 5f73cb4072c00000000000a77468726561647301a876657273696f6e7382a6707974686f6ea6332e31312e37a5746f726368a6322e31332e
@@ -730,4 +740,22 @@ GOLDEN = """
 6fb80e3c050000000000605940010001000300130000009c347da506000000000070594000000100050000000500200000005d4647310b00
 0000000080594001000000776f726b657220312077656e7420717569657415000000f1ae80970a0000000000805940010001000000000000
 0029400e000000b51e0c2703000000000080594001000100011500000077a1d9280c0000000000c05940070000000000000030306666
+"""
+
+GOLDEN_2 = """
+89706c6573696f0afb0000001450c1c1018fa6666f726d617402a87374726174656779a96173796e635f736764a66669656c647382a56576
+65727981a5737465707301a6676174686572a465616368a7776f726b65727302a47365656407a8737465616c696e67c3a973696c656e6365
+5f73cb4072c00000000000a77468726561647301a876657273696f6e7382a6707974686f6ea6332e31312e37a5746f726368a6322e31332e
+30a8706c6174666f726dac4c696e7578207838365f3634ae6370755f6361706162696c697479a441565832a6736372697074a0aa74726169
+6e5f68617368a23066ab6c61796f75745f68617368a23165ab6c6f63616c5f7374657073a63120737465700d000000bdc55e860200000000
+00005940000001000d0000005e5201e5020000000000005940010001001d00000004522d2807000000000010594000000100000000000800
+0000020000000000000024000000c636584b0400000000002059400000010001000000010000001000000001000100000000000004402e00
+000085d45c73080100000000000000efcdab8967452301000000000000f03f00000001000100000000000000000000000000f03f24000000
+09a6b1aa0400000000004059400100010001000000010000001000000001000100000000000002402e000000922bc4b10802000000000000
+001032547698badcfe000000000000e03f00010001000100000001000000000000000000f03f240000007c47792b04000000000060594001
+000100020000000100000010000000010000000000000000f87f12000000d9f23ea309010001000200000002000000001000000013000000
+20c88d2f0e000000000060594001000100030002000000130000006c8577c10600000000007059400000010005000000050020000000eab5
+b21a0b000000000080594001000000776f726b657220312077656e74207175696574150000003d2d660d0a00000000008059400100010000
+000000000029400e00000045e641c30300000000008059400100010001150000009ef87ab70c0000000000c0594007000000000000003030
+6666
 """

@@ -156,6 +156,17 @@ def test_an_epoch_has_the_length_the_first_worker_said() -> None:
     assert leases.opened == 10
 
 
+def test_it_is_the_checkpoints_length_that_a_resumed_run_disagrees_with() -> None:
+    """The only worker is not told of another's; where none had said a length, none is the checkpoint's."""
+    for total, whose in ((10, "the resumed run's 10"), (None, "another worker's 11")):
+        before = DataLeases(1, stealing=True)
+        if total is not None:
+            before.agree(total)
+        after = DataLeases.restore(before.state(()), 1, stealing=True)
+        after.agree(11)
+        assert f"12 batches an epoch, {whose};" in after.disagreement(0, 0, total=12, digest=0)
+
+
 def test_workers_that_drew_other_batches_are_told_apart_epoch_by_epoch() -> None:
     leases = DataLeases(3, stealing=True)
     for worker, epoch, digest in ((1, 0, 17), (0, 0, 17), (2, 0, 0), (2, 1, 18), (1, 1, 18)):

@@ -72,6 +72,34 @@ def test_what_crossed_its_cancellation_is_in_vain_once_and_its_time_is_not_count
     assert (found.compute_s, found.speed) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("granted_s", "ready_s", "computed_s", "exchanged_s"),
+    [(2.0, 6.0, 3.0, 0.0), (2.0, 4.0, 2.0, 1.0), (7.0, 9.0, 0.0, 0.0)],
+    ids=["at work", "on its way", "not begun: the answer is on its way"],
+)
+def test_a_step_that_the_end_cuts_short_counts_as_time_and_as_no_step(
+    granted_s: float, ready_s: float, computed_s: float, exchanged_s: float
+) -> None:
+    _, one = a_meter()
+    one.granted_s = granted_s
+    one.ended_amid(5.0, ready_s)
+    found = one.summary(0)
+    assert (found.compute_s, found.exchange_s, found.wait_s) == (computed_s, exchanged_s, 0.0)
+    assert (found.steps, found.speed, found.called_off_s, one.spans) == (0, 0.0, 0.0, [])
+
+
+def test_a_wait_that_lasts_to_the_end_is_one() -> None:
+    meter, one = a_meter()
+    one.pushed(2.0, steps=1, samples=1)
+    one.held_since_s = 2.5
+    one.ended_held(5.0)
+    found = one.summary(0)
+    assert (found.compute_s, found.exchange_s, found.wait_s) == (2.0, 0.5, 2.5)
+    assert [(span.kind, span.start_s, span.end_s) for span in meter.timeline()] == [
+        ("compute", 0.0, 2.0), ("wait", 2.5, 5.0),
+    ]  # fmt: skip
+
+
 def test_of_steps_reported_together_the_last_is_lost() -> None:
     meter, one = a_meter()
     one.reported(1.0, steps=10, samples=10, wait_s=0.0)

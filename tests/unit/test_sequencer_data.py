@@ -55,7 +55,7 @@ def test_batches_a_worker_will_not_use_go_to_somebody_else() -> None:
     run = Run(recipes.async_sgd(), workers=2)
     first, *rest = run.lease(0, most=3)
     event = LeaseWanted(0, 1, epoch=0, total=6, most=0, unused=2)
-    assert run.sequencer.receive(event, 0.0) == [Leased(0, ())]
+    assert run.sequencer.receive(event, 0.0) == [Leased(0, (), epoch=1 / 6)]
     assert set(rest) < set(run.lease(1, most=10))
     run.push(0, batches=1)
     assert run.leases.done == 1, first

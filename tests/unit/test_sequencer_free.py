@@ -47,7 +47,9 @@ def test_buffered_holds_each_contribution_and_folds_k() -> None:
         effects = run.push(worker)
         assert effects[0] == Hold(worker, 1, weight=1.0)
         assert granted(effects) == [worker], "nobody waits for the fold"
+    assert [(one.worker, one.number) for one in run.sequencer.unfolded] == [(2, 1), (0, 1)]
     effects = run.push(0)
+    assert run.sequencer.unfolded == []
     assert [type(one) for one in effects] == [Hold, Fold, Grant]
     fold = only(Fold, effects)[0]
     assert [(member.worker, member.number) for member in fold.members] == [(2, 1), (0, 1), (0, 2)]

@@ -28,13 +28,19 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
-@given(chosen=SETTINGS, in_place=st.booleans(), seed=st.integers(0, 9), dtype=st.sampled_from(["float32", "bfloat16"]))
-def test_bit_for_bit(chosen: dict[str, Any], in_place: bool, seed: int, dtype: str) -> None:
+@given(
+    chosen=SETTINGS,
+    in_place=st.booleans(),
+    seed=st.integers(0, 9),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    foreach=st.sampled_from([None, True]),
+)
+def test_bit_for_bit(chosen: dict[str, Any], in_place: bool, seed: int, dtype: str, foreach: bool | None) -> None:
     """Of every setting, in place or from one buffer into another."""
     torch.manual_seed(seed)
-    layout = Layout([TensorSpec("w", (7, 11), dtype, Kind.TRAINED, 0), TensorSpec("b", (), dtype, Kind.TRAINED, 0)])
+    layout = Layout([TensorSpec("w", (40, 20), dtype, Kind.TRAINED, 0), TensorSpec("b", (), dtype, Kind.TRAINED, 0)])
     plain = [torch.nn.Parameter(torch.randn(spec.shape).to(spec.torch_dtype)) for spec in layout.specs]
-    torchs = SGD(plain, **chosen)
+    torchs = SGD(plain, **chosen, foreach=foreach)
     current, target, gradient = (Arena.private(layout) for _ in range(3))
     for view, parameter in zip(current.views, plain, strict=True):
         view.copy_(parameter.detach())
@@ -70,7 +76,7 @@ def test_piece_by_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(weights.views[0], parameter.detach(), rtol=1e-15, atol=1e-15)
 
 
-@pytest.mark.parametrize("other", ["maximize", "fused", "differentiable"])
+@pytest.mark.parametrize("other", ["maximize", "fused", "foreach", "differentiable"])
 def test_what_is_not_this_rule_is_torchs(other: str) -> None:
     """Another kernel, another sign and a step to be differentiated are left to torch; so are classes of the user's own."""
     groups = SGD([torch.ones(1)], lr=0.1).param_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,16 +24,20 @@ from plesio.all_reduce.tally import Tally
 from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
-from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, StepCancelled, StopRun
+from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, PlesioError, StepCancelled, StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used
 from plesio.fabric.board import Board
-from plesio.fabric.collective import Everybody, Group, MeetingPoint, as_it_is
+from plesio.fabric.collective import LOOPBACK, Everybody, Group, MeetingPoint, as_it_is
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
 from plesio.warn import warn_not_finite
 
+TRIES = 6
+"""How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
+STORE_S = 5.0
+"""How long each of those tries waits for the store by which workers find each other, if there is time for all of them."""
 PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""
 
@@ -287,17 +292,36 @@ class AllReduceExchange:
 
         It is where this worker took over another's state or had to give up, and where one of several backward passes of
         this step is done already (`again`): those to whom it did not come start the step anew, and so do all.
+
+        Raises:
+            DeadlineError: nobody left, and still no group comes about.
         """
+        members: tuple[int, ...] = ()
+        alike, since_s = 0, 0.0
         for tries in count():
             message = self._regrouped()
+            if message.members != members:
+                members, alike, since_s = message.members, 0, time.monotonic()
+            alike += 1
             try:
                 return self._join(message, tries) or (again and not message.intact)
             except RuntimeError as error:
                 self._group.fail(error)
+                if alike == TRIES or time.monotonic() - since_s > self._timeout_s:
+                    self._refuse_group(members, alike, time.monotonic() - since_s, error)
             self._group.close()
             if self._check_in(Note.BROKEN) is not Call.REGROUP:
                 break
         return True
+
+    def _refuse_group(self, members: tuple[int, ...], tries: int, lasted_s: float, error: RuntimeError) -> NoReturn:
+        reason = str(error).strip().split("\n")[0]
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise DeadlineError(
+            f"workers {', '.join(map(str, members))} could not form a group for all-reduce at version {self._version}: tried "
+            f"{tries} times in {lasted_s:.1f} s; torch says: {reason}. Each connects to all others by sockets on {LOOPBACK}: "
+            f"allow more open files (ulimit -n; now {most} a process) if these are too few, or choose a strategy with a server"
+        ) from error
 
     def _join(self, message: Regrouped, tries: int) -> bool:
         """Become a member; whether this worker took over another's state.
@@ -307,7 +331,7 @@ class AllReduceExchange:
         """
         self._group.close()
         if self._store is None:
-            self._store = MeetingPoint.at(message.port)
+            self._store = MeetingPoint.at(message.port, min(self._timeout_s / TRIES, STORE_S))
         rank = message.members.index(self._standing.worker)
         size = len(message.members)
         self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)

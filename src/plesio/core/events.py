@@ -70,11 +70,15 @@ class Pushed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
-    """A worker dropped a step that was called off, `batches` leased batches with it."""
+    """A worker dropped a step that was called off, `batches` leased batches with it.
+
+    `look`: which look inside the step told it so, counted from 1; 0 if it was told when the step was done.
+    """
 
     worker: int
     incarnation: int
     batches: int
+    look: int = 0
 
 
 class Reported(msgspec.Struct, frozen=True, gc=False):

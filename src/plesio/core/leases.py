@@ -58,6 +58,7 @@ class DataLeases:
         self.skipped = 0
         self.opened = 0
         self._total: int | None = None
+        self._whose = "another worker's"  # that number
         self._drawn: dict[int, tuple[int, int]] = {}  # of each epoch, who asked first and what it drew
         self._epochs = 0  # epochs opened so far
         self._gone: set[int] = set()
@@ -98,11 +99,14 @@ class DataLeases:
         ''
         >>> leases.disagreement(1, epoch=0, total=4, digest=17)
         "worker 1: its loader has 4 batches an epoch, another worker's 3; give all the same data"
+        >>> resumed = DataLeases.restore(leases.state(()), workers=2, stealing=True)
+        >>> resumed.disagreement(0, epoch=0, total=4, digest=17)
+        "worker 0: its loader has 4 batches an epoch, the resumed run's 3; give all the same data"
         """
         agreed = self.agree(total)
         if total != agreed:
             return (
-                f"worker {worker}: its loader has {total} batches an epoch, another worker's {agreed}; "
+                f"worker {worker}: its loader has {total} batches an epoch, {self._whose} {agreed}; "
                 "give all the same data"
             )
         first, drawn = self._drawn.setdefault(epoch, (worker, digest)) if digest else (worker, digest)
@@ -211,6 +215,8 @@ class DataLeases:
         leases = cls(workers, stealing)
         leases.done, leases.skipped = state.done, state.skipped
         leases._total, leases._epochs = state.total, state.epochs
+        if state.total is not None:
+            leases._whose = "the resumed run's"
         leases.opened = state.epochs * (state.total or 0)
         leases._returned.extend(state.returned)
         for worker, length in enumerate(state.waiting):

@@ -143,6 +143,11 @@ class Sequencer:
         """Contributions that came and are not folded yet."""
         return len(self._pending)
 
+    @property
+    def unfolded(self) -> list[Pushed]:
+        """Those of them that are to count, answered or not: after a restore they are computed again."""
+        return [one.event for one in self._pending if one.counts]
+
     def receive(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event at time `now_s` (any monotonic clock); the effects, in the order they are to be done."""
         self._effects = []

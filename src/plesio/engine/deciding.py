@@ -39,7 +39,7 @@ from plesio.engine.closing import final_figures
 from plesio.engine.configs import ServerConfig
 from plesio.engine.keeping import Keeper
 from plesio.engine.lines import Line
-from plesio.engine.messages import Begun, Final, LeaseReply, LeaseRequest, Progress, Refused, Trouble
+from plesio.engine.messages import Begun, Final, LeaseReply, LeaseRequest, Progress, Refused, Trouble, Writing
 from plesio.engine.recording import Recorder
 from plesio.errors import CheckpointError, PlesioError
 from plesio.fabric.doorbell import Header, Report, write_answer
@@ -135,7 +135,7 @@ class Deciding:
             done = self._meter.steps, self._meter.samples
             self._tell(Progress(now_s - self._meter.zero_s, self._sequencer.version, *done))
         self._recorder.flush()
-        if self.begun and self._keeper.due(now_s):
+        if self.begun and not self.stopping and self._keeper.due(now_s):  # who hears of the stop leaves a fold early
             self._keep(now_s)
 
     def stop(self) -> None:
@@ -177,12 +177,14 @@ class Deciding:
         self._tell(Trouble(Incident(time_s, worker, what), fatal, kind))
 
     def _keep(self, now_s: float) -> None:
-        """Write a checkpoint; training goes on if that fails."""
+        """Write a checkpoint, in which time nobody is heard; training goes on if that fails."""
+        self._tell(Writing(True))
         self._recorder.flush(durable=True)
         try:
             self._keeper.write(self._sequencer, self._built(), self._recorder.position, now_s)
         except CheckpointError as error:
             self.trouble(None, str(error))
+        self._tell(Writing(False))
 
     def _journal_ends(self, error: JournalError) -> None:
         self.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
@@ -221,7 +223,7 @@ class Deciding:
         self._arrived_s = time.monotonic()
         if header.extra:
             self._meter.dropped(line.worker, header.extra.decode())
-        self._receive(Abandoned(line.worker, line.incarnation, header.batches), self._arrived_s)
+        self._receive(Abandoned(line.worker, line.incarnation, header.batches, look=header.samples), self._arrived_s)
 
     def reported(self, line: Line, header: Header) -> None:
         """Work was folded elsewhere."""

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -105,10 +106,12 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         mine, theirs = channel_pair()
         program = "from plesio.engine.forkserver import main; main()"
+        main_thread = threading.current_thread() is threading.main_thread()
+        parent = str(os.getpid() if main_thread else 0)  # to the kernel, the parent is the thread
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", program, str(theirs.fileno()), *preload],
+                    [sys.executable, "-c", program, str(theirs.fileno()), parent, *preload],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
@@ -363,7 +366,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """Entry of the fork server process: its end of the line is the descriptor given as argument."""
+    """Entry of the fork server process. Arguments: its end of the line, the process to die with (or 0), what to import.
+
+    The line tells of the engine's end only when the imports are done, which takes seconds.
+    """
+    if parent := int(sys.argv[2]):
+        die_with_parent(parent)
     sys.path[:] = os.environ.pop("PLESIO_PATH").split(os.pathsep)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
@@ -371,7 +379,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # the first optimizer imports 800 modules
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()

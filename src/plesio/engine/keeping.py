@@ -36,9 +36,6 @@ class Taken(NamedTuple):
     samples: int = 0
 
 
-NOTHING = Taken()
-
-
 class Keeper:
     """Writes one run's checkpoints, and counts what each worker contributed."""
 
@@ -52,8 +49,8 @@ class Keeper:
         self.before = [Progress()] * workers
         self._contributions = [0] * workers
         self._steps = [0] * workers
-        self._coming = [NOTHING] * workers  # what is in a contribution that came and is not dealt with
-        self.taken = NOTHING  # what came and is dealt with: the rest is done again after a resume
+        self._coming = [0] * workers  # steps in a contribution that came and is not answered
+        self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
     def writes(self) -> bool:
@@ -62,20 +59,24 @@ class Keeper:
 
     def came(self, worker: int, number: int, steps: int, samples: int) -> None:
         """Contribution `number` of `worker`, of so many local steps, came; it may have crossed its own cancellation."""
+        self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
         if self.before[worker].contributions + number > self._contributions[worker]:
-            self._coming[worker] = Taken(steps, samples)
-        else:
-            self._take(Taken(steps, samples))
+            self._coming[worker] = steps
 
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         self._contributions[worker] = self.before[worker].contributions + number
-        self._steps[worker] += self._coming[worker].steps or 1
-        self._take(self._coming[worker])
-        self._coming[worker] = NOTHING
+        self._steps[worker] += self._coming[worker] or 1
+        self._coming[worker] = 0
 
-    def _take(self, more: Taken) -> None:
-        self.taken = Taken(self.taken.steps + more.steps, self.taken.samples + more.samples)
+    def done(self, sequencer: Sequencer) -> Taken:
+        """What a run that goes on from here need not do again: all that came, but for what waits to be folded.
+
+        The data of that is given out again, whether its worker waits for the answer or went on long ago.
+        """
+        again = sequencer.unfolded
+        steps, samples = sum(one.steps for one in again), sum(one.samples for one in again)
+        return Taken(self.taken.steps - steps, self.taken.samples - samples)
 
     def due(self, now_s: float) -> bool:
         """Whether one is to be written now."""
@@ -94,7 +95,7 @@ class Keeper:
         self._due_s = now_s + self._keeping.every_s
         if not self.writes or sequencer.version == self._kept:
             return
-        kept = built.folder.kept()
+        kept, done = built.folder.kept(), self.done(sequencer)
         manifest = Manifest(
             version=sequencer.version,
             strategy=self._strategy.name,
@@ -106,8 +107,8 @@ class Keeper:
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(map(Progress, self._contributions, self._steps)),
-            steps=self.taken.steps,
-            samples=self.taken.samples,
+            steps=done.steps,
+            samples=done.samples,
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )

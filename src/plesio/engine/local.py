@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import select
 import time
+import warnings
 from itertools import count
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from plesio.engine.messages import (
     Progress,
     Stop,
     Trouble,
+    Writing,
 )
 from plesio.engine.processes import Process, Processes, descriptors_for
 from plesio.errors import (
@@ -51,7 +53,8 @@ WORKERS_MAX = 80
 START_S = 60.0
 """How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
 GRACE_S = 3.0
-"""How long processes that were asked to end may take before they are killed."""
+"""How long processes that were asked to end may take before they are killed. The time in which the server writes a checkpoint
+counts nowhere here: it hears of nothing meanwhile, and the workers wait for it."""
 JUDGE_S = 30.0
 """How long after a run was asked to stop its last evaluation may take; of one that ended by itself, `timeout_s`."""
 INTERRUPT_GRACE_S = 2.0
@@ -84,6 +87,8 @@ class LocalEngine:
         self._started_s = time.monotonic()
         self._stop_sent_s: float | None = None
         self._server_heard_s = self._worker_seen_s = self._judged_s = self._started_s
+        self._writing = False  # the server, a checkpoint
+        self._written_s = 0.0
         self._ctrl_c = CtrlC()
         self._raised: set[int] = set()
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
@@ -118,6 +123,8 @@ class LocalEngine:
         self._outcome.interrupted = self._ctrl_c.pressed > 0
         if self._error is not None and not self._outcome.interrupted:
             raise self._error
+        if self._error is not None and self._writing:  # the one thing that is waited for longer after Ctrl-C
+            warnings.warn(str(self._error), RuntimeWarning, stacklevel=4)
         self._say_how_they_left()
         return self._outcome
 
@@ -126,7 +133,11 @@ class LocalEngine:
         ctrl_c = self._ctrl_c
         if self._error or ctrl_c.pressed > 1:
             return 0.0
-        return max(0.0, ctrl_c.first_s + INTERRUPT_S - time.monotonic()) if ctrl_c.pressed else GRACE_S
+        return max(0.0, INTERRUPT_S - self._waited_s(ctrl_c.first_s)) if ctrl_c.pressed else GRACE_S
+
+    def _waited_s(self, asked_s: float) -> float:
+        """How long those who were asked to end at that time had for it."""
+        return 0.0 if self._writing else time.monotonic() - max(asked_s, self._written_s)
 
     def _say_how_they_left(self) -> None:
         """A closed line is a death to the server; for a worker that raised or was stopped, here more is known."""
@@ -179,8 +190,8 @@ class LocalEngine:
         return time.monotonic() - self._judged_s > self._job.timeout_s
 
     def _late(self, allowed_s: float) -> bool:
-        """Whether a stop was asked for more than `allowed_s` ago."""
-        return self._stop_sent_s is not None and time.monotonic() - self._stop_sent_s > allowed_s
+        """Whether those who were asked to stop had more than `allowed_s` for it."""
+        return self._stop_sent_s is not None and self._waited_s(self._stop_sent_s) > allowed_s
 
     def _give_up_judging(self) -> None:
         """End the evaluator, which is not done with the last snapshot, and say so."""
@@ -226,6 +237,8 @@ class LocalEngine:
                 message.steps,
                 message.samples,
             )
+        elif isinstance(message, Writing):
+            self._writing, self._written_s = message.under_way, time.monotonic()
         elif isinstance(message, Evaluated):
             self._evaluated(message)
         elif isinstance(message, Finished):
@@ -308,13 +321,16 @@ class LocalEngine:
         if self._outcome.final is not None or (left and self._zero_s is None):
             return
         # workers who wait for it say so after twice the time; there are those that never do
-        allowed_s = GRACE_S + self._job.timeout_s * (2 if left else 1)
+        allowed_s = GRACE_S + self._job.timeout_s * (2 if left and self._stop_sent_s is None else 1)
         since_s = self._server_heard_s if left else max(self._server_heard_s, self._worker_seen_s)
         if now_s - since_s > allowed_s:
             all_gone = "" if left else ", though every worker had ended"
+            why = "it was stopped, or hangs"
+            if self._writing:
+                why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
             self._error = self._error or DeadlineError(
                 f"the server process ({self._processes.server.pid}) said nothing for {allowed_s:g} s {self._where()}"
-                f"{all_gone}: it was stopped, or hangs (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"
+                f"{all_gone}: {why} (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"
             )
 
     def _supervise(self) -> None:

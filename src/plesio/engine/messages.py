@@ -106,6 +106,12 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     samples: int
 
 
+class Writing(msgspec.Struct, tag=True, frozen=True):
+    """The server to the engine: a checkpoint is being written from now on, or (not `under_way`) no longer."""
+
+    under_way: bool
+
+
 class Trouble(msgspec.Struct, tag=True, frozen=True):
     """The server to the engine: something happened that was survived, or (`fatal`, an error of class `kind`) was not."""
 
@@ -170,6 +176,6 @@ ToWorker = Welcome | Refused | LeaseReply | Regrouped
 ToServerFromEvaluator = SnapshotRequest
 ToEvaluator = Snapshot
 ToServerFromEngine = Stop
-ToEngineFromServer = Begun | Progress | Trouble | Final
+ToEngineFromServer = Begun | Progress | Writing | Trouble | Final
 ToEngineFromWorker = Logged | Finished | Failed
 ToEngineFromEvaluator = Evaluated | Failed

@@ -203,7 +203,21 @@ class VirtualRun:
             self.end(why)
         self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, None)
 
+    def _cut_short(self, index: int) -> None:
+        """What a worker is amid at the end counts up to then, or the longest waits would be none."""
+        worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
+        seat = self.sequencer.members.seats.get(index)
+        if worker.state != "here" or not worker.listens or seat is None or worker.latest is None:
+            return
+        if seat.waiting is not None:
+            meter.ended_held(now_s)
+        elif not isinstance(worker.latest.request, Finish):
+            step = worker.latest.request
+            meter.ended_amid(now_s, step.ready_s if isinstance(step, Push) else now_s)
+
     def _final(self) -> Final:
+        for worker in range(len(self._workers)):
+            self._cut_short(worker)
         figures = final_figures(self.clock.now_s, self.sequencer, self.meter)
         return msgspec.structs.replace(figures, bytes=self.nbytes)
 

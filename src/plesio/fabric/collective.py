@@ -47,9 +47,10 @@ class MeetingPoint:
         )
 
     @staticmethod
-    def at(port: int) -> TCPStore:
-        """A worker's line to it."""
-        return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
+    def at(port: int, timeout_s: float) -> TCPStore:
+        """A worker's line to it, which it waits for so long."""
+        timeout = timedelta(seconds=timeout_s)
+        return TCPStore(LOOPBACK, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 class Group:

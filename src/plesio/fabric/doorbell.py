@@ -31,7 +31,7 @@ class Note(IntEnum):
     PUSH = 1
     """A contribution lies in the slot; an answer is awaited."""
     ABANDON = 2
-    """A step was dropped: it had been called off, or for the reason in `extra`."""
+    """A step was dropped: it had been called off (`samples`: see `Abandoned.look`), or for the reason in `extra`."""
     REPORT = 3
     """Work that was folded elsewhere (shared memory, all-reduce); no answer is awaited."""
     MIRRORED = 4

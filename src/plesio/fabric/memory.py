@@ -8,6 +8,7 @@ running out then is a bus error and not an exception.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -49,7 +50,17 @@ class SharedBlock:
         """
         check_room(nbytes, what)
         fd = _anonymous_file()
-        os.ftruncate(fd, nbytes)
+        try:
+            os.ftruncate(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            if error.errno != errno.EFBIG:
+                raise
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            raise SharedMemoryError(
+                f"{what} needs {human(nbytes)} of shared memory, which counts as a file, and this process may write files "
+                f"of {human(most)} at most; raise that limit (ulimit -f)"
+            ) from error
         return cls(fd, nbytes)
 
     @classmethod

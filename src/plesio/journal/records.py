@@ -52,7 +52,8 @@ from plesio.errors import ConfigurationError
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT = 1
+FORMAT = 2
+"""1 did not say where in a step it was dropped (`Abandoned.look`)."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
@@ -65,11 +66,12 @@ EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
     Joined: (2, Struct("<BdHH")),
     Left: (3, Struct("<BdHH?")),
     Pushed: (PUSHED, Struct("<BdHHIIIH?d")),
-    Abandoned: (5, Struct("<BdHHH")),
+    Abandoned: (14, Struct("<BdHHHI")),
     Reported: (6, Struct("<BdHHIH")),
     LeaseWanted: (7, Struct("<BdHHIIII")),
 }
 KINDS = {kind: (event, layout) for event, (kind, layout) in EVENTS.items()}
+KINDS[5] = (Abandoned, Struct("<BdHHH"))  # of format 1
 FOLD_LAYOUT, MEMBER_LAYOUT = Struct("<BQQd?"), Struct("<HHIId")
 DISCARD_LAYOUT = Struct("<BHHIBII")
 EVICT_LAYOUT = Struct("<BdHHd")

@@ -151,7 +151,8 @@ def _in_words(event: JournalEvent) -> str:
     if isinstance(event, Left):
         return "died or was stopped" if event.died else "finished"
     if isinstance(event, Abandoned):
-        return f"dropped a step, {event.batches} batches with it"
+        where = f"at look {event.look}" if event.look else "when it was done"
+        return f"dropped a step {where}, {event.batches} batches with it"
     if isinstance(event, Reported):
         return f"folded {event.versions} in place"
     return ""

@@ -34,14 +34,18 @@ def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
     return [piece for together in flats for piece in pieces(*together)]
 
 
+SMALLEST_ROOM = 1e-30
+"""Gaps are not measured in less, which float32 can hardly hold: where nothing moves for long, the mean step fades away."""
+
+
 @quiet
 def _shrink(slope: Operand, now: Operand, then: Operand, room: float) -> float:
-    """slope /= 1 + |now - then| / room, unless there is no room; the sum of the gaps |now - then|."""
+    """slope /= 1 + |now - then| / room, unless there is no room yet; the sum of the gaps |now - then|."""
     total = 0.0
     for g, new, old in pieces(slope, now, then):
         gap = distance(new, old)
         total += float(gap.sum())
-        if room > 0.0:
+        if room > SMALLEST_ROOM:
             gap /= room
             gap += 1.0
             g /= gap

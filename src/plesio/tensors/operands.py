@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def quiet(function: _Function) -> _Function:
     """`function`, in which numbers that run away are not warned of, as torch warns of none."""
-    return np.errstate(over="ignore", invalid="ignore")(function)
+    return np.errstate(over="ignore", invalid="ignore", divide="ignore")(function)
 
 
 def is_small(flat: torch.Tensor) -> bool:
@@ -57,13 +57,12 @@ def distance(one: Operand, other: Operand) -> Operand:
 
 
 def pieces(*flats: Operand) -> Sequence[tuple[Operand, ...]]:
-    """Tensors of one length cut alike, into pieces of at most CHUNK elements (of several dimensions: rows).
+    """Flat tensors of one length cut alike, into pieces of at most CHUNK elements.
 
     >>> [[len(piece) for piece in both] for both in pieces(torch.zeros(CHUNK + 3), torch.ones(CHUNK + 3))]
     [[262144, 262144], [3, 3]]
     """
-    shape = flats[0].shape
-    length = shape[0] if shape else 1
+    length = len(flats[0])
     if length <= CHUNK:
         return (flats,)
     return [tuple(flat[start : start + CHUNK] for flat in flats) for start in range(0, length, CHUNK)]

@@ -83,6 +83,7 @@ class ServerOptimizer:
         self._selected: dict[int, list[torch.Tensor]] = {}
         self.swapped: str | None = None  # the state that look-ahead swaps for each worker's own
         self._pieces = _pieces(arena.layout, spec.kind in ELEMENTWISE)
+        self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
         grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
@@ -116,7 +117,7 @@ class ServerOptimizer:
         self._given = groups
         self.groups = [{**group, "fused": True} for group in groups] if self._fused else groups
         self._set_at: float | None = None
-        self._directly = steps_directly(type(self.optimizer), groups)
+        self._directly = self._flat and steps_directly(type(self.optimizer), groups)
 
     def step(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
         """`target` = `current` (which it may be) one step along `gradient`, at `scale` times the learning rate."""

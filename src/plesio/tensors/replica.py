@@ -43,6 +43,8 @@ class Replica(Protocol):
 
     def check_gradients(self) -> bool: ...
 
+    def drop_gradients(self) -> None: ...
+
     def adopt(self, buffer: int) -> None: ...
 
     def follow(self, model: nn.Module) -> None: ...
@@ -112,12 +114,17 @@ class _Bound:
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
 
+    def drop_gradients(self) -> None:
+        """What was computed so far is to be in no contribution."""
+        for index in self._trained:
+            self.tensors[index].grad = None
+
     def _unlike(self, first: Arena) -> list[str]:
         """The frozen parameters that are not as in `first`, which nobody moves."""
         return [
             spec.name
             for spec, mine, theirs in zip(self.layout.specs, self.tensors, first.views, strict=True)
-            if spec.kind is Kind.FROZEN and not torch.equal(mine.detach().to(theirs.device), theirs)
+            if spec.kind is Kind.FROZEN and _was_written(mine.detach(), theirs)
         ]
 
     def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
@@ -260,6 +267,14 @@ class SharedReplica(_Bound):
     def rewritten(self) -> list[str]:
         """None: what is written here is written in the run."""
         return []
+
+
+def _was_written(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether they differ in a number; one that was made something else of, to export the model, is not compared."""
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype or mine.is_meta:
+        return False
+    mine = mine.to(theirs.device)
+    return not torch.equal(mine, theirs) and not bool(((mine == theirs) | (mine != mine)).all())
 
 
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:

@@ -2,8 +2,9 @@
 
 `SGD.step` looks for hooks, groups of tensors, devices and graphs before it adds; at a few thousand parameters that takes
 several times as long as adding, and longer yet in a server that slept since the last contribution. This is its rule alone,
-with the same operations in the same order; piece by piece, so that a large model passes through the caches once; and with a
-result that may lie elsewhere than the weights, so that a version somebody reads need not be copied first.
+with the same operations in the same order, for flat tensors of float32 or float64 (in half precision it matters to the last bit
+where a kernel's vectors end); piece by piece, so that a large model passes through the caches once; and with a result that may
+lie elsewhere than the weights, so that a version somebody reads need not be copied first.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ MOMENTUM = "momentum_buffer"
 
 
 def steps_directly(kind: type[Optimizer], groups: Groups) -> bool:
-    """Whether an optimizer with these settings does what `sgd_step` does: it is SGD, and no other kernel was asked for.
+    """Whether an optimizer with these settings does what `sgd_step` does: it is SGD, and no kernel was asked for.
 
     >>> steps_directly(SGD, SGD([torch.ones(1)], lr=0.1).param_groups)
     True
     """
-    other = ("maximize", "fused", "differentiable")
+    other = ("maximize", "fused", "foreach", "differentiable")
     return kind is SGD and not any(group.get(name) for group in groups for name in other)
 
 

@@ -1,0 +1,285 @@
+"""Runs that are stopped: what was done is kept and told, also where keeping it takes longer than anybody else is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio import worker_process
+from plesio.checkpoint import FOLDER, PREFIX, latest
+from plesio.engine.forkserver import PRELOAD, ForkServer
+from plesio.engine.job import Live
+from plesio.observe.files import RunFolder
+from support import loops, stopping
+from support.processes import descendants, gone_within
+
+SLOW_S = 4.5
+"""Longer than any process that was asked to end is waited for, after Ctrl-C or otherwise."""
+SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=20)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No process but the fork server."""
+    yield
+    assert gone_within(descendants() - {ForkServer.shared(PRELOAD).pid}, 1.0)
+
+
+@pytest.fixture
+def slow_disk(tmp_path: Path) -> Iterator[Callable[..., stopping.SlowDisk]]:
+    """Makes a training function during which checkpoints take long to write."""
+    yield lambda train, seconds=SLOW_S: stopping.SlowDisk(train, tmp_path, seconds)
+    ForkServer.close_shared()
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def press_when(there: Path, *more_s: float) -> threading.Thread:
+    """Ctrl-C once that file is there, and again after each of so many seconds more."""
+
+    def wait() -> None:
+        end_s = time.monotonic() + 60
+        while not there.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        press()
+        for pause_s in more_s:
+            time.sleep(pause_s)
+            press()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def once_stepped() -> Callable[[Live], None]:
+    """Presses Ctrl-C when some steps were taken, and never again."""
+    pressed: list[bool] = []
+
+    def watch(live: Live) -> None:
+        if live.steps > 10 and not pressed:
+            pressed.append(True)
+            press()
+
+    return watch
+
+
+def test_no_checkpoint_is_written_of_a_run_that_is_stopping(tmp_path: Path) -> None:
+    """By then a worker has left, and the others fold without it: it would be no version of an uninterrupted run."""
+    train = partial(stopping.lingering, pause_s=0.3)
+    whole = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=30)
+    kept = ps.Checkpoint(every_s=0.1)
+    first = ps.run(train, ps.sync_sgd(), workers=3, runs=tmp_path, checkpoint=kept, until=ps.Until(steps=6))
+    second = ps.run(train, ps.sync_sgd(), workers=3, runs=tmp_path, resume=first.folder)
+    assert second.version == whole.version
+    assert all(torch.equal(value, second.state_dict[name]) for name, value in whole.state_dict.items())
+
+
+def checkpoint_of(folder: Path, version: int) -> bool:
+    """Whether there is one checkpoint, whole, of that version at most; and nothing half."""
+    (one,) = folder.iterdir()
+    return one.name.startswith(PREFIX) and latest(folder).manifest.version <= version
+
+
+def test_a_stop_waits_for_its_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
+    """Nobody is killed for what the server takes to write it."""
+    run = ps.run(
+        slow_disk(loops.endless),
+        ps.async_sgd(),
+        workers=2,
+        runs=tmp_path / "runs",
+        checkpoint=ps.Checkpoint(every_s=1000),
+        until=ps.Until(steps=20),
+        timeout_s=30,
+    )
+    assert run.ended == "20 steps were up"
+    assert run.incidents == ()
+    assert [one.left for one in run.workers] == ["finished", "finished"]
+    assert len(list(tmp_path.glob("finally *"))) == 2
+    assert checkpoint_of(run.folder / FOLDER, run.version)
+
+
+@pytest.mark.parametrize("every_s", [1000.0, 0.3])
+def test_ctrl_c_waits_for_its_checkpoint(every_s: float, slow_disk: Any, tmp_path: Path) -> None:
+    """And for one that is being written when it is pressed."""
+    pressed = press_when(tmp_path / "writing") if every_s < 1 else None
+    with pytest.raises(ps.RunInterrupted, match=r"interrupted at version .*; go on with resume=") as caught:
+        ps.run(
+            slow_disk(loops.endless),
+            ps.async_sgd(),
+            workers=2,
+            runs=tmp_path / "runs",
+            checkpoint=ps.Checkpoint(every_s=every_s, keep=1),
+            watch=None if pressed else once_stepped(),
+            timeout_s=30,
+        )
+    run = caught.value.run
+    assert run.incidents == ()
+    assert [one.left for one in run.workers] == ["finished", "finished"]
+    assert len(list(tmp_path.glob("finally *"))) == 2
+    assert checkpoint_of(run.folder / FOLDER, run.version)
+    assert pressed is None or pressed.join() is None
+
+
+def test_ctrl_c_while_the_last_checkpoint_is_written_loses_nothing(slow_disk: Any, tmp_path: Path) -> None:
+    pressed = press_when(tmp_path / "writing")
+    with pytest.raises(ps.RunInterrupted, match="interrupted at version 40; ") as caught:
+        ps.run(
+            slow_disk(SHORT),
+            ps.async_sgd(),
+            workers=2,
+            runs=tmp_path / "runs",
+            checkpoint=ps.Checkpoint(every_s=1000),
+            timeout_s=30,
+        )
+    pressed.join()
+    assert caught.value.run.steps == 40
+    assert checkpoint_of(caught.value.folder / FOLDER, 40)
+
+
+def test_a_second_ctrl_c_waits_for_no_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    pressed = press_when(tmp_path / "writing", 1.0)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ps.run(
+            slow_disk(SHORT, 60.0),
+            ps.async_sgd(),
+            workers=2,
+            checkpoint=ps.Checkpoint(tmp_path / "ck", every_s=1000),
+            timeout_s=120,
+        )
+    pressed.join()
+    assert not isinstance(caught.value, ps.RunInterrupted)
+    assert time.monotonic() - started_s < 30.0
+
+
+@pytest.mark.parametrize("ctrl_c", [False, True])
+def test_a_checkpoint_that_does_not_get_done_is_given_up(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
+    """In the time given, and a grace; the server is named, and what it was at."""
+    words = r"the server process \(\d+\) said nothing for 8 s at version .*: it is writing a checkpoint into '.*ck' and"
+    started_s = time.monotonic()
+    run = partial(
+        ps.run,
+        slow_disk(loops.endless, 100.0),
+        ps.async_sgd(),
+        workers=2,
+        checkpoint=ps.Checkpoint(tmp_path / "ck", every_s=1000),
+        timeout_s=5.0,
+    )
+    if ctrl_c:
+        with pytest.raises(ps.RunInterrupted), pytest.warns(RuntimeWarning, match=words):
+            run(watch=once_stepped())
+    else:
+        with pytest.raises(ps.DeadlineError, match=words):
+            run(until=ps.Until(steps=20))
+    assert time.monotonic() - started_s < 30.0
+
+
+def presses_while_it_is_written(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Ctrl-C in the middle of the writing of a run folder."""
+    write = RunFolder.write
+
+    def pressed(*what: Any) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        write(*what)
+
+    monkeypatch.setattr(RunFolder, "write", pressed)
+
+
+def test_ctrl_c_while_the_run_folder_is_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    presses_while_it_is_written(monkeypatch, 1)
+    with pytest.raises(ps.RunInterrupted, match="interrupted at version 40; written to") as caught:
+        ps.run(SHORT, ps.async_sgd(), workers=2, runs=tmp_path)
+    assert caught.value.run.steps == 40
+    assert {"summary.json", "report.html", "weights.safetensors"} <= {one.name for one in caught.value.folder.iterdir()}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_second_ctrl_c_waits_for_no_run_folder(
+    interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them may have ended the training."""
+    presses_while_it_is_written(monkeypatch, 1 if interrupted else 2)
+    train, watch = (loops.endless, once_stepped()) if interrupted else (SHORT, None)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path, watch=watch)
+    assert not isinstance(caught.value, ps.RunInterrupted)
+    assert not list(tmp_path.glob("*/summary.json"))
+
+
+def test_an_error_is_told_though_a_loaders_process_dies_meanwhile() -> None:
+    """Torch raises for the latter, wherever the worker is: also where it tells of its error."""
+    with pytest.raises(ps.WorkerError, match="worker 1 raised Unlucky: the user's error") as caught:
+        ps.run(stopping.unlucky, ps.async_sgd(), workers=2, timeout_s=30)
+    assert "Traceback" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("[Errno 104]"), EOFError(), ValueError("no")])
+def test_a_broken_line_to_a_loaders_process_is_explained(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what torch says a moment later; and then torch says no more."""
+
+    def torchs(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly")
+
+    before = signal.signal(signal.SIGCHLD, torchs)
+    try:
+        monkeypatch.setattr("plesio.worker_process.time.sleep", lambda seconds: signal.raise_signal(signal.SIGCHLD))
+        told = worker_process._words_of(error)
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    why = "" if isinstance(error, ValueError) else "; DataLoader worker (pid 7) exited unexpectedly"
+    assert told == f"{error}{why}"
+
+
+ENDS_EARLY = """
+import os, signal, sys
+from plesio.engine.forkserver import ForkServer
+print(ForkServer.shared(["slow_to_import"]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_fork_server_does_not_outlive_its_engine_in_its_imports(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)")
+    script = subprocess.Popen(
+        [sys.executable, "-c", ENDS_EARLY],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert script.stdout is not None
+    fork_server = int(script.stdout.readline())
+    time.sleep(1.0)
+    script.kill()
+    script.wait()  # not for the end of its output, which the fork server holds open, too
+    assert gone_within({fork_server}, 5.0)
+    script.communicate()
+
+
+def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
+    """To the kernel, a thread is what it was started by."""
+    ForkServer.close_shared()
+    versions: list[int] = []
+    thread = threading.Thread(target=lambda: versions.append(ps.run(SHORT, ps.async_sgd(), workers=2).version))
+    thread.start()
+    thread.join()
+    fork_server = ForkServer.shared().pid
+    assert ps.run(SHORT, ps.async_sgd(), workers=2).version == versions[0] == 40
+    assert ForkServer.shared().pid == fork_server

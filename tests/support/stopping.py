@@ -1,0 +1,82 @@
+"""Training functions for runs that are stopped while something takes its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from plesio.checkpoint import Shelf
+from support import loops
+
+
+class SlowDisk:
+    """Wraps a training function. Where it arrives, so in the fork server and all that it forks, a checkpoint takes `seconds`
+    to write, and `folder` tells when one was begun. It leaves that fork server unfit for other tests."""
+
+    def __init__(self, train: Callable[..., object], folder: Path, seconds: float) -> None:
+        self.train, self.folder, self.seconds = train, folder, seconds
+
+    def __call__(self, worker: Any) -> None:
+        try:
+            self.train(worker)
+        finally:
+            (self.folder / f"finally {worker.rank}").touch()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        save = Shelf.save
+
+        def slow(shelf: Shelf, *what: Any) -> Path:
+            (self.folder / "writing").touch()
+            time.sleep(self.seconds)
+            return save(shelf, *what)
+
+        Shelf.save = slow
+
+
+def lingering(worker: Any, pause_s: float) -> None:
+    """Worker 1 does something else between a step and its next batch, and hears only there that the run is to stop."""
+    torch.manual_seed(3)
+    inputs, labels = loops.data(96)
+    model = loops.mlp()
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=4, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        if worker.rank == 1:
+            time.sleep(pause_s)
+
+
+class Unlucky(Exception):
+    """While its message is made up, a DataLoader's process is killed."""
+
+    def __str__(self) -> str:
+        for child in active_children():
+            child.kill()
+        time.sleep(0.5)
+        return "the user's error"
+
+
+def unlucky(worker: Any) -> None:
+    """Worker 1 raises, and is told of a DataLoader's process that was killed while that is being told."""
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    inputs, labels = loops.data()
+    batches: Iterator[Any] = iter(DataLoader(TensorDataset(inputs), num_workers=2, persistent_workers=True))
+    for step in range(1000):
+        optimizer.zero_grad()
+        loops.loss_of(model, inputs, labels).backward()
+        optimizer.step()
+        time.sleep(0.005)
+        if worker.rank == 1 and step == 3:
+            next(batches)
+            raise Unlucky
