@@ -112,7 +112,7 @@ def test_a_stop_waits_for_its_checkpoint(slow_disk: Any, tmp_path: Path) -> None
     assert checkpoint_of(run.folder / FOLDER, run.version)
 
 
-@pytest.mark.parametrize("every_s", [1000.0, 0.3])
+@pytest.mark.parametrize("every_s", [1000.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_ctrl_c_waits_for_its_checkpoint(every_s: float, slow_disk: Any, tmp_path: Path) -> None:
     """And for one that is being written when it is pressed."""
     pressed = press_when(tmp_path / "writing") if every_s < 1 else None
@@ -166,7 +166,7 @@ def test_a_second_ctrl_c_waits_for_no_checkpoint(slow_disk: Any, tmp_path: Path)
     assert time.monotonic() - started_s < 30.0
 
 
-@pytest.mark.parametrize("ctrl_c", [False, True])
+@pytest.mark.parametrize("ctrl_c", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_checkpoint_that_does_not_get_done_is_given_up(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
     """In the time given, and a grace; the server is named, and what it was at."""
     words = r"the server process \(\d+\) said nothing for 8 s at version .*: it is writing a checkpoint into '.*ck' and"
