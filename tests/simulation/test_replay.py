@@ -259,6 +259,7 @@ def cooling(worker: Any) -> None:
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(inputs), targets).backward()
                 optimizer.step()
+                assert model.weight.grad is not None, "a loop may log its norm, whatever became of the step"
                 schedule.step()
 
 
