@@ -120,7 +120,8 @@ class _Shell(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.idle = nn.Parameter(torch.zeros(1, dtype=next(p for p in model.parameters() if p.requires_grad).dtype))
+        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        self.idle = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=first.device))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is _IDLE_ONLY:

@@ -187,9 +187,9 @@ class Worker:
         anything with a length and items) is shared out among the workers, and is to be the same one, whole, in each; None for
         data of your own, or that is split by rank already.
 
-        The model may be on a device of its own (`model.to(f"cuda:{worker.rank}")`, before prepare) under strategies that fold
-        at a server: it stays there, and gradients or weights come and go by one copy each way. The global weights, the server
-        and `evaluate` are on the CPU.
+        The model may be on a device of its own (`model.to(f"cuda:{worker.rank}")`, before prepare), but under hogwild: it
+        stays there, and gradients or weights come and go by way of the CPU's memory. The global weights, the server and
+        `evaluate` are on the CPU.
 
         Where the optimizer steps at the server, `.grad` holds anything after `step()` (read gradients before it), and what
         the loop writes into parameters (or the forward pass does, as nn.Embedding(max_norm=...)) lasts until the next

@@ -44,7 +44,6 @@ from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.fabric.memory import OwnView, SharedBlock
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
-from plesio.rules import Server as ViaServer
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.seeding import seed_everything
 from plesio.strategy import Strategy
@@ -113,11 +112,11 @@ class ProcessStation:
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
 
     def _check_device(self, device: torch.device) -> None:
-        """Refuse a device that the workers' way to each other does not reach."""
-        if device.type != "cpu" and not isinstance(self._strategy.via, ViaServer):
+        """Refuse a device whose memory the workers cannot share."""
+        if device.type != "cpu" and isinstance(self._strategy.via, ViaSharedMemory):
             raise ConfigurationError(
-                f"{self._strategy.name} trains models on the CPU, and this one is on {device}; "
-                "strategies that fold at a server (sync_sgd, async_sgd, local_sgd...) take a model on any device"
+                f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
+                f"{device}; every other strategy takes a model on any device"
             )
 
     def _build(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -18,7 +20,14 @@ from plesio import seeding
 from support.devices import lazy
 
 DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-AT_A_SERVER = [ps.sync_sgd(), ps.first_of(1), ps.async_sgd(), ps.buffered(1), ps.local_sgd(every=2)]
+STRATEGIES = [
+    ps.sync_sgd(),
+    ps.first_of(1),
+    ps.async_sgd(),
+    ps.buffered(1),
+    ps.local_sgd(every=2),
+    ps.allreduce(),
+]
 STEPS = 6
 
 
@@ -37,25 +46,25 @@ class Centre(nn.Module):
         return rows - centre
 
 
-def network() -> nn.Module:
+class Network(nn.Module):
     """Two dtypes, a buffer that is written, one that counts, and a layer that nothing reaches."""
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(6, 5), Centre(), nn.Tanh(), nn.Linear(5, 2))
-    model.register_module("unused", nn.Linear(3, 3))
-    model[3].double()
-    return model
 
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.hidden = nn.Sequential(nn.Linear(6, 5), Centre(), nn.Tanh())
+        self.last = nn.Linear(5, 2).double()
+        self.unused = nn.Linear(3, 3)
 
-def output(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    hidden = model[2](model[1](model[0](rows)))
-    result: torch.Tensor = model[3](hidden.double())
-    return result
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.hidden(rows).double())
+        return result
 
 
 def training(worker: ps.Worker, on: str) -> None:
     """Accumulates over two backward passes, clips, and in every other step lets go of the gradients or zeroes them."""
     device = lazy() if on == "lazy" else torch.device(on)
-    model = network().to(device)
+    model = Network().to(device)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer, _ = worker.prepare(model, optimizer, None)
     assert all(parameter.device.type == device.type for parameter in model.parameters())
@@ -63,14 +72,14 @@ def training(worker: ps.Worker, on: str) -> None:
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         for _ in range(2):
             rows, wanted = torch.randn(8, 6).to(device), torch.randn(8, 2).double().to(device)
-            mse_loss(output(model, rows), wanted).backward()
+            mse_loss(model(rows), wanted).backward()
         nn.utils.clip_grad_norm_([p for p in model.parameters() if p.dtype == torch.float32], 0.5)
         optimizer.step()
         worker.log(loss=0.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", AT_A_SERVER, ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
 def test_a_model_on_a_device_trains_as_on_the_cpu(strategy: ps.Strategy, device: str) -> None:
     here, there = (
         ps.run(partial(training, on=on), strategy, workers=1, seed=3, timeout_s=60.0) for on in ("cpu", device)
@@ -100,7 +109,7 @@ def one_step(worker: ps.Worker, on: str, state: bool = False, poison: bool = Fal
         optimizer.step()
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "allreduce"])
 @pytest.mark.parametrize("state", [False, True])
 def test_two_workers_and_a_momentum_from_before(strategy: str, state: bool) -> None:
     here, there = (
@@ -116,6 +125,40 @@ def test_a_gradient_that_is_not_finite_does_not_count(strategy: str) -> None:
     run = ps.run(partial(one_step, on="lazy", poison=True), strategy, workers=2, timeout_s=60.0)
     assert run.summary.discarded == {"not finite": 1}
     assert torch.isfinite(run.state_dict["weight"]).all()
+
+
+def troubled(worker: ps.Worker, how: str, folder: str) -> None:
+    """Four steps with momentum; in the second one, worker 1 is told nothing, or dies."""
+    model = nn.Linear(4, 2)
+    model = model.to(lazy())
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None)
+    while worker.version < 4:
+        trouble = how if worker.rank == 1 and worker.version == 1 else ""
+        if trouble == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.full((1, 4), worker.rank + 1.0).to(lazy())).square().sum().backward()
+        if trouble == "misses the end":
+            worker._exchange._group.fail(RuntimeError("nothing came"))
+        optimizer.step()
+        how = "" if trouble else how
+    Path(folder, f"{worker.rank}.txt").write_text(str(model.weight.tolist()))
+
+
+def test_all_reduce_goes_on_there_when_a_step_came_to_some_only(tmp_path: Path) -> None:
+    """Whoever is behind takes over what the other's device holds, the optimizer's state included."""
+    ends = set()
+    for how in ("", "misses the end"):
+        run = ps.run(partial(troubled, how=how, folder=str(tmp_path)), "allreduce", workers=2, seed=1, timeout_s=60.0)
+        assert run.summary.folded == 8
+        ends |= {path.read_text() for path in tmp_path.iterdir()}
+    assert len(ends) == 1
+
+
+def test_all_reduce_goes_on_there_when_somebody_dies(tmp_path: Path) -> None:
+    run = ps.run(partial(troubled, how="dies", folder=str(tmp_path)), "allreduce", workers=3, timeout_s=60.0)
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert len({(tmp_path / f"{rank}.txt").read_text() for rank in (0, 2)}) == 1
 
 
 def test_a_model_that_would_be_read_in_place_is_copied() -> None:
@@ -146,10 +189,11 @@ def test_simulated_workers_share_a_device() -> None:
     assert json.loads(done.stdout) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
 
 
-@pytest.mark.parametrize("strategy", ["hogwild", "allreduce"])
-def test_what_a_device_cannot_do_is_refused(strategy: str) -> None:
-    with pytest.raises(ps.ConfigurationError, match=f"{strategy} trains models on the CPU, and this one is on lazy:0"):
-        ps.run(partial(one_step, on="lazy"), strategy, workers=2, timeout_s=60.0)
+def test_what_a_device_cannot_do_is_refused() -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match="which is the CPU's, and this model is on lazy:0; every other strategy"
+    ):
+        ps.run(partial(one_step, on="lazy"), "hogwild", workers=2, timeout_s=60.0)
 
 
 def test_a_model_without_memory_is_refused() -> None:

@@ -13,16 +13,19 @@ def lazy() -> torch.device:
         from torch._lazy import ts_backend
 
         ts_backend.init()
-        _begun.append(torch.Tensor.copy_)
-        torch.Tensor.copy_ = _copy
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("copy_", _copy, "AutogradLazy", with_keyset=True)
+        _begun.append(library)
     return torch.device("lazy:0")
 
 
-_begun: list[Any] = []
+_begun: list[torch.library.Library] = []
 
 
-def _copy(self: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What this device lacks: copying from it into a tensor of the CPU's."""
-    if self.device.type == "cpu" and source.device.type == "lazy":
-        source = source.cpu()
-    return _begun[0](self, source, *args, **kwargs)
+def _copy(keys: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What this device lacks: copying from it into a tensor of the CPU's. (Not for gradients to flow through.)"""
+    if to.device.type == "cpu" and source.device.type == "lazy":
+        return to.copy_(source.cpu())
+    below = keys & torch._C._after_autograd_keyset
+    copied: torch.Tensor = torch.ops.aten.copy_.default.redispatch(below, to, source, non_blocking)
+    return copied

@@ -22,6 +22,8 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 | a replica is no longer the others' (written into) | all refuse to go on, some steps later (`likeness.PARTS` at most)  |
 | the run is over, and somebody's step lasts too long | dropped, so that the others can end                             |
 
+Where the model is on a device of its own, what is reduced or taken over goes through the CPU's memory.
+
 `exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
 came after the backward passes in `leftover`, what somebody left behind gets in `takeover`, who gives up what never comes in
 `rescue`, how replicas are compared in `likeness`, and what the server is told in `tally`.

@@ -26,7 +26,8 @@ class SharedBuffers:
         self._incoming = []
         if group is None or not group.works:
             return
-        self._incoming = [flat.clone() if flat.is_floating_point() else flat.long() for flat in self._flats]
+        mine = [flat.cpu() for flat in self._flats]
+        self._incoming = [flat.clone() if flat.is_floating_point() else flat.long() for flat in mine]
         for incoming in self._incoming:
             group.reduce(incoming, largest=not incoming.is_floating_point())
 

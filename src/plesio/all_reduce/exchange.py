@@ -124,7 +124,7 @@ class AllReduceExchange:
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: a bucket of gradients is complete on this worker."""
-        tensor = bucket.buffer()
+        tensor = bucket.buffer().cpu()  # from a device of its own a copy, which DistributedDataParallel copies back
         if bucket.index() == 0:
             self._enter()
         self._everybody.silent = self._spoiled

@@ -32,7 +32,7 @@ class Likeness:
         """The checksum of the part that is round `round`'s turn."""
         start = self._start(round)
         part = self._arena.memory[start : min(start + self._part, self._end)]
-        return xxh3_64_intdigest(part.numpy().data) >> (64 - STAMP_BITS)
+        return xxh3_64_intdigest(part.cpu().numpy().data) >> (64 - STAMP_BITS)
 
     def names(self, round: int) -> str:
         """Which tensors lie in that part, in words."""

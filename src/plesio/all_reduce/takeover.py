@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from plesio.all_reduce.buffers import SharedBuffers
 from plesio.fabric.collective import Group
-from plesio.tensors.arena import Arena
+from plesio.tensors.arena import CPU, Arena
 
 At = tuple[int, int]
 """(steps completed, those of them that moved the parameters)."""
@@ -29,18 +30,28 @@ def take_over(group: Group, source: int, at: At, optimizer: Optimizer, arena: Ar
     parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
     state = io.BytesIO()
     if group.rank == source:
-        states = [dict(optimizer.state.get(parameter, {})) for parameter in parameters]
+        states = [_on_cpu(optimizer.state.get(parameter, {})) for parameter in parameters]
         torch.save({"at": at, "states": states}, state)
     came = torch.load(io.BytesIO(group.share(state.getvalue(), source)), weights_only=True)
-    flats = [buffers.before(flat).clone() for flat in arena.flat]
+    flats = [buffers.before(flat).to(CPU, copy=True) for flat in arena.flat]
     for flat in flats:
         group.broadcast(flat, source)
     if came["at"] == at:
         return at
     for parameter, theirs in zip(parameters, came["states"], strict=True):
-        optimizer.state[parameter] = theirs
+        optimizer.state[parameter] = {
+            key: value.to(parameter.device) if moved else value for key, (value, moved) in theirs.items()
+        }
     for mine, flat in zip(arena.flat, flats, strict=True):
         mine.copy_(flat)
     buffers.keep()
     steps, versions = came["at"]
     return steps, versions
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, tuple[Any, bool]]:
+    """A parameter's state, and which of it lies on a device of its own (of a parameter there, not all does)."""
+    return {
+        key: (value.cpu(), not value.is_cpu) if isinstance(value, torch.Tensor) else (value, False)
+        for key, value in state.items()
+    }

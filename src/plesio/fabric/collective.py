@@ -9,6 +9,8 @@ One reduction is under way at a time, the others queue up here. Two would do no 
 fails, gloo goes on with the other, whose sends wait for a neighbour that waits for this worker in the first: neither would
 notice before the deadline. Even so gloo does not always notice that a neighbour hung up (about once in a hundred deaths,
 tests/integration/test_allreduce.py): `abandon` gives up an operation that others know to be broken.
+
+What is reduced lies on the CPU; whose model is on a device of its own copies there and back.
 """
 
 from __future__ import annotations
@@ -274,13 +276,14 @@ class Everybody(dist.ProcessGroup):
     def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
         """Sum the one tensor over the group."""
         (tensor,) = tensors
-        self.used = tensor.clone() if self.used is None else self.used + tensor
+        mine = tensor.cpu()
+        self.used = mine.clone() if self.used is None else self.used + mine
         return _Quiet(self.group, lambda: None) if self.silent else self.total(tensor)
 
     def total(self, tensor: torch.Tensor) -> dist.Work:
         """Sum `tensor` over the group once the work is waited for."""
         group, stamp = self.group, self._stamp()
-        sums = torch.cat([tensor.long(), torch.tensor([stamp, stamp * stamp])])
+        sums = torch.cat([tensor.cpu().long(), torch.tensor([stamp, stamp * stamp])])
 
         def came() -> None:
             *_, total, squares = sums.tolist()
