@@ -117,6 +117,10 @@ def test_nothing_is_left_open() -> None:
     ("arguments", "told"),
     [
         ({"rows": 0, "width": 2}, "rows=0"),
+        ({"rows": 2.5, "width": 2}, "rows=2.5: allowed is a whole number of at least 1"),
+        ({"rows": 2, "width": "8"}, "width='8'"),
+        ({"rows": 2, "width": 2, "seed": None}, "seed=None"),
+        ({"rows": 2, "width": 2, "lr": "0.1"}, "lr='0.1': allowed is a number"),
         ({"rows": 2, "width": 2, "lr": 0.0}, "lr=0.0"),
         ({"rows": 2, "width": 2, "optimizer": "adam"}, "unknown optimizer 'adam'; known: adagrad, sgd"),
     ],

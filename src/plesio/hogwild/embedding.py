@@ -12,6 +12,7 @@ from torch import nn
 
 from plesio.errors import ConfigurationError, SharedMemoryError, unknown_name
 from plesio.fabric.memory import SharedBlock
+from plesio.hogwild.settings import number, whole
 
 OPTIMIZERS = ("adagrad", "sgd")
 EPSILON = 1e-10
@@ -42,7 +43,7 @@ class SharedEmbedding(nn.Module):
         squares: (rows,) float32, AdaGrad's state.
 
     Raises:
-        ConfigurationError: a size below 1, a learning rate not above 0, an unknown optimizer.
+        ConfigurationError: a size below 1, a learning rate not above 0, an unknown optimizer, something of another type.
         SharedMemoryError: there is not that much memory, or the process that made the table is gone.
 
     >>> users = SharedEmbedding(1000, 8, lr=0.1)
@@ -54,8 +55,7 @@ class SharedEmbedding(nn.Module):
 
     def __init__(self, rows: int, width: int, *, lr: float = 0.05, optimizer: str = "adagrad", seed: int = 0) -> None:
         super().__init__()
-        if rows < 1 or width < 1:
-            raise ConfigurationError(f"rows={rows}, width={width}: both must be at least 1.")
+        rows, width, lr, seed = whole("rows", rows, 1), whole("width", width, 1), number("lr", lr), whole("seed", seed, 0)
         if not 0 < lr < float("inf"):
             raise ConfigurationError(f"lr={lr!r}: allowed is a finite number above 0.")
         if optimizer not in OPTIMIZERS:
