@@ -280,7 +280,7 @@ def read(path: Path) -> Saved:
     """The checkpoint at `path`, checked.
 
     Raises:
-        CheckpointError: it is damaged, or of a newer plesio.
+        CheckpointError: it is damaged, deleted meanwhile, or of a newer plesio.
     """
     try:
         body, _, digest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")
@@ -290,6 +290,11 @@ def read(path: Path) -> Saved:
         for name, checksum in manifest.files.items():
             if xxh3_64_hexdigest((path / name).read_bytes()) != checksum:
                 raise CheckpointError(f"{path / name} is damaged")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} is not there; if the run that writes these checkpoints still goes on, it deletes its older "
+            "ones: wait for its end, or resume from a copy"
+        ) from error
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if manifest.format != FORMAT:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import plesio as ps
-from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest
+from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.cli.main import main
 from plesio.core.events import Grant, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
@@ -188,6 +188,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         ps.CheckpointError, match=r"manifest\.json is damaged.*safetensors is damaged|safetensors is damaged"
     ):
         trained(ps.async_sgd(), tmp_path, resume=run.folder)
+
+
+def test_a_checkpoint_that_goes_while_it_is_read(tmp_path: Path) -> None:
+    """As that of a run which still goes on, and deletes its older ones."""
+    run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
+    assert run.folder is not None
+    saved = latest(run.folder)
+    (saved.path / WEIGHTS).unlink()
+    with pytest.raises(ps.CheckpointError, match=r"safetensors is not there; if the run .* still goes on"):
+        read(saved.path)
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:

@@ -55,7 +55,12 @@ class SharedEmbedding(nn.Module):
 
     def __init__(self, rows: int, width: int, *, lr: float = 0.05, optimizer: str = "adagrad", seed: int = 0) -> None:
         super().__init__()
-        rows, width, lr, seed = whole("rows", rows, 1), whole("width", width, 1), number("lr", lr), whole("seed", seed, 0)
+        rows, width, lr, seed = (
+            whole("rows", rows, 1),
+            whole("width", width, 1),
+            number("lr", lr),
+            whole("seed", seed, 0),
+        )
         if not 0 < lr < float("inf"):
             raise ConfigurationError(f"lr={lr!r}: allowed is a finite number above 0.")
         if optimizer not in OPTIMIZERS:
