@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +127,18 @@ def test_edits_between_two_runs_are_seen(
     ps.run(partial(module.train, file=file), ps.async_sgd(), workers=1)
     assert file.read_text() == "afterwards None"
     assert ForkServer.shared().pid == second, "nothing was edited"
+
+
+def test_nothing_is_left_open_at_the_end_of_a_program() -> None:
+    """Python warns of it in development mode; nobody else would notice."""
+    program = (
+        "from functools import partial; import plesio as ps; from support import loops\n"
+        "ps.run(partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=2), 'async_sgd', workers=1)"
+    )
+    command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program]
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=5)

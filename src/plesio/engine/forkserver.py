@@ -9,6 +9,7 @@ the next run gets a fresh fork server. When the engine's end of its line closes
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -232,6 +233,9 @@ class ForkServer:
             self._process.wait()
         if ForkServer._shared is self:
             ForkServer._shared = None
+
+
+atexit.register(ForkServer.close_shared, 0.0)  # it would end by itself, but Python warns of what is left open
 
 
 class _Forker:
