@@ -38,7 +38,7 @@ test-long: setup
 	$(BIN)/python -m pytest -q
 
 bench: setup
-	for name in exchange fold straggler convergence simulator theory whatif journal hogwild; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in exchange fold straggler convergence embedding simulator theory whatif journal hogwild; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs demo.html
