@@ -139,7 +139,10 @@ def test_what_waits_to_be_folded_is_done_again_and_counts_then(strategy: Strateg
 @pytest.mark.parametrize("strategy", [ps.buffered(7), ps.rennala(7)], ids=lambda one: one.name)
 def test_what_lies_in_a_buffer_counts_once_in_a_resumed_runs_total(strategy: Strategy, tmp_path: Path) -> None:
     """64 batches, one worker: so many steps in all, wherever it was stopped."""
-    first = ps.run(chancy, strategy, workers=1, runs=tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=18))
+    paced = ps.Pace(step_s=0.05)  # so that it is stopped before the 21st
+    first = ps.run(
+        chancy, strategy, workers=1, runs=tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=18), pace=paced
+    )
     manifest = latest(first.folder or tmp_path).manifest
     assert (manifest.steps, manifest.samples) == (7 * manifest.version, 6 * 7 * manifest.version)
     assert 18 <= first.steps != manifest.steps

@@ -283,3 +283,13 @@ def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
     fork_server = ForkServer.shared().pid
     assert ps.run(SHORT, ps.async_sgd(), workers=2).version == versions[0] == 40
     assert ForkServer.shared().pid == fork_server
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "allreduce"])
+def test_the_last_round_is_a_whole_one(strategy: str) -> None:
+    """Who asks for data when the run is stopped gets some: without it the others would be a smaller round, at full weight."""
+    run = ps.run(stopping.late_for_data, strategy, workers=3, data="shards", until=ps.Until(seconds=0.7))
+    assert run.ended.startswith("0.7 seconds")
+    assert 0 < run.version < 10
+    assert run.summary.folded == 3 * run.version
+    assert run.discarded == {}

@@ -283,8 +283,8 @@ def scheduled(worker: ps.Worker, epochs: int) -> None:
             optimizer.step()
             schedule.step()
             steps += 1
-    assert 0.0 < optimizer.param_groups[0]["lr"] <= 0.5 * optimizer.param_groups[0]["initial_lr"]
-    worker.log(last=before, steps=steps, share=len(loader) * epochs)
+    (group,) = optimizer.param_groups
+    worker.log(last=before, steps=steps, share=len(loader) * epochs, left=group["lr"] / group["initial_lr"])
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=4), ps.hogwild()], ids=str)
@@ -293,6 +293,7 @@ def test_all_workers_are_where_the_run_is(strategy: ps.Strategy) -> None:
     run = ps.run(partial(scheduled, epochs=4), strategy, workers=3, engine=ps.Simulated("one-straggler"))
     ends = [one.metrics for one in run.summary.logged if "last" in one.metrics]
     assert len(ends) == 3
+    assert all(0.0 < one["left"] <= 0.5 for one in ends)
     assert min(one["last"] for one in ends) >= (3.8 if strategy.in_lock_step else 3.2), "a slow one was told long ago"
     ahead = max(one["steps"] - one["share"] for one in ends)
     assert ahead == 0 if strategy.in_lock_step else ahead > 0
@@ -301,6 +302,7 @@ def test_all_workers_are_where_the_run_is(strategy: ps.Strategy) -> None:
 def test_processes_are_told_as_simulated_ones_are() -> None:
     run = ps.run(partial(scheduled, epochs=4), ps.async_sgd(), workers=3, faults=[ps.Slow(worker=0, factor=5)])
     assert run.samples == 4 * ROWS
+    assert min(one.metrics["left"] for one in run.summary.logged if "left" in one.metrics) <= 0.5
 
 
 def test_data_of_ones_own_has_no_epochs() -> None:

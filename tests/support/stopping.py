@@ -80,3 +80,18 @@ def unlucky(worker: Any) -> None:
         if worker.rank == 1 and step == 3:
             next(batches)
             raise Unlucky
+
+
+def late_for_data(worker: Any) -> None:
+    """A batch an epoch for each worker; worker 0 asks for its next one late, when the others have done theirs."""
+    inputs, labels = loops.data(3)
+    model = loops.mlp()
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=1)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    for _ in range(1000):
+        if worker.rank == 0:
+            time.sleep(0.2)
+        for rows, wanted in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(rows), wanted).backward()
+            optimizer.step()

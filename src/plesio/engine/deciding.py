@@ -46,6 +46,7 @@ from plesio.fabric.doorbell import Header, Report, write_answer
 from plesio.journal import JournalError, JournalWriter
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
+from plesio.rules import Round
 from plesio.rules import Server as ViaServer
 from plesio.strategy import Strategy
 
@@ -79,6 +80,7 @@ class Deciding:
         self._tell = tell
         self._lost = lost
         self._via_server = isinstance(strategy.via, ViaServer)
+        self._in_rounds = isinstance(strategy.gather, Round)
         self._leases = DataLeases(config.workers, config.stealing)
         self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
         self._meter = Meter(config.workers)
@@ -246,8 +248,8 @@ class Deciding:
         self.trouble(line.worker, f"{what}: discarded", fatal, "NonFiniteError")
 
     def lease(self, line: Line, request: LeaseRequest) -> None:
-        """It wants data."""
-        if self.stopping:
+        """It wants data. When the run is stopped it gets none, but where rounds are made of all: that round would be smaller."""
+        if self.stopping and not self._in_rounds:
             line.say(LeaseReply(stop=True))
             return
         why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
