@@ -58,7 +58,7 @@ class NonFiniteError(PlesioError, ArithmeticError):
 
 
 class StopRun(PlesioError):
-    """The run is over (target or budget reached): unwinds a training function that goes on stepping."""
+    """The run is over (target or budget reached, or a worker stopped it): unwinds a training function that goes on stepping."""
 
 
 class RunInterrupted(KeyboardInterrupt):

@@ -79,6 +79,10 @@ class Watcher(Protocol):
         """What the training function logged."""
         ...
 
+    def stop(self, why: str) -> None:
+        """It asks for the end of the whole run."""
+        ...
+
 
 class GreenletWorker:
     """One worker: its training function, and where it stands.
@@ -171,6 +175,10 @@ class _Station:
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Pass it on."""
         self._watcher.logged(steps, metrics)
+
+    def stop(self, why: str) -> None:
+        """Pass it on."""
+        self._watcher.stop(why)
 
     def leave(self) -> None:
         """Nothing to tell: the end of the function is seen."""

@@ -202,6 +202,9 @@ class _Seat:
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """It was logged then."""
 
+    def stop(self, why: str) -> None:
+        """It was asked for then; what came of it is in the journal."""
+
     def rest(self, sleep: Callable[[float], object]) -> None:
         """No time passes."""
 

@@ -248,6 +248,10 @@ class _Participant:
         """Keep it."""
         self._engine.outcome.logged.append(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
 
+    def stop(self, why: str) -> None:
+        """The run ends when this worker's time is everybody's."""
+        self._engine.run_of.end_at(self.timer.time_s, why, self._rank)
+
     def _finished(self) -> Finish:
         assert self._worker is not None
         error = self._worker.error

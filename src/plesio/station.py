@@ -41,6 +41,10 @@ class Station(Protocol):
         """Pass on what the training function logged over its last `steps` steps."""
         ...
 
+    def stop(self, why: str) -> None:
+        """Ask for the end of the whole run."""
+        ...
+
     def leave(self) -> None:
         """The training function returned without ever taking part."""
         ...

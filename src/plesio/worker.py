@@ -116,6 +116,39 @@ class Worker:
         `ps.StopRun`, which ends `train`."""
         return self._standing.stopped
 
+    def stop(self, reason: str = "") -> None:
+        """Ask for the end of the whole run, as if its `until=` were reached; `reason` is told as why it ended.
+
+        Early stopping: a worker that returns from `train` leaves alone, and the others go on.
+
+            for epoch in range(EPOCHS):
+                for inputs, labels in loader:
+                    ...
+                if worker.rank == 0:      # one that judges is enough; where several ask, the first reason counts
+                    loss = judge(model)
+                    best, waited = min(best, loss), 0 if loss < best else waited + 1
+                    if waited == 5:
+                        worker.stop("no better for 5 epochs")
+
+        It returns at once. Everybody, this worker too, goes on up to the next exchange or the next data, and is told there:
+        `stopped` is True, and what is asked for after that raises `ps.StopRun`. What is done meanwhile still counts. The
+        result is the weights at the end, and a checkpoint is kept where there are any. In a simulated run it ends at that
+        very (virtual) time. Once the run is over, and in a replay, it does nothing.
+
+        Raises:
+            ConfigurationError: before prepare; or a reason that is no text.
+        """
+        if not isinstance(reason, str):
+            raise ConfigurationError(
+                f"worker.stop({type(reason).__name__}): the reason is text, such as 'no better for 5 epochs'"
+            )
+        if self._exchange is None:
+            raise ConfigurationError(
+                "worker.stop before prepare: this worker takes no part in the run yet; prepare first, or raise an error"
+            )
+        words = " ".join(reason.split())
+        self._station.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
+
     @property
     def cancelled(self) -> bool:
         """Whether the step under way no longer counts (only a strategy that cancels late work ever says so)."""

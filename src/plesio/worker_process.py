@@ -33,6 +33,7 @@ from plesio.engine.messages import (
     Ready,
     Refused,
     Regrouped,
+    StopRequest,
     ToWorker,
     Welcome,
 )
@@ -88,6 +89,11 @@ class ProcessStation:
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Tell the engine."""
         self._engine.send(Logged(time.monotonic(), steps, metrics))
+
+    def stop(self, why: str) -> None:
+        """Tell the engine; if it is gone, the run is over anyway."""
+        with suppress(ChannelClosedError):
+            self._engine.send(StopRequest(why))
 
     def leave(self) -> None:
         """Tell the server."""

@@ -74,6 +74,14 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
     assert_same(run, functools.partial(chancy, epochs=1000))
 
 
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], ids=lambda one: one.name)
+def test_a_run_that_a_worker_stopped(strategy: Strategy, tmp_path: Path) -> None:
+    train = functools.partial(chancy, epochs=1000, stops=(2, 7))
+    run = trained(strategy, tmp_path, train)
+    assert run.ended == "worker 2 stopped the run: enough"
+    assert_same(run, train)
+
+
 def test_it_stops_at_the_version_asked_for(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path)
     part = ps.replay(run.folder, chancy, until=7)

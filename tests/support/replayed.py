@@ -47,11 +47,13 @@ def chancy(
     poison: tuple[int, int] | None = None,
     dies: Path | None = None,
     ends: Path | None = None,
+    stops: tuple[int, int] | None = None,
 ) -> None:
     """Dropout, augmentation, a learning-rate schedule, gradients over two batches now and then, and random pauses.
 
     `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its tenth step, unless that file is there. `ends`:
     worker 0 kills the server in its tenth step or later, once there is a checkpoint in that folder; the first time only.
+    `stops`: that worker asks for the end of the run in that step.
     """
     model = build()
     if kind == "adam":
@@ -77,6 +79,8 @@ def chancy(
                 loss.backward()
                 if poison == (worker.rank, step):
                     next(iter(model.parameters())).grad.mul_(float("nan"))
+                if stops == (worker.rank, step):
+                    worker.stop("enough")
                 time.sleep(pauses.expovariate(1 / 0.004))
                 optimizer.step()
                 worker.log(loss=loss)

@@ -354,6 +354,7 @@ def test_finding_for_a_loss_is_lower_is_better() -> None:
         (["accuracy=0.95"], "30 seconds were up", "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with "
          "0.9000 after 1.00 s. Try more than --budget-s 30, or a lower target."),
         (["accuracy=0.95"], "finished", "All were through with train(worker) by then: try more epochs, or a lower target."),
+        (["accuracy=0.95"], "worker 0 stopped the run: enough", "All were through with train(worker) by then: try more epochs"),
         (["steps=2000", "samples=5000"], "30 seconds were up", "No strategy got to 2,000 steps or 5,000 samples within 30 s. "),
         (["steps=2000"], "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
     ],

@@ -201,7 +201,7 @@ def closing(work: Work, summaries: Sequence[Summary]) -> str:
         words = f"No strategy got to {goals} within {work.budget_s:g} s. {words}"
     elif any(one.time_to(*work.target) is not None for one in summaries):
         return words
-    if all(one.ended == "finished" for one in summaries):
+    if all(one.ended == "finished" or " stopped the run" in one.ended for one in summaries):
         return f"{words} All were through with train(worker) by then: try more epochs, or a lower target."
     return f"{words} Try more than --budget-s {work.budget_s:g}, or a lower target."
 

@@ -28,6 +28,7 @@ from plesio.engine.messages import (
     Logged,
     Progress,
     Stop,
+    StopRequest,
     Trouble,
     Writing,
 )
@@ -41,7 +42,7 @@ from plesio.errors import (
     WorkerLostError,
     error_class,
 )
-from plesio.fabric.channel import ChannelClosedError
+from plesio.fabric.channel import ChannelClosedError, readable
 from plesio.fabric.memory import SharedBlock
 from plesio.faults import Kill
 from plesio.observe.summary import Incident
@@ -177,7 +178,7 @@ class LocalEngine:
     def _over(self) -> bool:
         if self._error is not None:
             return True
-        if self._ctrl_c.pressed and self._stop_sent_s is None:
+        if self._ctrl_c.pressed:
             self._ask_to_stop("interrupted")
         if self._ctrl_c.pressed and not self._patience_s():
             return True
@@ -229,6 +230,8 @@ class LocalEngine:
             self._server_heard_s = time.monotonic()
         if isinstance(message, Logged):
             self._logged(process, message)
+        elif isinstance(message, StopRequest):
+            self._ask_to_stop(message.why)
         elif isinstance(message, Progress):
             live = self._live
             live.time_s, live.version, live.steps, live.samples = (
@@ -254,8 +257,15 @@ class LocalEngine:
             if message.fatal:
                 self._error = self._error or (error_class(message.kind) or PlesioError)(message.fatal)
         elif isinstance(message, Final):
+            self._hear_workers_out()
             self._final(message, descriptors)
         return True
+
+    def _hear_workers_out(self) -> None:
+        """They said all they had to say before the server's last word: why it ended, or what they raised, may still lie there."""
+        for process in self._processes.workers:
+            while readable(process.channel.fileno(), 0.0) and self._hear(process):
+                pass
 
     def _logged(self, process: Process, message: Logged) -> None:
         assert process.worker is not None
@@ -341,7 +351,7 @@ class LocalEngine:
             while self._kills and time.monotonic() - self._zero_s >= self._kills[0].after_s:
                 self._kill(self._kills.pop(0))
             reason = self._watch(live)
-            if reason is not None and self._stop_sent_s is None:
+            if reason is not None:
                 self._ask_to_stop(reason)
         elif time.monotonic() - self._started_s > self._job.timeout_s + START_S:
             self._error = DeadlineError(
@@ -358,6 +368,9 @@ class LocalEngine:
         (processes.server if fault.worker is None else processes.workers[fault.worker]).kill()
 
     def _ask_to_stop(self, reason: str) -> None:
+        """The first reason counts."""
+        if self._stop_sent_s is not None:
+            return
         self._stop_sent_s = time.monotonic()
         self._outcome.ended = reason
         with contextlib.suppress(ChannelClosedError):

@@ -151,6 +151,12 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
     metrics: dict[str, float]
 
 
+class StopRequest(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the engine: the run is to end; `why` says who wants it, and for what."""
+
+    why: str
+
+
 class Finished(msgspec.Struct, tag=True, frozen=True):
     """A worker to the engine: its training function returned."""
 
@@ -177,5 +183,5 @@ ToServerFromEvaluator = SnapshotRequest
 ToEvaluator = Snapshot
 ToServerFromEngine = Stop
 ToEngineFromServer = Begun | Progress | Writing | Trouble | Final
-ToEngineFromWorker = Logged | Finished | Failed
+ToEngineFromWorker = Logged | StopRequest | Finished | Failed
 ToEngineFromEvaluator = Evaluated | Failed

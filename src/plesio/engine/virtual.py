@@ -196,6 +196,16 @@ class VirtualRun:
         """End the run after what is being done now; the first reason counts."""
         self.ended = self.ended or why
 
+    def end_at(self, time_s: float, why: str, worker: int) -> None:
+        """End the run at `time_s`, if this process of `worker` is there until then."""
+        self.clock.at(max(time_s, self.clock.now_s), self._end_for, (worker, self._workers[worker].incarnation, why))
+
+    def _end_for(self, asked: tuple[int, int, str]) -> None:
+        index, incarnation, why = asked
+        worker = self._workers[index]
+        if worker.incarnation == incarnation and worker.state != "absent":
+            self.end(why)
+
     def _evaluation(self, _: None) -> None:
         assert self._evaluate is not None, "planned only if there is one"
         why = self._evaluate(self.clock.now_s, self.sequencer.version)

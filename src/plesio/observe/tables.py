@@ -30,7 +30,7 @@ def render(*parts: object, width: int = WIDTH) -> str:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     page = io.BytesIO()
     with io.TextIOWrapper(page, encoding, errors="replace", newline="\n") as file:
-        console = Console(file=file, width=width, highlight=False, color_system=None)
+        console = Console(file=file, width=width, highlight=False, markup=False, color_system=None)
         for part in parts:
             console.print(part)
         file.flush()
@@ -78,8 +78,9 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
 
 def _headline(summary: Summary) -> str:
     stale = summary.staleness
+    comma = "," if ":" in summary.ended else ""  # words of somebody's own
     parts = [
-        f"{summary.strategy}: {summary.ended} after {summary.wall_s:.2f} s",
+        f"{summary.strategy}: {summary.ended}{comma} after {summary.wall_s:.2f} s",
         f"version {summary.version:,}",
         f"{summary.steps_per_s:,.0f} steps/s ({summary.ideal_share:.0%} of ideal)",
         f"waiting {summary.waiting_share:.0%}",

@@ -1,0 +1,187 @@
+"""`worker.stop`: one worker ends the run for all of them, and its reason is told."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from plesio.checkpoint import FOLDER, latest
+from plesio.cluster import Cluster, Constant, Crash, Group, Restart
+from plesio.engine.job import Live
+from support import loops
+
+PATIENCE = "no better for 5 epochs"
+WORDS = f"worker 1 stopped the run: {PATIENCE}"
+STRATEGIES = [ps.sync_sgd(), ps.async_sgd(), ps.hogwild(), ps.allreduce(), ps.local_sgd(every=2)]
+SIMULATED = [*STRATEGIES, ps.first_of(2), ps.local_sgd(every=ps.Seconds(0.25))]
+
+
+def patient(
+    worker: Any, after: int = 6, who: int | None = 1, reason: Any = PATIENCE, leaves: bool = False, notes: str = ""
+) -> None:
+    """Trains without end; worker `who` (all of them: None) stops the run after so many steps. In `notes`: how each left."""
+    model = loops.mlp()
+    loader = DataLoader(TensorDataset(*loops.data()), batch_size=8, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    step = 0
+    try:
+        while True:
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+                step += 1
+                if step == after and who in (None, worker.rank):
+                    worker.stop(reason)
+                    if leaves:
+                        return
+    finally:
+        if notes:
+            Path(notes, f"{worker.rank}.txt").write_text(f"{worker.stopped}")
+        worker.stop("too late")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
+def test_one_worker_ends_it_for_all_and_the_reason_is_told(strategy: ps.Strategy, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    run = ps.run(
+        partial(patient, notes=str(notes)), strategy, workers=3, pace=0.002, runs=tmp_path / "runs", timeout_s=30
+    )
+    assert run.ended == WORDS
+    assert f"{strategy.name}: {WORDS}, after {run.wall_s:.2f} s" in " ".join(str(run).split())
+    assert [one.left for one in run.workers] == ["finished"] * 3
+    assert run.incidents == ()
+    assert {path.read_text() for path in notes.iterdir()} == {"True"}
+    assert len(list(notes.iterdir())) == 3
+    assert run.workers[1].steps >= 6
+    assert run.state_dict
+    assert json.loads((run.folder / "summary.json").read_text())["ended"] == WORDS
+    assert f"ended: {WORDS}." in (run.folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
+def test_who_asks_may_leave_at_once(name: str) -> None:
+    run = ps.run(partial(patient, leaves=True), name, workers=2, pace=0.002, timeout_s=30)
+    assert run.ended == WORDS
+    assert [one.left for one in run.workers] == ["finished"] * 2
+
+
+def test_the_first_reason_counts() -> None:
+    run = ps.run(partial(patient, who=None), ps.async_sgd(), workers=3, pace=0.002, timeout_s=30)
+    assert run.ended in [f"worker {worker} stopped the run: {PATIENCE}" for worker in range(3)]
+
+
+def test_nothing_is_asked_for_once_the_run_is_over() -> None:
+    """Every worker still asks, on its way out."""
+    run = ps.run(partial(patient, who=-1), ps.async_sgd(), workers=2, until=ps.Until(steps=20), timeout_s=30)
+    assert run.ended == "20 steps were up"
+
+
+def test_a_checkpoint_is_kept_as_at_any_stop(tmp_path: Path) -> None:
+    kept = ps.Checkpoint(every_s=1000)
+    run = ps.run(patient, ps.sync_sgd(), workers=2, runs=tmp_path, checkpoint=kept, pace=0.002, timeout_s=30)
+    assert latest(run.folder / FOLDER).manifest.version >= 6
+
+
+def chatty(worker: Any, logs: int, raises: bool) -> None:
+    """Has much to tell before the one thing that counts, all at once."""
+    model = loops.mlp()
+    worker.prepare(model, loops.sgd(model), None)
+    for _ in range(logs):
+        worker._station.logged(1, {"loss": 1.0})
+    if raises:
+        raise ValueError("the disk is on fire")
+    worker.stop(PATIENCE)
+
+
+def hears_late(live: Live) -> None:
+    """The engine is at something else until the run is over."""
+    if live.time_s >= 0:
+        time.sleep(0.2)
+
+
+def test_what_a_worker_said_last_is_heard_before_the_run_is_over() -> None:
+    with pytest.warns(RuntimeWarning, match="nothing was trained"):
+        run = ps.run(partial(chatty, logs=30, raises=False), ps.async_sgd(), workers=1, watch=hears_late, timeout_s=30)
+    assert run.ended == f"worker 0 stopped the run: {PATIENCE}"
+    assert len(run.logged) == 30
+    with pytest.raises(ps.WorkerError, match="the disk is on fire"):
+        ps.run(partial(chatty, logs=30, raises=True), ps.async_sgd(), workers=1, watch=hears_late, timeout_s=30)
+
+
+# On simulated machines
+
+
+def simulated(train: Any, strategy: ps.Strategy, cluster: Cluster | str = "one-straggler", **options: Any) -> ps.Run:
+    workers = cluster.workers if isinstance(cluster, Cluster) else 3
+    return ps.run(train, strategy, workers=workers, engine=ps.Simulated(cluster), **options)
+
+
+@pytest.mark.parametrize("strategy", SIMULATED, ids=lambda one: one.name)
+def test_a_simulated_run_ends_the_same_way_each_time(strategy: ps.Strategy, tmp_path: Path) -> None:
+    first, second = (simulated(patient, strategy, runs=tmp_path) for _ in range(2))
+    assert first.ended == WORDS
+    assert first.version > 0
+    assert first.summary == second.summary
+    assert (first.folder / "journal.bin").read_bytes() == (second.folder / "journal.bin").read_bytes()
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=4)], ids=lambda one: one.name)
+def test_it_ends_at_that_virtual_time(strategy: ps.Strategy) -> None:
+    """Also amid local steps, which are computed ahead of their time."""
+    run = simulated(patient, strategy, Cluster((Group(2, Constant(0.1)),)))
+    assert run.wall_s == pytest.approx(0.6)
+    assert run.ended == WORDS
+
+
+@pytest.mark.parametrize(("dies_s", "wall_s"), [(0.55, 1.4), (0.65, 0.6)])
+def test_who_died_before_asks_for_nothing(dies_s: float, wall_s: float) -> None:
+    """But comes back, and asks then."""
+    faults = (Crash(worker=1, at_s=dies_s), Restart(worker=1, at_s=0.8))
+    run = simulated(patient, ps.local_sgd(every=4), Cluster((Group(2, Constant(0.1)),), faults=faults))
+    assert run.wall_s == pytest.approx(wall_s)
+    assert run.ended == WORDS
+
+
+def test_of_several_the_first_in_virtual_time_counts() -> None:
+    cluster = Cluster((Group(1, Constant(0.3)), Group(1, Constant(0.1)), Group(1, Constant(0.2))))
+    run = simulated(partial(patient, who=None), ps.async_sgd(), cluster)
+    assert (run.ended, run.wall_s) == (WORDS, pytest.approx(0.6))
+
+
+# The reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("", ""), (" two\nlines ", ": two lines"), ("[/b] of [bold]", ": [/b] of [bold]")],
+)
+def test_it_is_told_as_it_is_on_one_line(reason: str, told: str) -> None:
+    run = simulated(partial(patient, reason=reason), ps.async_sgd())
+    assert run.ended == f"worker 1 stopped the run{told}"
+    assert run.ended in " ".join(str(run).split())
+
+
+@pytest.mark.parametrize("reason", [0.3, None, b"enough"])
+def test_a_reason_is_text(reason: Any) -> None:
+    with pytest.raises(ps.ConfigurationError, match=rf"worker\.stop\({type(reason).__name__}\): the reason is text"):
+        simulated(partial(patient, reason=reason), ps.async_sgd())
+
+
+def hasty(worker: Any) -> None:
+    worker.stop("no data")
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=str)
+def test_before_prepare_there_is_nothing_to_stop(engine: Any) -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"worker\.stop before prepare: "):
+        ps.run(hasty, ps.async_sgd(), workers=2, engine=engine)
