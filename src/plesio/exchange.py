@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import nan
 from typing import Protocol
 
-import msgspec
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
@@ -23,7 +22,7 @@ from plesio.faults import Pace
 from plesio.rules import Every, Gradient
 from plesio.seeding import seed_step
 from plesio.strategy import Strategy
-from plesio.tensors.optimizer_spec import Groups, hyper_parameters, settings_of
+from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.replica import Replica
 from plesio.warn import warn_kept_back, warn_not_finite
 
@@ -292,7 +291,7 @@ class ServerExchange:
         if self._optimizer.param_groups == self._sent:
             return b""
         self._sent = settings_of(self._optimizer)
-        return msgspec.msgpack.encode(hyper_parameters(self._optimizer))
+        return packed(self._optimizer)
 
     def _adopt(self, answer: Answer) -> None:
         self._replica.adopt(answer.buffer)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError, ModelMismatchError
 from plesio.warn import warn_written
@@ -90,7 +91,7 @@ class ExchangedOptimizer(Optimizer):
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
         if not self._exchange.local:  # where it steps at the server, its own hooks are for the gradients that go there
-            for hook in self._user._optimizer_step_pre_hooks.values():
+            for hook in (*_global_optimizer_pre_hooks.values(), *self._user._optimizer_step_pre_hooks.values()):
                 hook(self._user, (), {})
         for name, parameter in self._frozen:
             if parameter.requires_grad:
@@ -100,7 +101,7 @@ class ExchangedOptimizer(Optimizer):
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
         if not self._exchange.local:
-            for after in self._user._optimizer_step_post_hooks.values():
+            for after in (*self._user._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 after(self._user, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
@@ -127,7 +128,12 @@ class ExchangedOptimizer(Optimizer):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return super().state_dict()
+        for before in self._user._optimizer_state_dict_pre_hooks.values():
+            before(self._user)
+        state: dict[str, Any] = super().state_dict()
+        for after in self._user._optimizer_state_dict_post_hooks.values():
+            state = after(self._user, state) or state
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load into the user's optimizer, and go on sharing with it."""

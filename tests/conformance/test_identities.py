@@ -81,6 +81,30 @@ def test_one_worker_with_batch_norm(name: str) -> None:
     assert_same(got, loops.plain_pytorch(loops.batch_norm, loops.sgd, 10))
 
 
+CONSTANTS = ("mask", "least", "small", "fractions")
+MASKED: dict[str, Callable[[], Strategy]] = {
+    **{
+        name: RECIPES[name]
+        for name in ("sync_sgd", "async_sgd", "async_sgd plain", "local_sgd", "hogwild", "allreduce")
+    },
+    "buffered": partial(ps.buffered, 2),
+    "buffered plain": partial(ps.buffered, 2, correct="plain"),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_buffers_that_nobody_changes_stay_as_they_are(name: str) -> None:
+    """A causal mask of -inf or of the least number there is, a table of fractions: to the last bit, with three workers too."""
+    train = partial(loops.follow, build=loops.Masked, optimizers=loops.sgd, steps=6)
+    strategy = RECIPES["buffered"] if name == "buffered" else MASKED[name]
+    if name != "buffered plain":
+        assert_same(final(strategy(), train, 1), loops.plain_pytorch(loops.Masked, loops.sgd, 6))
+    got, want = final(MASKED[name](), train, 3), loops.Masked().state_dict()
+    assert_same({key: got[key] for key in CONSTANTS}, {key: want[key] for key in CONSTANTS})
+    assert got["norm.running_mean"].isfinite().all()
+    assert not torch.equal(got["norm.running_mean"], want["norm.running_mean"])
+
+
 @pytest.mark.parametrize("name", ["sync_sgd", "allreduce"])
 def test_synchronous_workers_are_one_worker_with_their_batches(name: str) -> None:
     """The mean of N gradients over batches of b is the gradient over a batch of N b."""

@@ -6,12 +6,15 @@ import itertools
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
@@ -128,6 +131,99 @@ def test_an_optimizer_that_forgets_what_it_was_given_is_refused() -> None:
         ps.run(partial(warming, forgets=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
+class Counted(torch.optim.Optimizer):
+    """Warms up over five steps: counts them in its group, and keeps the rates it saw there, too."""
+
+    def __init__(self, params: object, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "step": 0, "seen": []})  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] += 1
+            group["seen"].append(group["lr"])
+            rate = min(1.0, group["step"] / 5) * sum(group["seen"]) / len(group["seen"])
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=rate)
+
+
+def steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, factor: Callable[[int], float], first: int = 0, end: int = 8
+) -> None:
+    """Steps under a schedule."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    for step in range(end):
+        if step >= first:
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).square().sum().backward()
+            optimizer.step()
+        schedule.step()
+
+
+def counted(worker: ps.Worker, end: int = 8) -> None:
+    model = line()
+    model, optimizer, _ = worker.prepare(model, Counted(model.parameters(), lr=0.01), None)
+    steps(model, optimizer, lambda step: 0.9**step, worker.steps_before, end)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd"])
+def test_what_an_optimizer_keeps_in_its_group_is_not_reset_by_a_schedule_nor_a_resume(
+    strategy: str, tmp_path: Path
+) -> None:
+    model = line()
+    steps(model, Counted(model.parameters(), lr=0.01), lambda step: 0.9**step)
+    run = ps.run(counted, strategy, workers=1, timeout_s=30.0)
+    assert torch.equal(run.state_dict["weight"], model.weight)
+    kept = {"runs": tmp_path, "checkpoint": ps.Checkpoint(), "workers": 1, "timeout_s": 30.0}
+    half = ps.run(partial(counted, end=4), strategy, **kept)  # type: ignore[arg-type]
+    assert not torch.equal(half.state_dict["weight"], model.weight)
+    run = ps.run(counted, strategy, resume=half.folder, workers=1, timeout_s=30.0)
+    assert torch.equal(run.state_dict["weight"], model.weight)
+
+
+def by_numpy(model: nn.Module) -> torch.optim.Optimizer:
+    """NumPy's numbers for settings."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=np.logspace(-2, -1, 3)[1],
+        betas=(np.float64(0.8), 0.99),  # type: ignore[arg-type]
+        weight_decay=np.float32(0.1),  # type: ignore[arg-type]
+    )
+
+
+def cosine(step: int) -> float:
+    return 0.5 * (1 + np.cos(np.pi * step / 8))  # type: ignore[no-any-return]
+
+
+def numbered(worker: ps.Worker) -> None:
+    model = line()
+    model, optimizer, _ = worker.prepare(model, by_numpy(model), None)
+    steps(model, optimizer, cosine)
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_settings_may_be_numpys_numbers(strategy: str) -> None:
+    model = line()
+    steps(model, by_numpy(model), cosine)
+    run = ps.run(numbered, strategy, workers=1, timeout_s=30.0)
+    assert torch.equal(run.state_dict["weight"], model.weight)
+
+
+def odd_setting(worker: ps.Worker) -> None:
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["tags"] = (1j, 2)
+    model, optimizer, _ = worker.prepare(model, optimizer, None)
+    steps(model, optimizer, lambda _: 1.0)
+
+
+def test_a_setting_that_cannot_be_sent_is_named() -> None:
+    ps.run(odd_setting, ps.local_sgd(), workers=1, timeout_s=30.0)
+    words = r"the setting 'tags' in group 0 of SGD is \(1j, 2\) \(tuple\).*allowed are numbers.*such as local_sgd"
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(odd_setting, ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
 def halve(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -149,6 +245,49 @@ def hooked(worker: ps.Worker) -> None:
 def test_a_hook_before_the_step_has_its_way_with_the_gradient(strategy: str) -> None:
     run = ps.run(hooked, strategy, workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 4 * 0.1 * 0.5))
+
+
+def hooked_for_all(worker: ps.Worker) -> None:
+    """Hooks for every optimizer of the process: they see the user's, once a step, and nobody else's."""
+    seen: list[tuple[str, torch.optim.Optimizer]] = []
+    model = line()
+    user = torch.optim.Adam(model.parameters(), lr=0.1)
+    model, optimizer, _ = worker.prepare(model, user, None)
+    handles = [
+        register_optimizer_step_pre_hook(lambda one, _args, _kwargs: seen.append(("before", one))),
+        register_optimizer_step_post_hook(lambda one, _args, _kwargs: seen.append(("after", one))),
+    ]
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    for handle in handles:
+        handle.remove()
+    assert seen == [("before", user), ("after", user)] * 3
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["processes", "simulated"])
+@pytest.mark.parametrize("strategy", EVERY)
+def test_hooks_for_every_optimizer_see_each_step_once(strategy: str, engine: str | ps.Simulated) -> None:
+    ps.run(hooked_for_all, strategy, workers=1, timeout_s=30.0, engine=engine)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
+def test_the_users_hooks_see_the_state_dict(strategy: str) -> None:
+    def train(worker: ps.Worker) -> None:
+        model = line()
+        user = torch.optim.SGD(model.parameters(), lr=0.1)
+        user.register_state_dict_pre_hook(lambda one: seen.append(one is user))
+        user.register_state_dict_post_hook(lambda one, state: {**state, "mine": one is user})
+        model, optimizer, _ = worker.prepare(model, user, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert optimizer.state_dict()["mine"] is True
+        steps(model, optimizer, lambda _: 1.0)
+
+    seen: list[bool] = []
+    ps.run(train, strategy, workers=1, timeout_s=30.0, engine=ps.Simulated("uniform"))
+    assert seen == [True]
 
 
 def rows(samples: int) -> TensorDataset:

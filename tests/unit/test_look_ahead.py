@@ -15,6 +15,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from plesio.core.events import Fold, Member
 from plesio.recipes.asynchronous import async_sgd, buffered
+from plesio.recipes.synchronous import sync_sgd
+from plesio.rules import AfterFold, Buffer, LookAhead, WorkerMomentum
 from plesio.strategy import Strategy
 from plesio.tensors import look_ahead, operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
@@ -428,3 +430,70 @@ def test_one_worker_is_the_plain_optimizer_bit_for_bit(kind: type[Optimizer], se
 def test_an_optimizer_without_momentum_is_folded_as_it_is() -> None:
     for make in (partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)):
         assert isinstance(Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder, Folding)
+
+
+APART = (SPECS[0], TensorSpec("b", (8,), "float64", Kind.TRAINED, 1))
+
+
+def resumed(server: Server, make: Make, strategy: Strategy) -> Server:
+    """A server that goes on from what this one keeps, as a checkpoint does; a file makes lists of tuples."""
+    again = Server(make, server.workers, APART, server.now(), strategy)
+    kept = server.folder.kept()
+    again.folder.begin_anew()
+    again.folder.restore(msgspec.json.decode(msgspec.json.encode(kept.numbers)))
+    places = again.folder.kept().tensors
+    assert places.keys() == kept.tensors.keys()
+    for name, tensor in places.items():
+        tensor.copy_(kept.tensors[name])
+    for worker in range(server.workers):
+        again.folder.publish(worker)
+    return again
+
+
+def groups_of(kind: type[Optimizer], settings: dict[str, Any], other: dict[str, Any]) -> Make:
+    """The first tensor with `settings`, the second one with `other` beside."""
+    return lambda tensors: kind([{"params": [tensors[0]]}, {"params": [tensors[1]], **other}], **settings)
+
+
+@pytest.mark.parametrize("resume_at", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    ("make", "strategy"),
+    [
+        (groups_of(SGD, {**MOMENTUM, "dampening": 0.3}, {}), async_sgd()),
+        (groups_of(SGD, {**MOMENTUM, "momentum": 0.0}, {"momentum": 0.9, "dampening": 0.3}), async_sgd()),
+        (groups_of(Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.2, "lr_decay": 0.1}, {}), sync_sgd()),
+    ],
+    ids=["dampening", "momentum of the second group alone", "Adagrad"],
+)
+def test_one_worker_goes_on_from_a_checkpoint_bit_for_bit(make: Make, strategy: Strategy, resume_at: int) -> None:
+    """Also from one of before the first fold, and where a momentum began with a gradient of zeros."""
+    start = shaped(np.random.default_rng(1).normal(size=ELEMENTS))
+    mine = [one.clone() for one in start]
+    optimizer, server = make(mine), Server(make, 1, APART, start, strategy)
+    for step in range(8):
+        if step == resume_at:
+            server = resumed(server, make, strategy)
+        gradient = shaped(np.random.default_rng(step).normal(size=ELEMENTS) * (step > 0))
+        for tensor, slope in zip(mine, gradient, strict=True):
+            tensor.grad = slope
+        optimizer.step()
+        server.push(0, gradient, 1.0)
+        assert all(torch.equal(got, want) for got, want in zip(server.now(), mine, strict=True)), f"step {step}"
+
+
+def test_a_worker_may_die_while_its_contribution_waits_in_its_slot() -> None:
+    """What it computed from is not known any more: its contribution counts undamped, and will not act any more."""
+    waiting = Strategy(
+        name="waiting", gather=Buffer(2), release=AfterFold(), correct=WorkerMomentum(), adopt=LookAhead()
+    )
+    server, _ = pair(SGD, MOMENTUM, 2, waiting)
+    before = flat(server.now()).copy()
+    for slot in server.slots:
+        for view in slot.views:
+            view.fill_(1.0)
+    server.folder.forget(0)
+    members = tuple(Member(worker, 1, 1, 0, 0, 0.5, 1, 1) for worker in (0, 1))
+    server.folder.fold(Fold(1, members, 1.0, held=False, total_weight=2.0))
+    np.testing.assert_allclose(flat(server.now()), before - 0.1)
+    assert not server.momenta[0].flat[0].any()
+    assert server.momenta[1].flat[0].any()

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 from plesio.errors import ConfigurationError
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.finite import PIECE, FiniteCheck, is_finite
-from plesio.tensors.mean import Accumulator, mean_into
+from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
@@ -119,6 +119,52 @@ def test_a_sum_beyond_half_precision_has_its_mean_all_the_same(
         held.add(part, weight)
     assert torch.equal(out.views[0], part.views[0])
     torch.testing.assert_close(held.take_mean(sum(weights)).views[0], part.views[0], rtol=0.01, atol=0)
+
+
+def constants(dtype: torch.dtype) -> torch.Tensor:
+    """What a mean by arithmetic would change: infinities, a NaN, numbers whose sum is out of range, ordinary fractions."""
+    limits = torch.finfo(dtype)
+    special = torch.tensor([-torch.inf, torch.inf, torch.nan, limits.min, limits.max, -0.0, limits.tiny], dtype=dtype)
+    return torch.cat([special, (torch.arange(1, 200) / 7).to(dtype)])
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0], [1.0] * 7, [0.3, 1.1, 0.7]])
+def test_what_is_the_same_everywhere_stays_so_to_the_last_bit(dtype: str, weights: list[float]) -> None:
+    kind = getattr(torch, dtype)
+    value = torch.cat([constants(kind), torch.zeros(1, dtype=kind)])
+    layout = Layout([TensorSpec("mask", tuple(value.shape), dtype, Kind.BUFFER)])
+    current, held = Arena.private(layout), Accumulator(Arena.private(layout))
+    current.views[0].copy_(value)
+    parts = [Arena.private(layout) for _ in weights]
+    for _ in range(3):
+        for place, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+            part.copy_from(current)
+            part.views[0][-1] = 1.0 + place  # one that is not the same everywhere
+            held.add(part, weight)
+        mean = held.take_mean(sum(weights))
+        mean_into(parts[0], parts, [weight / sum(weights) for weight in weights])
+        want = sum(weight * (1.0 + place) for place, weight in enumerate(weights)) / sum(weights)
+        for came in (mean, parts[0]):
+            assert bits(came.views[0][:-1]) == bits(value[:-1])
+            assert float(came.views[0][-1]) == pytest.approx(want, rel=0.01)
+        for share in (0.25, 0.75, 1.0):
+            blend_buffers(current, current, mean, share)
+            assert bits(current.views[0][:-1]) == bits(value[:-1])
+
+
+def test_buffers_go_a_share_of_the_way_and_where_there_is_none_all_of_it() -> None:
+    layout = Layout([TensorSpec("mask", (5,), "float32", Kind.BUFFER)])
+    current, came = Arena.private(layout), Arena.private(layout)
+    current.views[0].copy_(torch.tensor([1.0, -torch.inf, 2.0, torch.inf, 0.0]))
+    came.views[0].copy_(torch.tensor([3.0, 4.0, -torch.inf, -torch.inf, torch.nan]))
+    blend_buffers(current, current, came, 0.25)
+    assert current.views[0][:4].tolist() == [1.5, 4.0, -torch.inf, -torch.inf]
+    assert bool(current.views[0][4].isnan())
 
 
 @given(st.lists(st.tuples(st.floats(-4, 4), st.floats(0.1, 3)), min_size=1, max_size=6))

@@ -1,4 +1,8 @@
-"""The model's buffers under all-reduce: averaged with each step as the gradients are; counts take the largest."""
+"""The model's buffers under all-reduce: averaged with each step as the gradients are; counts take the largest.
+
+What nobody wrote into (a mask of -inf, a table of constants) stays as it is to the last bit: along with the numbers goes, for
+each of them, how many workers changed it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from plesio.fabric.collective import Group
+from plesio.tensors.mean import same_bits
 
 
 class SharedBuffers:
@@ -26,15 +31,15 @@ class SharedBuffers:
         self._incoming = []
         if group is None or not group.works:
             return
-        mine = [flat.cpu() for flat in self._flats]
-        self._incoming = [flat.clone() if flat.is_floating_point() else flat.long() for flat in mine]
+        both = [(flat.cpu(), kept.cpu()) for flat, kept in zip(self._flats, self._kept, strict=True)]
+        self._incoming = [_with_changes(*one) if one[0].is_floating_point() else one[0].long() for one in both]
         for incoming in self._incoming:
             group.reduce(incoming, largest=not incoming.is_floating_point())
 
     def take(self, size: int) -> None:
         """The sums over `size` members came, and the step counts."""
-        for flat, incoming in zip(self._flats, self._incoming, strict=False):  # none to come where alone
-            flat.copy_(incoming.div_(size) if incoming.is_floating_point() else incoming)
+        for flat, kept, incoming in zip(self._flats, self._kept, self._incoming, strict=False):  # none where alone
+            flat.copy_(_mean(kept.cpu(), incoming, size) if incoming.is_floating_point() else incoming)
         self.keep()
 
     def keep(self) -> None:
@@ -50,3 +55,14 @@ class SharedBuffers:
     def before(self, flat: torch.Tensor) -> torch.Tensor:
         """What `flat` was before the step under way, which wrote into it if it is one of these; else itself."""
         return next((kept for kept, one in zip(self._kept, self._flats, strict=True) if one is flat), flat)
+
+
+def _with_changes(flat: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """What is summed up: the numbers, and for each of them 1 if it is another one than it was."""
+    return torch.cat([flat, (~same_bits(flat, kept)).to(flat.dtype)])
+
+
+def _mean(kept: torch.Tensor, sums: torch.Tensor, size: int) -> torch.Tensor:
+    """The mean where anybody changed a number; everybody kept the same ones."""
+    numbers, changes = sums.chunk(2)
+    return torch.where(changes == 0, kept, numbers.div_(size))

@@ -88,6 +88,7 @@ class LookAheadFolding:
         self._held = [new_arena("buffer") for _ in range(held)]
         self._waiting = 0
         self._momenta = [new_arena("momentum") for _ in range(workers)]
+        self._begun: list[set[int]] = [set() for _ in range(workers)]  # by worker: where its momentum has begun
         self._sum = new_arena("sum of momenta")
         self._damping = GapDamping()
         self._scale = 0.0  # running mean of what folds scale the learning rate by
@@ -114,7 +115,7 @@ class LookAheadFolding:
     def fold(self, fold: Fold) -> None:
         """Step the master copy with the momentum of each worker that contributed, in the order they came."""
         for place, member in enumerate(fold.members):
-            if not fold.held:
+            if not fold.held and member.worker in self._live:  # of who is gone it is not known what it computed from
                 self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
             self._step(member.worker, gradient, scale_for(self._optimizer.kind, fold.scale * member.share, self._share))
@@ -132,9 +133,9 @@ class LookAheadFolding:
         self._scale += (scale - self._scale) / self._workers if self._scale else scale
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole -= part
-        self._swap_in(own)
+        self._swap_in(own, self._begun[worker])
         self._optimizer.step(self._master, self._master, gradient, scale)
-        self._swap_out(own)
+        self._swap_out(own, self._begun[worker])
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole += part
         blend_buffers(self._master, self._master, gradient, 1.0 / self._workers)
@@ -142,19 +143,23 @@ class LookAheadFolding:
         if self._steps % RESUM_EVERY == 0:
             self._resum()
 
-    def _swap_in(self, own: Sequence[torch.Tensor]) -> None:
+    def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
         for position, momentum in enumerate(own):
             state = self._optimizer.state_of(position)
             if self._key in state:
                 damped = self._optimizer.group_of(position).get("dampening")  # of a first gradient torch damps none:
-                state[self._key] = None if damped and not momentum.any() else momentum  # None makes it begin one
+                state[self._key] = momentum if not damped or position in begun else None  # None makes it begin one
 
-    def _swap_out(self, own: Sequence[torch.Tensor]) -> None:
+    def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
         """At the very first step the optimizer makes its own momentum: take it over."""
         for position, momentum in enumerate(own):
             value = self._optimizer.state_of(position).get(self._key)
-            if value is not None and value.data_ptr() != momentum.data_ptr():
+            if value is None:
+                continue
+            if value.data_ptr() != momentum.data_ptr():
                 self._optimizer.state_of(position)[self._key] = momentum.copy_(value)
+            if self._optimizer.group_of(position).get("momentum"):
+                begun.add(position)
 
     @quiet
     def _resum(self) -> None:
@@ -215,6 +220,7 @@ class LookAheadFolding:
     def _forget_momentum(self, worker: int) -> None:
         for part in self._momenta[worker].of_kind(Kind.TRAINED):
             part.zero_()
+        self._begun[worker].clear()
         self._resum()
 
     def kept(self) -> Kept:
@@ -222,7 +228,8 @@ class LookAheadFolding:
         optimizer = self._optimizer.kept()
         momenta = {f"momentum {worker}": arena.memory for worker, arena in enumerate(self._momenta)}
         tensors = {**optimizer.tensors, **momenta, "sum of momenta": self._sum.memory}
-        own = {"scale": self._scale, "steps": self._steps, "damping": self._damping.kept().numbers}
+        begun = [sorted(positions) for positions in self._begun]
+        own = {"scale": self._scale, "steps": self._steps, "damping": self._damping.kept().numbers, "begun": begun}
         return Kept(tensors, {"optimizer": optimizer.numbers, "look-ahead": own})
 
     def restore(self, numbers: dict[str, Any]) -> None:
@@ -231,6 +238,8 @@ class LookAheadFolding:
         self._optimizer.restore(numbers["optimizer"])
         self._scale, self._steps = own["scale"], own["steps"]
         self._damping.restore(own["damping"])
+        everywhere = [range(len(self._optimizer.parameters))] * self._workers  # as an older checkpoint does not say
+        self._begun = [set(positions) for positions in own.get("begun", everywhere)]
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Begin with the state that the user's optimizer held: each worker's own momentum is what everybody's was.
@@ -246,6 +255,10 @@ class LookAheadFolding:
         if momentum is not None:
             for own in self._momenta:
                 own.copy_from(momentum, Kind.TRAINED)
+            brought = {
+                one for one in range(len(self._optimizer.parameters)) if self._key in self._optimizer.state_of(one)
+            }
+            self._begun = [set(brought) for _ in self._momenta]
             self._resum()
             self._scale = scale_for(self._optimizer.kind, self._share, self._share)
 

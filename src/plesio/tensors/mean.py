@@ -3,6 +3,9 @@
 Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken. Those of
 half precision are added up in float32: their sum may be out of their range where their mean is not, and many of them stop
 growing.
+
+Where all hold the same bits in a buffer, so does their mean: a causal mask of -inf or of the smallest number there is, or a
+table of constants, which arithmetic would make NaN of, run over, or round a little at each fold.
 """
 
 from __future__ import annotations
@@ -12,9 +15,42 @@ from collections.abc import Sequence
 import torch
 
 from plesio.tensors.arena import Arena
+from plesio.tensors.finite import is_finite
 from plesio.tensors.operands import pieces
 
 HALF = (torch.float16, torch.bfloat16)
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element: how to read it as plain bits, by which a NaN is like itself."""
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Element by element, whether they are the same to the last bit.
+
+    >>> same_bits(torch.tensor([float("nan"), 0.0]), torch.tensor([float("nan"), -0.0]))
+    tensor([ True, False])
+    """
+    bits = BITS[one.itemsize]
+    return one.view(bits) == other.view(bits)
+
+
+class _Constant:
+    """Where all of several buffers hold the same bits, and what they hold there."""
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self._value = first.clone()
+        self._where: torch.Tensor | None = None  # everywhere
+
+    def add(self, other: torch.Tensor) -> None:
+        """One more of them."""
+        same = same_bits(self._value, other)
+        self._where = same if self._where is None else self._where.logical_and_(same)
+
+    def put_into(self, mean: torch.Tensor) -> None:
+        """Put that in the place of what was computed there."""
+        if self._where is None:
+            mean.copy_(self._value)
+        else:
+            torch.where(self._where, self._value, mean, out=mean)
 
 
 def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> None:
@@ -22,25 +58,36 @@ def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> No
 
     Equal shares are summed first and divided once, and a single part is copied as it is, bit for bit.
     """
-    equal = all(share == shares[0] for share in shares)
+    buffers = out.layout.buffer_segments if len(parts) > 1 else ()
     for segment in out.layout.moving_segments:
-        target, first = out.flat[segment], parts[0].flat[segment]
+        target, flats = out.flat[segment], [part.flat[segment] for part in parts]
         if not target.is_floating_point():
-            _largest_into(target, [part.flat[segment] for part in parts])
+            _largest_into(target, flats)
             continue
-        if target.dtype in HALF and len(parts) > 1:
-            _half_into(target, [part.flat[segment] for part in parts], shares)
-            continue
-        if target is not first and target.data_ptr() != first.data_ptr():
-            target.copy_(first)
-        if len(parts) == 1:
-            continue
-        if not equal:
-            target.mul_(shares[0])
-        for part, share in zip(parts[1:], shares[1:], strict=True):
-            target.add_(part.flat[segment], alpha=1.0 if equal else share)
-        if equal:
-            target.mul_(shares[0])
+        constant = _Constant(flats[0]) if segment in buffers else None
+        if constant is not None:
+            for flat in flats[1:]:
+                constant.add(flat)
+        _weighted_into(target, flats, shares)
+        if constant is not None:
+            constant.put_into(target)
+
+
+def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
+    if target.dtype in HALF and len(parts) > 1:
+        _half_into(target, parts, shares)
+        return
+    if target is not parts[0] and target.data_ptr() != parts[0].data_ptr():
+        target.copy_(parts[0])
+    if len(parts) == 1:
+        return
+    equal = all(share == shares[0] for share in shares)
+    if not equal:
+        target.mul_(shares[0])
+    for part, share in zip(parts[1:], shares[1:], strict=True):
+        target.add_(part, alpha=1.0 if equal else share)
+    if equal:
+        target.mul_(shares[0])
 
 
 def _half_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
@@ -58,13 +105,22 @@ def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:
-    """Move the model's buffers towards those that came: all the way for a whole round, a share for fewer workers."""
+    """Move the model's buffers towards those that came: all the way for a whole round, a share for fewer workers.
+
+    Where they are there already, or there is nothing between the two (one is infinite), they become what came.
+    """
     for segment in target.layout.buffer_segments:
         new, old, came = target.flat[segment], current.flat[segment], mean.flat[segment]
-        if new.is_floating_point():
-            torch.lerp(old, came, share, out=new)
-        else:
+        if not new.is_floating_point():
             torch.maximum(old, came, out=new)
+        elif share == 1.0:
+            new.copy_(came)
+        else:
+            arrived = same_bits(old, came)
+            torch.lerp(old, came, share, out=new)
+            if not is_finite(new):
+                arrived |= ~new.isfinite()
+            torch.where(arrived, came, new, out=new)
 
 
 class Accumulator:
@@ -74,6 +130,7 @@ class Accumulator:
         self.arena = arena
         self._empty = True
         self._weight = 0.0
+        self._constants: dict[int, _Constant] = {}  # by buffer segment
 
     def add(self, part: Arena, weight: float) -> None:
         """Add `weight` times `part`."""
@@ -91,7 +148,18 @@ class Accumulator:
                 torch.mul(one, weight, out=total)
             else:
                 total.add_(one, alpha=weight)
+        self._add_constants(part)
         self._empty = False
+
+    def _add_constants(self, part: Arena) -> None:
+        for segment in part.layout.buffer_segments:
+            one = part.flat[segment]
+            if not one.is_floating_point():
+                continue
+            if self._empty:
+                self._constants[segment] = _Constant(one)
+            else:
+                self._constants[segment].add(one)
 
     def empty(self) -> None:
         """Forget what was added."""
@@ -102,5 +170,7 @@ class Accumulator:
         for total in self.arena.flat:
             if total.is_floating_point():
                 total.mul_((self._weight if total.dtype in HALF else 1.0) / total_weight)
+        for segment, constant in self._constants.items():
+            constant.put_into(self.arena.flat[segment])
         self._empty = True
         return self.arena

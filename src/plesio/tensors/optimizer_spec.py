@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
 import torch
 from torch.optim import Optimizer, SparseAdam
 
@@ -99,12 +101,51 @@ def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
     """The settings of each parameter group for an optimizer elsewhere: without the parameters, a learning rate held in a
-    tensor as a number, and not for a CUDA graph (`capturable`), which knows no CPU."""
+    tensor or by NumPy as a number, and not for a CUDA graph (`capturable`), which knows no CPU."""
     left_out = ("params", "param_names")
     return [
         {key: key != "capturable" and number(value) for key, value in group.items() if key not in left_out}
         for group in optimizer.param_groups
     ]
+
+
+def packed(optimizer: Optimizer) -> bytes:
+    """Its hyper-parameters, to be sent.
+
+    Raises:
+        ConfigurationError: one of them is nothing that can be.
+    """
+    groups = hyper_parameters(optimizer)
+    try:
+        return msgspec.msgpack.encode(groups)
+    except (TypeError, OverflowError):
+        for place, group in enumerate(groups):
+            for key, value in group.items():
+                if reason := unsendable(value):
+                    _refuse_setting(f"{key!r} in group {place} of {type(optimizer).__name__}", value, reason)
+        raise
+
+
+def unsendable(value: Any) -> str:
+    """Why a setting cannot be sent, nor kept in a file; nothing if it can.
+
+    >>> unsendable((0.9, None)), unsendable(1j)
+    ('', 'Encoding objects of type complex is unsupported')
+    """
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, OverflowError) as error:
+        return str(error)
+    return ""
+
+
+def _refuse_setting(what: str, value: Any, reason: str) -> NoReturn:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    raise ConfigurationError(
+        f"the setting {what} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it steps: {reason}; "
+        "allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or take a strategy whose "
+        "optimizer stays in the worker, such as local_sgd"
+    )
 
 
 def settings_of(optimizer: Optimizer) -> Groups:
@@ -113,14 +154,23 @@ def settings_of(optimizer: Optimizer) -> Groups:
     The list of parameters is among the values, the same object every time and compared as that. A learning rate held in a
     tensor, which may change under its own name, is kept as a number.
     """
-    return [{key: number(value) for key, value in group.items()} for group in optimizer.param_groups]
+    return [
+        {key: value if key == "params" else number(value) for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
 
 
 def number(value: Any) -> Any:
-    """A setting that is held in a tensor, as a number; others as they are."""
-    if isinstance(value, tuple) and any(map(torch.is_tensor, value)):
-        return tuple(map(number, value))
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    """A setting that is held in a tensor or by NumPy, as a number, also within a tuple or list; others as they are.
+
+    >>> number((np.float64(0.5), torch.tensor(2)))
+    (0.5, 2)
+    """
+    if isinstance(value, (tuple, list)):
+        numbers = map(number, value)
+        return tuple(numbers) if isinstance(value, tuple) else list(numbers)
+    held = isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return value.item() if held else value
 
 
 def check_same_optimizer(wanted: OptimizerSpec, got: OptimizerSpec, worker: int, reference: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +29,12 @@ from torch.optim import (
     Rprop,
     SparseAdam,
 )
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
-from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, number
+from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, number, unsendable
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -67,6 +69,19 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
     return scale / share**0.25 if issubclass(kind, NORMALISING) else scale
 
 
+@contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Without the hooks for every optimizer of a process: they are the user's, and ran in the worker."""
+    before, after = dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)
+    _global_optimizer_pre_hooks.clear()
+    _global_optimizer_post_hooks.clear()
+    try:
+        yield
+    finally:
+        _global_optimizer_pre_hooks.update(before)
+        _global_optimizer_post_hooks.update(after)
+
+
 class ServerOptimizer:
     """A user's optimizer over the trained segments of an arena.
 
@@ -91,8 +106,10 @@ class ServerOptimizer:
             grouped[group].append(parameter)
         self._fused = _pays_fused(spec, sum(one.numel() for one in self.parameters))
         self.optimizer = _build(spec, grouped)
+        self._applied = spec.groups  # what the optimizer's own groups were last told
         self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(spec.groups)
+        self._move_state()  # what some (Adagrad) lay out before their first step
 
     def select(self, arena: Arena) -> list[torch.Tensor]:
         """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
@@ -128,14 +145,34 @@ class ServerOptimizer:
             target.copy_from(current, Kind.TRAINED)
         if scale != self._set_at:
             self._set_at = scale
+            self._apply_groups()
             for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
-                group.update(settings)
                 group["lr"] = settings["lr"] * scale
         for parameter, weight, slope in zip(self.parameters, self.select(target), self.select(gradient), strict=True):
             parameter.data = weight
             parameter.grad = slope
-        self.optimizer.step()
+        with _no_global_hooks():
+            self.optimizer.step()
         self._move_state()
+
+    def _apply_groups(self) -> None:
+        """Tell the optimizer what is new: some keep what is their own (a count of steps) beside the settings in a group."""
+        if self._applied is self.groups:
+            return
+        for group, told, settings in zip(self.optimizer.param_groups, self._applied, self.groups, strict=True):
+            news = {key: value for key, value in settings.items() if key not in told or told[key] != value}
+            group.update(news)
+        self._applied = self.groups
+
+    def _own(self) -> Groups:
+        """What the optimizer itself changed in its groups, as far as it goes into a file; the learning rate is scaled."""
+        own: Groups = []
+        for group, told in zip(self.optimizer.param_groups, self._applied, strict=True):
+            values = {key: number(value) for key, value in group.items() if key not in ("params", "lr")}
+            own.append(
+                {key: value for key, value in values.items() if not unsendable(value) and value != told.get(key)}
+            )
+        return own
 
     def _step_directly(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
         tensors = zip(self.select(target), self.select(current), self.select(gradient), strict=True)
@@ -178,7 +215,8 @@ class ServerOptimizer:
                 "whole": [[key for key in one.whole if key != self.swapped] for one in held],
                 "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
                 "groups": self.groups,
-                "swapped": bool(held) and self.swapped in held[0].whole,
+                "own": self._own(),
+                "swapped": [self.swapped in one.whole for one in held],
                 "kind": f"{self.kind.__module__}.{self.kind.__qualname__}",
             },
         )
@@ -198,10 +236,16 @@ class ServerOptimizer:
                 "begin a new run and load weights.safetensors in the training function"
             )
         self.set_groups(numbers["groups"])
+        self._apply_groups()
+        for group, own in zip(self.optimizer.param_groups, numbers.get("own", []), strict=False):
+            group.update(own)
+        swapped = numbers["swapped"]
+        if isinstance(swapped, bool):  # an older checkpoint: one for all
+            swapped = [swapped] * len(self.parameters)
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
-            if numbers["swapped"]:
+            if swapped[position]:
                 state[str(self.swapped)] = torch.zeros_like(parameter)
             if state:
                 self.optimizer.state[parameter] = state
@@ -244,7 +288,8 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
         grouped[group].append(parameter)
     try:
         optimizer = _build(spec, grouped)
-        optimizer.step()
+        with _no_global_hooks():
+            optimizer.step()
     except ConfigurationError:
         raise
     except Exception as error:
@@ -321,7 +366,8 @@ def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
 def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
     accepted = inspect.signature(spec.kind.__init__).parameters
     defaults = {key: number(value) for key, value in spec.defaults.items() if key in accepted}
-    groups = [{**settings, "params": list(members)} for settings, members in zip(spec.groups, grouped, strict=True)]
+    given = copy.deepcopy(spec.groups)  # lists in it are the optimizer's to write into
+    groups = [{**settings, "params": list(members)} for settings, members in zip(given, grouped, strict=True)]
     try:
         return spec.kind(groups, **defaults)
     except TypeError as error:
