@@ -235,6 +235,10 @@ class Worker:
         prepare and the first step is warned of there, and so are parameters with requires_grad=True that no group of the
         optimizer holds.
 
+        Buffers (batch-norm statistics) are averaged. Of those that hold whole numbers or truth values the largest is
+        everybody's: what counts down, wraps round or is switched off does so with one worker, and with several only where
+        all of them do it in the same round.
+
         Raises:
             ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an
                 optimizer (or its state) that cannot go to the server or is not the other workers'.

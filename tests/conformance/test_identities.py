@@ -94,7 +94,8 @@ MASKED: dict[str, Callable[[], Strategy]] = {
 
 @pytest.mark.parametrize("name", MASKED)
 def test_buffers_that_nobody_changes_stay_as_they_are(name: str) -> None:
-    """A causal mask of -inf or of the least number there is, a table of fractions: to the last bit, with three workers too."""
+    """A causal mask of -inf or of the least number there is, a table of fractions: to the last bit, with three workers too.
+    Those that one worker changes are as it changes them, if they go down, too."""
     train = partial(loops.follow, build=loops.Masked, optimizers=loops.sgd, steps=6)
     strategy = RECIPES["buffered"] if name == "buffered" else MASKED[name]
     if name != "buffered plain":

@@ -39,7 +39,8 @@ def batch_norm() -> nn.Module:
 
 
 class Masked(nn.Module):
-    """Constants as buffers, which a mean by arithmetic would change: masks, fractions; and a batch norm, whose move."""
+    """Constants as buffers, which a mean by arithmetic would change: masks, fractions; a batch norm, whose move; a pointer
+    that wraps round and a switch that is turned off."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +51,12 @@ class Masked(nn.Module):
         self.register_buffer("least", torch.full((FEATURES, FEATURES), torch.finfo(torch.float32).min).triu(1))
         self.register_buffer("small", self.least.half().clamp(min=torch.finfo(torch.float16).min))
         self.register_buffer("fractions", torch.arange(1, 50) / 7)
+        self.register_buffer("pointer", torch.tensor(0))
+        self.register_buffer("switch", torch.tensor(True))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.pointer.copy_((self.pointer + 2) % 5)
+        self.switch.fill_(False)
         hidden = self.norm(inputs)
         weights = (hidden.T @ hidden + self.mask).softmax(-1) + (hidden.T @ hidden + self.least).softmax(-1)
         return self.last(hidden @ weights)

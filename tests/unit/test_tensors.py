@@ -157,6 +157,16 @@ def test_what_is_the_same_everywhere_stays_so_to_the_last_bit(dtype: str, weight
             assert bits(current.views[0][:-1]) == bits(value[:-1])
 
 
+@pytest.mark.parametrize(("share", "want"), [(1.0, 2), (0.25, 5)])
+def test_a_count_goes_back_only_if_everybody_takes_it_back(share: float, want: int) -> None:
+    layout = Layout([TensorSpec("count", (), "int64", Kind.BUFFER)])
+    current, came = Arena.private(layout), Arena.private(layout)
+    current.views[0].fill_(5)
+    came.views[0].fill_(2)
+    blend_buffers(current, current, came, share)
+    assert current.views[0].item() == want
+
+
 def test_buffers_go_a_share_of_the_way_and_where_there_is_none_all_of_it() -> None:
     layout = Layout([TensorSpec("mask", (5,), "float32", Kind.BUFFER)])
     current, came = Arena.private(layout), Arena.private(layout)

@@ -1,6 +1,7 @@
 """Weighted means over arenas, segment by segment; frozen parameters are left as they are.
 
-Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken. Those of
+Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken, of what came
+and, where that is not of everybody, of what was there: a stale worker is not to take a count back. Those of
 half precision are added up in float32: their sum may be out of their range where their mean is not, and many of them stop
 growing.
 
@@ -111,10 +112,10 @@ def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> N
     """
     for segment in target.layout.buffer_segments:
         new, old, came = target.flat[segment], current.flat[segment], mean.flat[segment]
-        if not new.is_floating_point():
-            torch.maximum(old, came, out=new)
-        elif share == 1.0:
+        if share == 1.0:
             new.copy_(came)
+        elif not new.is_floating_point():
+            torch.maximum(old, came, out=new)
         else:
             arrived = same_bits(old, came)
             torch.lerp(old, came, share, out=new)
