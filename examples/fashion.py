@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,13 @@ def folder() -> Path:
 def read(path: Path, name: str) -> torch.Tensor:
     """One IDX file of bytes: two zeros, a type, the number of dimensions, their sizes, the values."""
     packed = path / f"{name}.gz"
-    content = gzip.decompress(packed.read_bytes()) if packed.exists() else (path / name).read_bytes()
-    dimensions = content[3]
-    shape = np.frombuffer(content, ">u4", dimensions, offset=4)
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())
+    try:
+        content = gzip.decompress(packed.read_bytes()) if packed.exists() else (path / name).read_bytes()
+        dimensions = content[3]
+        shape = np.frombuffer(content, ">u4", dimensions, offset=4)
+        return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())
+    except (OSError, EOFError, zlib.error, IndexError, ValueError) as error:
+        raise SystemExit(f"{path}: {name} is damaged ({error}); get it again") from error
 
 
 IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = (read(folder(), name) for name in FILES)

@@ -137,9 +137,14 @@ class Shelf:
         """
         path = self._folder / f"{PREFIX}{manifest.version:08d}"
         hidden = self._folder / f".{path.name}.{os.getpid()}"
+        if not self._folder.parent.is_dir():  # made anew, it would hold checkpoints and nothing that says of what
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be written: {self._folder.parent} is gone; put it back to have those to come"
+            )
         try:
             own = self._begun()
-            hidden.mkdir(parents=True)
+            self._folder.mkdir(exist_ok=True)
+            hidden.mkdir()
             _write(hidden, manifest, weights, state)
             _give_name(hidden, path, path in own)
             self._own = own = [*(one for one in own if one != path), path]

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 
 from plesio.arguments import as_pace, as_strategy, check_choice, check_kinds, check_numbers
 from plesio.checkpoint import Checkpoint
@@ -273,12 +272,12 @@ def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool,
     ):  # of shards nobody takes over; and who presses Ctrl-C waits for no advice
         summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
     if folder is not None:
-        try:
-            folder.write(summary, outcome.state_dict)
-        except (OSError, SafetensorError) as error:  # a full disk is no reason to lose what was trained
+        lacking = folder.write(summary, outcome.state_dict)
+        if lacking:  # a full disk is no reason to lose what was trained
+            why = "; ".join(dict.fromkeys(lacking.values()))
             warnings.warn(
-                f"the run folder {folder.path} cannot be written: {error}; its figures and weights are in what run "
-                "returns: save run.state_dict where there is room",
+                f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); its figures and "
+                "weights are in what run returns: save run.state_dict where there is room",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -14,6 +14,7 @@ from plesio.errors import ConfigurationError, StepCancelled
 from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
 from plesio.lock_free import SharedMemoryExchange
+from plesio.observe.summary import metric_name
 from plesio.optimizer import ExchangedOptimizer, Parts
 from plesio.seeding import seed_device
 from plesio.station import Station
@@ -198,7 +199,7 @@ class Worker:
     def _flush(self) -> None:
         if not self._sums:
             return
-        means = {name: total / self._counts[name] for name, total in self._sums.items()}
+        means = {metric_name(name): total / self._counts[name] for name, total in self._sums.items()}
         steps = self._standing.steps - self._logged_steps
         self._station.logged(steps, means)
         self._sums.clear()
@@ -240,8 +241,8 @@ class Worker:
         all of them do it in the same round.
 
         Raises:
-            ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared, an
-                optimizer (or its state) that cannot go to the server or is not the other workers'.
+            ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared or that lie in
+                the memory of others, an optimizer (or its state) that cannot go to the server or is not the other workers'.
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """

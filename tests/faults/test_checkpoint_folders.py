@@ -20,6 +20,7 @@ from plesio.checkpoint import FOLDER, FORMAT, MANIFEST, PREFIX, WEIGHTS, Manifes
 from plesio.core.sequencer import Sequencer
 from plesio.journal import read_journal
 from plesio.strategy import Strategy
+from support import loops
 from support.replayed import chancy
 
 LONG = functools.partial(chancy, epochs=40)
@@ -164,6 +165,28 @@ def test_what_another_run_wrote_meanwhile_is_neither_replaced_nor_deleted(tmp_pa
     put(mine, 3)
     assert versions(tmp_path) == [2, 3]
     assert read(at(tmp_path, 2)).weights()["w"].tolist() == [7.0] * 3
+
+
+def test_a_run_folder_that_is_gone_is_not_made_again_and_training_goes_on(tmp_path: Path) -> None:
+    """It would hold checkpoints and neither run.toml nor journal, and nobody would know why."""
+
+    def delete(live: Any) -> None:
+        if live.steps > 10:
+            shutil.rmtree(tmp_path, ignore_errors=True)
+
+    train = functools.partial(loops.endless, pause_s=0.002)
+    with pytest.warns(RuntimeWarning, match="the run folder .* cannot be written"):
+        run = ps.run(
+            train, "async_sgd", workers=1, runs=tmp_path, watch=delete, checkpoint=ps.Checkpoint(every_s=0.02),
+            until=ps.Until(steps=400),
+        )  # fmt: skip
+    assert run.steps >= 400
+    assert not run.folder.exists()
+    told = [one.what for one in run.incidents if one.what.startswith("the checkpoint ")]
+    assert f"{run.folder.resolve()} is gone" in told[-1]
+    put(Shelf(tmp_path, keep=1), 1)
+    with pytest.raises(ps.CheckpointError, match=r"cannot be written: .*gone is gone; put it back"):
+        put(Shelf(tmp_path / "gone" / FOLDER, keep=1), 1)
 
 
 def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:

@@ -382,6 +382,21 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
     assert "async_sgd" in Path("out/report.html").read_text()
 
 
+@pytest.mark.parametrize("full", ["--report", "--json"])
+def test_compare_with_a_full_disk_at_its_end_loses_nothing_else(full: str, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {"--json": "table.json", "--report": "report.html", full: "/dev/full"}
+    options = ["--workers", "1", "--until", "steps=20", *(part for file in files.items() for part in file)]
+    assert main(["compare", script(), "--strategies", "sync_sgd", *options]) == 1
+    said = capsys.readouterr()
+    assert said.err == "plesio: /dev/full cannot be written: No space left on device\n"
+    assert re.search(r"^sync_sgd made [\d,]+ steps a second", said.out, re.MULTILINE)
+    assert ("Report: " in said.out) == (full != "--report")
+    if full == "--report":
+        assert json.loads(Path("table.json").read_text())["rows"][0]["folded"] >= 20
+    else:
+        assert "sync_sgd" in Path("report.html").read_text()
+
+
 def test_compare_goes_on_after_a_strategy_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     fails_first = "if not (mark := Path('mark')).exists(): mark.touch(); raise ValueError('only once')"
     options = ["--workers", "1", "--until", "steps=20", "--json", "table.json"]

@@ -54,6 +54,19 @@ def test_fashion_trains_on_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert main(["run", FASHION, "--workers", "2", "--until", "steps=8"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("train-images-idx3-ubyte.gz", 100), ("t10k-labels-idx1-ubyte", 30), ("t10k-labels-idx1-ubyte", 0)],
+)
+def test_fashion_names_a_damaged_file(name: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pictures(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:left])
+    monkeypatch.setenv("PLESIO_FASHION", str(tmp_path))
+    with pytest.raises(SystemExit) as said:
+        runpy.run_path(FASHION)
+    assert f"{name.removesuffix('.gz')} is damaged (" in str(said.value)
+
+
 def write_pictures(folder: Path) -> None:
     """A few, bright at a place that tells their class; one file packed, the others not."""
     for kind, count in (("train", 96), ("t10k", 40)):

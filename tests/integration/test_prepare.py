@@ -273,3 +273,17 @@ def test_a_lazy_module_is_to_be_run_before(strategy: str) -> None:
     ):
         ps.run(partial(lazy, batch=False), strategy, workers=1, timeout_s=30.0)
     assert ps.run(partial(lazy, batch=True), strategy, workers=1, timeout_s=30.0).steps == 1
+
+
+def tied_by_memory(worker: ps.Worker) -> None:
+    model = nn.Sequential(line(), line())
+    model[1].weight.data = model[0].weight.data
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    one_step(model, optimizer)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", "allreduce"])
+def test_weights_tied_by_data_are_told_how_to_be_tied(strategy: str) -> None:
+    """They were untied, and each trained on its own."""
+    with pytest.raises(ps.ConfigurationError, match=r"tie them as one parameter \(1\.weight = 0\.weight, without"):
+        ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)

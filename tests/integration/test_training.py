@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ SGDS = {
     "ASGD": torch.optim.ASGD,
     "Adafactor": torch.optim.Adafactor,
 }
+SMALL = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=3)
+SIMULATED = ps.Simulated("uniform")
 
 
 def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
@@ -360,3 +364,56 @@ def test_a_run_folder_that_cannot_be_written_loses_no_result(tmp_path: Path) -> 
         run = ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path, watch=block, until=ps.Until(steps=20))
     assert run.version > 0
     assert run.state_dict
+    assert {one.name for one in run.folder.iterdir() if one.is_file()} == {
+        *("run.toml", "journal.bin"), *("weights.safetensors", "metrics.jsonl", "report.html"),
+    }  # fmt: skip
+
+
+def test_on_a_full_disk_the_weights_are_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come first; half of a file is taken away again."""
+
+    def full(path: Path, data: bytes) -> int:
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        patch.setattr("plesio.observe.files.write_report", lambda path, *_, **__: full(path, b""))
+        with pytest.warns(
+            RuntimeWarning, match=r"lacks summary\.json, metrics\.jsonl, report\.html \(No space left on device\); its"
+        ):
+            run = ps.run(SMALL, "sync_sgd", workers=1, runs=tmp_path, engine=SIMULATED)
+    assert {one.name for one in run.folder.iterdir()} == {"run.toml", "journal.bin", "weights.safetensors"}
+
+
+def test_a_page_that_cannot_be_drawn_loses_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plesio.observe.files.write_report", lambda *_, **__: 1 / 0)
+    with pytest.warns(RuntimeWarning, match=r"it lacks report\.html \(ZeroDivisionError: division by zero\)"):
+        run = ps.run(SMALL, "sync_sgd", workers=1, runs=tmp_path, engine=SIMULATED)
+    assert run.state_dict
+    assert {"weights.safetensors", "summary.json", "metrics.jsonl"} < {one.name for one in run.folder.iterdir()}
+
+
+def logs(worker: ps.Worker, name: str) -> None:
+    model = nn.Linear(1, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    worker.log(**{name: 1.0})
+
+
+@pytest.mark.parametrize("engine", ["local", SIMULATED])
+def test_a_metric_that_no_file_can_name_is_written_all_the_same(engine: Any, tmp_path: Path) -> None:
+    name, written = "\ud800x", "\\ud800x"
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {name: 2.0}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = ps.run(partial(logs, name=name), "async_sgd", workers=1, runs=tmp_path, evaluate=evaluate, engine=engine)
+    assert run.history[-1].metrics == {written: 2.0}
+    assert run.summary.logged[0].metrics == {written: 1.0}
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert {line[written] for line in lines} == {1.0, 2.0}
+    assert f"{written}, evaluated on" in (run.folder / "report.html").read_text()

@@ -224,6 +224,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
     run = ps.run(fills_the_disk, ps.async_sgd(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=often)
     assert run.batches_unvisited == 0
     assert any("the journal ends here" in one.what and "cannot be written" in one.what for one in run.incidents)
+    assert any(f"{run.folder.resolve()}/journal.bin cannot be written" in one.what for one in run.incidents)
     assert any("the checkpoint" in one.what and "cannot be written" in one.what for one in run.incidents)
     part = ps.replay(run.folder, fills_the_disk)
     assert part.identical

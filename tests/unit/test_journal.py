@@ -269,6 +269,15 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
         JournalWriter(os.open("/dev/full", os.O_WRONLY), RUN)
 
 
+def test_a_journal_that_another_process_began_is_called_by_its_path(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    writer = JournalWriter.begun(os.open("/dev/full", os.O_WRONLY), "runs/a/journal.bin")
+    writer.note("worker 0 died", 1.0)
+    with pytest.raises(JournalError, match=r"^the journal runs/a/journal\.bin cannot be written: .*No space left"):
+        writer.flush()
+
+
 def test_what_a_full_disk_refused_is_written_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

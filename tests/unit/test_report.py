@@ -481,6 +481,22 @@ def test_what_was_not_finite_breaks_the_line_not_the_page(tmp_path: Path, runs: 
     assert line[1].count("M") == 2
 
 
+@pytest.mark.parametrize("metric", ["score", "loss"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        (-1e308, 1e308), (1e308, 1.7e308), (5e-324, 1e308), (5e-324, 1e-323), (1e-200, 1.0), (-1.7e308, 0.0),
+        (900719925474100.0, 900719925474100.1),
+    ],
+)  # fmt: skip
+def test_any_finite_value_is_drawn(tmp_path: Path, runs: list[Summary], metric: str, values: tuple[float, ...]) -> None:
+    history = tuple(Evaluation(float(t), t, t, {metric: value}) for t, value in enumerate(values))
+    html, _ = page(tmp_path, [msgspec.structs.replace(runs[0], strategy="far", history=history, logged=())])
+    lines = re.findall(r'<title>far</title><path class="line" d="M0 (-?[\d.]+)L[\d.]+ (-?[\d.]+)"', html)
+    assert len(lines) == 1
+    assert all(0 <= float(down) <= 1000 for down in lines[0])
+
+
 def test_everything_from_outside_is_escaped(tmp_path: Path, runs: list[Summary]) -> None:
     evil = '<script>alert("x")</script>&\'"'
     run = msgspec.structs.replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -269,6 +270,86 @@ def test_tied_weights_are_one_tensor_with_two_names() -> None:
     described, _ = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert [spec.name for spec in described.specs] == ["a.weight"]
     assert described.names == (("a.weight", 0), ("b.weight", 0))
+
+
+class Holding(nn.Module):
+    """A model with these parameters and buffers."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in parameters.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
+FLAT = torch.arange(24.0)
+MATRIX = FLAT.view(4, 6)
+TIE = "tie them as one parameter (b = a, without .data), or"
+VIEW = "register one tensor and take a and b from it in forward, or"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "buffers", "advice"),
+    [
+        ({"a": FLAT, "b": FLAT}, {}, TIE),
+        ({"a": FLAT[::2], "b": FLAT[::2]}, {}, TIE),
+        ({"a": MATRIX, "b": MATRIX.t()}, {}, VIEW),
+        ({"a": MATRIX, "b": MATRIX[1]}, {}, VIEW),
+        ({"a": MATRIX, "b": MATRIX[:, 1]}, {}, VIEW),
+        ({"a": MATRIX, "c": MATRIX.new_zeros(3), "b": FLAT[-1:]}, {}, VIEW),
+        ({"a": FLAT, "c": FLAT.new_zeros(3)}, {"b": FLAT[20:]}, VIEW),
+    ],
+)
+def test_two_tensors_over_one_memory_are_refused(
+    parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor], advice: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"^a and b lie in the same memory and are two tensors") as caught:
+        describe(Holding(parameters, buffers), None)
+    assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        {"a": FLAT[:4], "b": FLAT[2:]},
+        {"a": FLAT[:4], "b": FLAT[2:3].expand(5)},
+        {"a": FLAT, "b": FLAT.view(torch.int32)},
+        {"a": FLAT.view(1, 4, 6), "b": FLAT.view(1, 4, 6)},
+    ],
+)
+def test_buffers_over_one_memory_are_warned_of(buffers: dict[str, torch.Tensor]) -> None:
+    """A part of one mask for each layer is what it looks like; which of them is written to nobody can tell."""
+    with pytest.warns(
+        RuntimeWarning, match="the buffers a and b lie in the same memory and are two tensors: here each gets"
+    ):
+        describe(Holding({"c": FLAT.new_zeros(3)}, buffers), None)
+
+
+def test_neighbours_in_one_memory_are_apart() -> None:
+    """What an optimizer or cuDNN made flat, columns in turns, tensors of nothing, one name for two places."""
+    shared = torch.zeros(3)
+    model = Holding(
+        {"first": FLAT[:9].view(3, 3), "second": FLAT[9:15], "none": FLAT[4:4], "none too": torch.zeros(0, 5)},
+        {"even": FLAT[16::2], "odd": FLAT[17::2], "one": shared, "same": shared, "wide": torch.zeros(1).expand(7)},
+    )
+    described, _ = describe(model, None)
+    assert [spec.name for spec in described.specs] == [
+        *("first", "second", "none", "none too"), *("even", "odd", "one", "wide"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [
+    lambda: nn.LSTM(3, 4, num_layers=2, bidirectional=True),
+    lambda: nn.MultiheadAttention(8, 2),
+    lambda: parametrizations.weight_norm(nn.Linear(4, 3)),
+    lambda: parametrizations.orthogonal(nn.Linear(4, 4)),
+    lambda: parametrizations.spectral_norm(nn.Linear(4, 3)),
+])  # fmt: skip
+def test_torchs_own_modules_are_apart(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    described, _ = describe(model, None)
+    assert len(described.specs) == len([*model.parameters(), *model.buffers()])
 
 
 @pytest.mark.parametrize(

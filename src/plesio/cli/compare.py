@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,11 +126,11 @@ def compare(
         if results.summaries:  # what there is, is shown
             _show(console, script, work, results, report, json_file)
         raise
-    _show(console, script, work, results, report, json_file)
+    written = _show(console, script, work, results, report, json_file)
     if work.cluster is not None and results.summaries:
         virtual_s = sum(one.wall_s for one in results.summaries)
         console.print(Text(simulated_in(virtual_s, time.monotonic() - started_s)), soft_wrap=True)
-    return 1 if results.failures else 0
+    return 1 if results.failures or not written else 0
 
 
 def _writable(*paths: Path | None) -> None:
@@ -170,8 +171,10 @@ def _first_line(error: Exception) -> str:
     return line if isinstance(error, PlesioError) and line else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
-def _show(console: Console, script: Path, work: Work, results: Results, report: Path, json_file: Path | None) -> None:
+def _show(console: Console, script: Path, work: Work, results: Results, report: Path, json_file: Path | None) -> bool:
+    """Write the files, then print; whether the files could be written."""
     summaries, failures = results.summaries, results.failures
+    lacking = _write(script, work, results, report, json_file)
     console.print()
     console.print(compare_table(results.rows, work.target, _metric(work, summaries), width=console.width))
     console.print()
@@ -185,10 +188,27 @@ def _show(console: Console, script: Path, work: Work, results: Results, report: 
                 console.print(Text(f"{summary.strategy}: worker {part.worker} left: {part.left}", style="yellow"))
     if not summaries:
         console.print(Text(results.details[0]), soft_wrap=True)
-    else:
-        _report(console, script, work, results, report)
+    elif report not in lacking:
+        console.print(Text(f"Report: {report}"), soft_wrap=True)
+    for path, why in lacking.items():
+        print(f"plesio: {path} cannot be written: {why}", file=sys.stderr)
+    return not lacking
+
+
+def _write(script: Path, work: Work, results: Results, report: Path, json_file: Path | None) -> dict[Path, str]:
+    """The JSON, for there may be no room for more, and the page; of what cannot be written, why."""
+    lacking = {}
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
+        try:
+            json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
+        except OSError as error:
+            lacking[json_file] = str(error.strerror)
+    if results.summaries:
+        try:
+            _report(script, work, results, report)
+        except Exception as error:  # a full disk, or a picture that cannot be drawn: the table is there all the same
+            lacking[report] = getattr(error, "strerror", None) or _first_line(error)
+    return lacking
 
 
 def closing(work: Work, summaries: Sequence[Summary]) -> str:
@@ -206,14 +226,13 @@ def closing(work: Work, summaries: Sequence[Summary]) -> str:
     return f"{words} Try more than --budget-s {work.budget_s:g}, or a lower target."
 
 
-def _report(console: Console, script: Path, work: Work, results: Results, report: Path) -> None:
+def _report(script: Path, work: Work, results: Results, report: Path) -> None:
     summaries, failures = results.summaries, results.failures
     note = " ".join([f"{script}: {work.setting()}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
     title = f"{script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
     if work.cluster is not None:
         title += f", {work.workers} workers in virtual time"
     write_report(report, summaries, title=title, target=work.target, note=note)
-    console.print(Text(f"Report: {report}"), soft_wrap=True)
 
 
 def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:

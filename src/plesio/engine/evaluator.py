@@ -24,7 +24,7 @@ from plesio.engine.messages import (
 from plesio.errors import ConfigurationError
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
 from plesio.fabric.memory import SharedBlock
-from plesio.observe.summary import Evaluation
+from plesio.observe.summary import Evaluation, metric_name
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
 
@@ -137,7 +137,7 @@ def as_metrics(value: object) -> dict[str, float]:
     """
     if isinstance(value, Mapping):
         try:
-            return {str(name): float(number) for name, number in value.items()}
+            return {metric_name(str(name)): float(number) for name, number in value.items()}
         except (TypeError, ValueError):
             pass
     raise ConfigurationError(

@@ -266,6 +266,6 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     evaluator: Channel[SnapshotRequest] | None = None
     if config.evaluates:
         evaluator = Channel(from_descriptor(next(rest)), ToServerFromEvaluator, "the evaluator")
-    writer = JournalWriter.begun(next(rest)) if config.journals else None
+    writer = JournalWriter.begun(next(rest), config.keeping.journal) if config.journals else None
     lines = [Line.open(worker, config.incarnation, rest) for worker in range(config.workers)]
     Server(config, strategy, engine, evaluator, lines, writer).run()

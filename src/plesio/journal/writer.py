@@ -92,10 +92,11 @@ class JournalWriter:
         return writer
 
     @classmethod
-    def begun(cls, descriptor: int) -> JournalWriter:
-        """Go on with the journal that another process of this host began and detached."""
+    def begun(cls, descriptor: int, path: str = "") -> JournalWriter:
+        """Go on with the journal that another process of this host began at `path` and detached."""
         writer = cls.__new__(cls)
         writer._open(descriptor, 0, os.fstat(descriptor).st_size)
+        writer._name = path or writer._name
         return writer
 
     def detach(self) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,33 +57,49 @@ class RunFolder:
             path = _new_folder(Path(runs), stem)
             answers = {"name": strategy.name, **strategy.answers(), "fields": strategy.as_data()}
             document = _without_none({"run": configuration, "strategy": answers})
-            (path / "run.toml").write_text(tomli_w.dumps(document))
+            (path / "run.toml").write_text(tomli_w.dumps(document), encoding="utf-8", errors="replace")
         except OSError as error:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
         return cls(path, configuration, target)
 
-    def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> None:
-        """Everything that is known at the end."""
-        encoder = msgspec.json.Encoder()
-        (self.path / "summary.json").write_bytes(encoder.encode(summary))
-        rows: list[tuple[float, dict[str, Any]]] = [
-            (one.time_s, _line({"time_s": one.time_s, "version": one.version, "samples": one.samples}, one.metrics))
-            for one in summary.history
-        ]
-        rows += [
-            (one.time_s, _line({"time_s": one.time_s, "worker": one.worker, "steps": one.steps}, one.metrics))
-            for one in summary.logged
-        ]
-        lines = [encoder.encode(row) for _, row in sorted(rows, key=lambda row: row[0])]
-        (self.path / "metrics.jsonl").write_bytes(b"\n".join([*lines, b""]))
-        if state_dict:
-            save_weights(state_dict, self.path / "weights.safetensors")
+    def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> dict[str, str]:
+        """Everything that is known at the end, the weights first; of each file that cannot be written, why."""
+        parts: dict[str, Callable[[Path], object]] = {
+            "weights.safetensors": lambda path: save_weights(state_dict, path) if state_dict else None,
+            "summary.json": lambda path: path.write_bytes(msgspec.json.encode(summary)),
+            "metrics.jsonl": lambda path: path.write_bytes(_lines(summary)),
+            "report.html": lambda path: self._report(path, summary),
+        }
+        lacking = {}
+        for name, part in parts.items():
+            try:
+                part(self.path / name)
+            except Exception as error:  # a full disk, a page that cannot be drawn: the others are worth as much
+                lacking[name] = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                with suppress(OSError):
+                    (self.path / name).unlink(missing_ok=True)  # a half is of no use, and takes the others' room
+        return lacking
+
+    def _report(self, path: Path, summary: Summary) -> None:
         told = {name: value for name, value in self._configuration.items() if value not in ([], "none", "nothing")}
         settings = ", ".join(f"{name}={value}" for name, value in told.items() if name != "train")
         title = f"{summary.strategy} on {self._configuration.get('train', self.path.name)}"
-        write_report(
-            self.path / "report.html", [summary], title=title, target=self._target, note=f"Settings: {settings}."
-        )
+        write_report(path, [summary], title=title, target=self._target, note=f"Settings: {settings}.")
+
+
+def _lines(summary: Summary) -> bytes:
+    """What is in metrics.jsonl."""
+    encoder = msgspec.json.Encoder()
+    rows: list[tuple[float, dict[str, Any]]] = [
+        (one.time_s, _line({"time_s": one.time_s, "version": one.version, "samples": one.samples}, one.metrics))
+        for one in summary.history
+    ]
+    rows += [
+        (one.time_s, _line({"time_s": one.time_s, "worker": one.worker, "steps": one.steps}, one.metrics))
+        for one in summary.logged
+    ]
+    lines = [encoder.encode(row) for _, row in sorted(rows, key=lambda row: row[0])]
+    return b"\n".join([*lines, b""])
 
 
 def _without_none(document: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def write_report(
         f"<title>{escape(title)}</title><style>\n{style}</style></head><body><main>\n{body}\n</main>"
         f"<script>{_SCRIPT}</script></body></html>\n"
     )
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
 def finding(summaries: Sequence[Summary], target: Target | None) -> str:

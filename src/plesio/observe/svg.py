@@ -19,6 +19,7 @@ LANE_COLUMNS = 900
 LANE_KINDS = ("compute", "wait", "exchange")
 
 _SIDE = 1000  # the plot's own units, both ways
+_LEAST, _MOST = 1e-150, 1e150  # what lies beyond is drawn at the edge: far enough from overflow, also of a quotient
 _POINTS_MAX = 400
 _DASHES = ("", "9 4", "3 3", "12 4 3 4")
 
@@ -44,8 +45,9 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Where `value` falls: 0 at the low end, 1 at the high end."""
+        value = _drawn(value)
         if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            return math.log(max(value, _LEAST) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def shows(self, value: float) -> bool:
@@ -71,6 +73,10 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
 
+def _drawn(value: float) -> float:
+    return min(max(value, -_MOST), _MOST)
+
+
 def nice_step(span: float, wanted: int) -> float:
     """The 1, 2 or 5 times a power of ten that cuts `span` into about `wanted` parts.
 
@@ -84,8 +90,9 @@ def nice_step(span: float, wanted: int) -> float:
 
 def linear_axis(low: float, high: float, wanted: int = 6, *, tight: bool = False) -> Axis:
     """An axis over `low` to `high` with round ticks; unless `tight` it is widened to whole ticks."""
-    if not high > low:
-        margin = abs(low) * 0.1 or 1.0
+    low, high = _drawn(low), _drawn(high)
+    if not high - low > max(_LEAST, 1e-12 * abs(low)):
+        margin = abs(low) * 0.1 if abs(low) > _LEAST else 1.0
         low, high = low - margin, high + margin
     step = nice_step(high - low, wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -99,6 +106,7 @@ def linear_axis(low: float, high: float, wanted: int = 6, *, tight: bool = False
 
 def log_axis(low: float, high: float) -> Axis:
     """A logarithmic axis over positive `low` to `high`, ticks at powers of ten, at 1, 2, 5 where there is room."""
+    low, high = max(_drawn(low), _LEAST), max(_drawn(high), _LEAST)
     decades = math.log10(high / low)
     factors = (1, 2, 5) if decades < 3 else (1,)
     stride = max(1, math.ceil(decades / 7))

@@ -1,0 +1,77 @@
+"""Two tensors over one memory: torch writes both at once, we would give each its own and untie them without a word.
+
+Weights tied as one parameter are one tensor with two names, and stay tied. Tied by memory (`.data =`, a view in a parameter
+or buffer of its own) they cannot be: each tensor travels and lies alone. Of buffers that may be what is meant (a part of one
+mask for each layer, which nobody writes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from plesio.errors import ConfigurationError
+from plesio.warn import warn_untied
+
+ADDRESSED = ("cpu", "cuda")
+"""The devices whose tensors tell where they lie."""
+
+
+class _Place(NamedTuple):
+    """Where tensor `number` of a model lies: from `start` to before `end`, and whether all of that is its own."""
+
+    start: int
+    number: int
+    end: int
+    gapless: bool
+
+
+def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    """Make sure that each of a model's tensors lies in memory of its own.
+
+    Only what is certain is refused: one begins where another does, or within one without gaps. The columns of one matrix,
+    taken in turns, lie in one stretch of memory and share nothing. Buffers alone are warned of.
+
+    Raises:
+        ConfigurationError: two share theirs.
+    """
+    widest: _Place | None = None  # of those without gaps the one that reaches furthest
+    before: _Place | None = None
+    buffers: tuple[str, str] | None = None
+    for place in sorted(_places(tensors)):
+        for other in (before, widest):
+            if other is not None and (place.start == other.start or (other.gapless and place.start < other.end)):
+                first, second = sorted((place.number, other.number))
+                if any(isinstance(tensors[one], torch.nn.Parameter) for one in (first, second)):
+                    raise ConfigurationError(_refusal(names[first], names[second], tensors[first], tensors[second]))
+                buffers = buffers or (names[first], names[second])
+        before = place
+        if place.gapless and (widest is None or place.end > widest.end):
+            widest = place
+    if buffers is not None:
+        warn_untied(*buffers)
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[_Place]:
+    """Of those that have any memory."""
+    return [_place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED]
+
+
+def _place(number: int, tensor: torch.Tensor) -> _Place:
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return _Place(start, number, start + span * tensor.element_size(), span == tensor.numel())
+
+
+def _refusal(first: str, second: str, one: torch.Tensor, other: torch.Tensor) -> str:
+    parameters = isinstance(one, torch.nn.Parameter) and isinstance(other, torch.nn.Parameter)
+    if parameters and one.shape == other.shape and one.stride() == other.stride():
+        what = f"tie them as one parameter ({second} = {first}, without .data)"
+    else:
+        what = f"register one tensor and take {first} and {second} from it in forward"
+    return (
+        f"{first} and {second} lie in the same memory and are two tensors, which plesio would untie; {what}, "
+        "or give each its own with .clone()"
+    )
