@@ -41,7 +41,9 @@ class Checkpoint:
 
     Args:
         folder: where to; None: into the run folder (give `runs=` then).
-        every_s: how often, in seconds; one more is written at the end.
+        every_s: how often, in seconds; one more is written at the end. Of a run that is stopped (`until`, `worker.stop`,
+            Ctrl-C) that one is of the moment of the stop: the steps that workers are still at then are in the result, and a
+            resumed run does them again.
         keep: how many; older ones are deleted.
 
     >>> Checkpoint("ck", every_s=30)
@@ -71,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         strategy, fields, workers, seed, train_hash: of the run; it is gone on with as the same one.
-        names: the state_dict's names with the place of each tensor among the model's.
+        version: of the global parameters.
         layout: each tensor's name, shape and dtype in words, in order.
         order: the sequencer's state.
         numbers: the folder's.

@@ -49,7 +49,7 @@ class Resumption:
         version, undone = self.saved.manifest.version, self.old.undone
         passed = f", passing over what is newer: {'; '.join(self.saved.passed)}" if self.saved.passed else ""
         went = f"the run had got to version {version + undone}: " if undone else ""
-        lost = self.old.wrong or f"{went}{undone} updates undone"
+        lost = self.old.wrong or f"{went}{undone} update{'' if undone == 1 else 's'} undone"
         return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}{passed}; {lost}")
 
 

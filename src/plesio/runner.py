@@ -270,7 +270,7 @@ def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool,
     if (
         shared_out and not outcome.interrupted
     ):  # of shards nobody takes over; and who presses Ctrl-C waits for no advice
-        summary = msgspec.structs.replace(summary, advice=advice(summary) or "")
+        summary = msgspec.structs.replace(summary, advice=advice(summary, job.strategy) or "")
     if folder is not None:
         lacking = folder.write(summary, outcome.state_dict)
         if lacking:  # a full disk is no reason to lose what was trained

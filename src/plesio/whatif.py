@@ -4,7 +4,8 @@ Every worker takes the steps it was measured to take, in that order, and from th
 was called off would have taken longer, nobody knows how long: its place is taken by one drawn from the longer ones. Left
 out, the slowest steps would be missing from the prediction, for they are those that are called off. The real sequencer
 decides who waits for whom. The server folds one contribution after the other, so the network of the simulation gets a
-server's link that carries an exchange in the time the server took for one.
+server's link that carries an exchange in the time the server took for one. A worker that died dies again at its time; one
+whose training function returned while the others had much left to do is done after as many steps.
 
 What is not in it: another strategy needs another number of samples for the same accuracy, and workers that share cores
 disturb each other differently when fewer of them wait. And work is taken to be shared out: who is fast does more of it.
@@ -18,6 +19,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from math import inf
 from statistics import median
 
 import msgspec
@@ -26,7 +28,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
 from plesio.engine.messages import Final
 from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_workers import NoFolder, TimedWorker
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
@@ -211,10 +213,14 @@ def _predict(
 ) -> Prediction:
     nbytes = max(1, run.nbytes)
     ring = isinstance(strategy.via, AllReduce)
+    part = min(1.0, steps_max / run.steps)
     virtual = VirtualRun(
         strategy,
-        _cluster(run, crew, ring, nbytes, bytes_per_s),
-        [TimedWorker(Timetable(one.__next__), strategy.every, nbytes=nbytes) for one in steps],
+        _cluster(run, crew, ring, nbytes, bytes_per_s, part),
+        [
+            TimedWorker(Timetable(one.__next__), strategy.every, nbytes=nbytes, last=last)
+            for one, last in zip(steps, _lasts(crew, part), strict=True)
+        ],
         NoFolder(),
         answer_nbytes=nbytes if bytes_per_s is not None or ring else 0,
         limits=Limits(steps=min(run.steps, steps_max)),
@@ -248,13 +254,25 @@ def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes], usefu
     return tuple(k for k, one in enumerate(final.workers) if one.compute_s > 2 * one.folded * steps * crew[k].mean_s)
 
 
-def _cluster(run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None) -> Cluster:
-    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did."""
+def _lasts(crew: Sequence[StepTimes], part: float) -> list[float]:
+    """How many steps each takes at most; as many as it likes where nobody would be left to go on."""
+    if all(one.last is not None or one.died_s is not None for one in crew):
+        return [inf] * len(crew)
+    return [inf if one.last is None else part * one.last for one in crew]
+
+
+def _cluster(
+    run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None, part: float
+) -> Cluster:
+    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did.
+
+    Where only `part` of the run is simulated, who died does so that much earlier.
+    """
     carried = bytes_per_s or float("inf")
     served = nbytes / run.service_s if run.service_s else float("inf")
     hops = 2 * (len(crew) - 1) or 1
     latency_s = (run.service_s + 2 * run.latency_s) / hops if ring else run.latency_s
-    deaths = [Crash(worker=place, at_s=one.died_s) for place, one in enumerate(crew) if one.died_s is not None]
+    deaths = [Crash(worker=place, at_s=part * one.died_s) for place, one in enumerate(crew) if one.died_s is not None]
     return Cluster(
         (Group(len(crew), Constant(1.0), Link(latency_s, carried)),),
         Link(bytes_per_s=min(served, carried)),
@@ -281,7 +299,8 @@ def as_it_was(summary: Summary) -> Prediction:
 def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     """What to run: of all that are about as fast as the fastest, and faster than what ran, the tightest; else what ran.
 
-    One that leaves a worker out is not chosen: that worker's data may be nobody else's.
+    Faster than the replay of what ran, too, and by more than that is off: else the gain may be the model's alone. One that
+    leaves a worker out is not chosen: that worker's data may be nobody else's.
 
     >>> some = [Prediction(strategy=name, time_s=t, steps_per_s=1, waiting_share=0, staleness=0)
     ...         for name, t in (("sync_sgd", 9.0), ("hogwild", 1.0), ("async_sgd", 1.05))]
@@ -290,8 +309,20 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     """
     rivals = [ran, *(one for one in others if not one.left_out and one.strategy != ran.strategy)]
     shortest_s = min(one.time_s for one in rivals)
-    good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s * CLOSE < ran.time_s]
+    least_s = min(ran.time_s / CLOSE, _replay(ran, others).time_s / max(CLOSE, _off(ran, others)))
+    good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s < least_s]
     return min(good, key=_looseness, default=ran)
+
+
+def _replay(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """What ran, as the model has it."""
+    return next((one for one in others if one.strategy == ran.strategy), ran)
+
+
+def _off(ran: Prediction, others: Sequence[Prediction]) -> float:
+    """How many times too short or too long the replay of what ran is."""
+    ratio = _replay(ran, others).time_s / ran.time_s
+    return max(ratio, 1 / ratio)
 
 
 def _looseness(one: Prediction) -> int:
@@ -304,11 +335,14 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
     """What to run and why, in words."""
     best = choose(ran, others)
     if best is ran:
-        return f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
+        more = max(CLOSE, _off(ran, others)) - 1
+        why = ", and by less than that the replay cannot tell" if more > CLOSE - 1 else ""
+        return f"Keep {ran.strategy}: no other of these would have been {more:.0%} faster{why}."
     took = f"{'at least ' if best.at_least else ''}{best.time_s:.1f} s"
+    again = f" ({_replay(ran, others).time_s:.1f} s in its replay)" if _off(ran, others) > CLOSE else ""
     return (
         f"{_cause(run)}{ran.strategy} waited {ran.waiting_share:.0%} of the time; {best.strategy} would have taken {took} "
-        f"instead of {ran.time_s:.1f} s, at a mean staleness of {best.staleness:.1f}."
+        f"instead of {ran.time_s:.1f} s{again}, at a mean staleness of {best.staleness:.1f}."
     )
 
 
@@ -325,8 +359,10 @@ def _cause(run: Measured) -> str:
     return ""
 
 
-def advice(summary: Summary) -> str | None:
+def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
     """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
+
+    Faster than the replay of what it `ran_with`, too, if that is given.
 
     Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try. Nor is
     there where each worker did what it had to do of its own, for then nobody takes over steps from a slow one.
@@ -337,12 +373,13 @@ def advice(summary: Summary) -> str | None:
         return None
     try:
         run = measured(summary)
-        others = what_if(
-            run, [sync_sgd(), async_sgd(), local_sgd(16)], steps_max=ADVICE_STEPS, in_vain=called_off(summary)
-        )
-    except ConfigurationError:
+        asked = [sync_sgd(), async_sgd(), local_sgd(16)]
+        if ran_with is not None and ran_with.name not in {one.name for one in asked}:
+            asked.append(ran_with)
+        others = what_if(run, asked, steps_max=ADVICE_STEPS, in_vain=called_off(summary))
+    except (ConfigurationError, StrategyError):
         return None  # too little was measured
     ran = as_it_was(summary)
-    if choose(ran, others).time_s * MUCH > ran.time_s:
+    if choose(ran, others).time_s * MUCH > min(ran.time_s, _replay(ran, others).time_s):
         return None
     return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"

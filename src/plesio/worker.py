@@ -177,7 +177,7 @@ class Worker:
             self._in_step = False
 
     def log(self, **metrics: Any) -> None:
-        """Record numbers (or one-element tensors), such as loss=loss; means over short spans reach the run's history.
+        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over short spans.
 
         Raises:
             ConfigurationError: something that is no number.
@@ -210,7 +210,7 @@ class Worker:
     # Taking part
 
     def prepare(
-        self, model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None
+        self, model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None, *more: Any
     ) -> tuple[nn.Module, Any, Any]:
         """Let the run take care of a model, its optimizer and its data; use what is returned in their place.
 
@@ -234,15 +234,16 @@ class Worker:
         moving average) stays with its worker, but under all-reduce and in shared memory: make them buffers, or keep that
         module outside of the one prepared (worker 0 warns at the end, if it did). What was written into parameters between
         prepare and the first step is warned of there, and so are parameters with requires_grad=True that no group of the
-        optimizer holds.
+        optimizer holds. There is one model, one optimizer and one loader: anything `more` is refused, with what to do.
 
         Buffers (batch-norm statistics) are averaged. Of those that hold whole numbers or truth values the largest is
         everybody's: what counts down, wraps round or is switched off does so with one worker, and with several only where
         all of them do it in the same round.
 
         Raises:
-            ConfigurationError: prepared twice, no optimizer, an empty loader, tensors that cannot be shared or that lie in
-                the memory of others, an optimizer (or its state) that cannot go to the server or is not the other workers'.
+            ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared or
+                that lie in the memory of others, an optimizer (or its state) that cannot go to the server or is not the
+                other workers'.
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """
@@ -251,6 +252,11 @@ class Worker:
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
                 f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer; {SEVERAL}"
+            )
+        if more:
+            raise ConfigurationError(
+                f"prepare was given {', '.join(type(one).__name__ for one in more)} beyond model, optimizer and loader; "
+                f"it takes these three, and a schedule is made with the optimizer that it returns; {SEVERAL}"
             )
         seed_device(device_of(model))
         if loader is not None:

@@ -193,6 +193,19 @@ def test_a_run_of_nothing_but_nan_is_an_error(name: str, tmp_path: Path) -> None
     assert (folder / "summary.json").is_file()
 
 
+@pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
+def test_a_run_that_diverged_says_so_in_few_lines(name: str) -> None:
+    """Of 40 a worker that are not finite: the 1st, 2nd, 4th, 8th, 16th and 32nd."""
+    run = ps.run(partial(loops.hopeless, steps=41, good=1), name, workers=2, timeout_s=30)
+    assert run.discarded == {"not finite": 80}
+    for worker in range(2):
+        told = [one.what for one in run.incidents if one.worker == worker]
+        assert told[0].endswith(f" 2 of worker {worker} held a NaN or an infinity: discarded")
+        assert [one.partition("discarded")[2] for one in told] == [
+            "", *(f", like {number} before it" for number in (1, 3, 7, 15, 31))
+        ]  # fmt: skip
+
+
 def test_not_finite_can_end_the_run() -> None:
     with pytest.raises(ps.NonFiniteError, match=r"contribution 5 of worker 1 .* on_nonfinite='raise'"):
         ps.run(

@@ -19,7 +19,7 @@ import torch
 import plesio as ps
 from plesio import worker_process
 from plesio.checkpoint import FOLDER, PREFIX, latest
-from plesio.engine.forkserver import PRELOAD, ForkServer
+from plesio.engine.forkserver import PRELOAD, ForkServer, Spawned
 from plesio.engine.job import Live
 from plesio.observe.files import RunFolder
 from support import loops, stopping
@@ -293,3 +293,47 @@ def test_the_last_round_is_a_whole_one(strategy: str) -> None:
     assert 0 < run.version < 10
     assert run.summary.folded == 3 * run.version
     assert run.discarded == {}
+
+
+@pytest.mark.slow
+def test_a_start_that_was_broken_off_leaves_nothing_to_the_next_run(tmp_path: Path) -> None:
+    """What the fork server would answer, nobody waits for any more."""
+    first = ForkServer.shared(PRELOAD).pid
+    pressed = press_when(tmp_path / "loading", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        ps.run(stopping.SlowToLoad(tmp_path), "sync_sgd", workers=2)
+    pressed.join()
+    assert gone_within({first}, 1.0)
+    assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
+
+
+@pytest.mark.slow
+def test_nor_does_one_that_took_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ForkServer.shared(PRELOAD)
+    assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
+    with monkeypatch.context() as brief:
+        brief.setattr("plesio.engine.forkserver.START_S", 0.2)
+        with pytest.raises(ps.DeadlineError, match=r"waited 0\.2 s for the start of processes from the fork server"):
+            ps.run(stopping.SlowToLoad(tmp_path), "sync_sgd", workers=2)
+    assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
+
+
+def test_a_start_that_is_broken_off_half_way_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after the server and one worker were started."""
+    started: list[int] = []
+
+    def receive(self: ForkServer) -> Any:
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        message, descriptors = as_ever(self)
+        if isinstance(message, Spawned):
+            started.append(message.pid)
+        return message, descriptors
+
+    as_ever = ForkServer._receive
+    with monkeypatch.context() as once:
+        once.setattr(ForkServer, "_receive", receive)
+        with pytest.raises(KeyboardInterrupt):
+            ps.run(SHORT, "sync_sgd", workers=2)
+    assert gone_within(set(started), 1.0)
+    assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40

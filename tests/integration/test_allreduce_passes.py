@@ -265,6 +265,8 @@ def odd_one_out(worker: ps.Worker, how: str) -> None:
         optimizer.step()
         if how == "written" and mine:
             model.idle.weight.data[0, 0] += 1e-6
+        if how == "loaded" and mine:
+            model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
         worker.log(step=step)
 
 
@@ -276,6 +278,7 @@ def odd_one_out(worker: ps.Worker, how: str) -> None:
         ("gradient edited", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
         ("gradient of its own", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
         ("written", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
+        ("loaded", ModelMismatchError, "as it does with load_state_dict on one worker only"),
     ],
 )
 def test_what_one_worker_does_alone_is_refused(how: str, error: type[Exception], words: str) -> None:

@@ -85,21 +85,31 @@ def test_a_group_for_each_part_trains_both(strategy: str) -> None:
     assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
 
 
-def prepared_twice(worker: ps.Worker, listed: bool) -> None:
+def prepared_twice(worker: ps.Worker, how: str) -> None:
     first, second = line(), line()
     one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second))
-    if listed:
+    if how == "listed":
         worker.prepare(nn.ModuleList([first, second]), [one, other], None)  # type: ignore[arg-type]
+    if how == "in a row":
+        worker.prepare(first, second, one, other, None)  # type: ignore[arg-type]
+    if how == "with a schedule":
+        worker.prepare(first, one, None, torch.optim.lr_scheduler.StepLR(one, 10))
     worker.prepare(first, one, None)
     worker.prepare(second, other, None)
 
 
 @pytest.mark.parametrize(
-    ("listed", "words"), [(True, "given list for an optimizer; allowed: any"), (False, "prepare was called before")]
+    ("how", "words"),
+    [
+        ("listed", "given list for an optimizer; allowed: any"),
+        ("in a row", "given Linear for an optimizer; allowed: any"),
+        ("with a schedule", r"given StepLR beyond model, optimizer and loader; .* a schedule is made with"),
+        ("one after the other", "prepare was called before"),
+    ],
 )
-def test_a_second_optimizer_is_told_its_place(listed: bool, words: str) -> None:
+def test_a_second_optimizer_is_told_its_place(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=rf"{words}.*one optimizer a group for each"):
-        ps.run(partial(prepared_twice, listed=listed), ps.sync_sgd(), workers=1, timeout_s=30.0)
+        ps.run(partial(prepared_twice, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
 # Weights that come too late

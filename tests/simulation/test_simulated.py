@@ -232,6 +232,16 @@ def test_a_run_of_nothing_but_nan_is_an_error() -> None:
     assert caught[0].filename.endswith("loops.py"), "it points at the user's step"
 
 
+@pytest.mark.filterwarnings("ignore:.*held a NaN:RuntimeWarning")
+def test_a_run_that_diverged_says_so_in_few_lines() -> None:
+    """Of 20 a worker that are not finite: the 1st, 2nd, 4th, 8th and 16th."""
+    run = simulated(ps.async_sgd(), UNEVEN, functools.partial(hopeless, steps=21, good=1))
+    assert run.discarded == {"not finite": 80}
+    assert len(run.incidents) == 4 * 5
+    told = [one.what.partition("discarded")[2] for one in run.incidents if one.worker == 2]
+    assert told == ["", *(f", like {number} before it" for number in (1, 3, 7, 15))]
+
+
 def test_what_is_for_real_processes_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match="are for real processes"):
         simulated(ps.async_sgd(), pace=ps.Pace(0.1))

@@ -55,6 +55,18 @@ def synchronous(slow_s: float = 0.2, fast_s: float = 0.02, rounds: int = 50, exc
     )
 
 
+def alone_at_last() -> Summary:
+    """Two workers of one pace; the training function of worker 0 returned after 10 steps, that of worker 1 after 100."""
+    steps = (10, 100)
+    spans = [Span(k, "compute", 0.1 * step, 0.1 * step + 0.1, 1) for k in range(2) for step in range(steps[k])]
+    workers = tuple(
+        WorkerSummary(k, n, n, n, 0, 0.1 * n, 0.0, 0.0, speed=10.0, left="finished") for k, n in enumerate(steps)
+    )
+    return msgspec.structs.replace(
+        synchronous(), workers=workers, timeline=tuple(spans), wall_s=10.0, steps=110, samples=110, folded=110
+    )
+
+
 def kept(summary: Summary, folder: Path) -> Path:
     (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
     return folder
@@ -123,6 +135,43 @@ def test_who_died_dies_again() -> None:
     workers = (StepTimes(0, (0.1,)), StepTimes(1, (0.1,), died_s=1.0))
     (found,) = what_if(Measured(workers=workers, steps=100), [ps.sync_sgd()])
     assert found.time_s == pytest.approx(9.0, abs=0.3)  # 20 steps in the first second, 10 a second from then on
+
+
+def test_who_returned_before_the_others_does_so_again() -> None:
+    """And nothing is gained by sharing out what it did not want to do, as an early stop of its own."""
+    summary = alone_at_last()
+    run = measured(summary)
+    assert [one.last for one in run.workers] == [10, None]
+    found = what_if(run, [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(4), ps.first_of(1)])
+    assert [one.time_s for one in found[:3]] == pytest.approx([10.0] * 3)
+    assert recommendation(run, as_it_was(summary), found).startswith("Keep sync_sgd")
+    assert advice(summary) is None
+
+
+def test_who_returned_when_the_common_work_was_up_does_not_leave() -> None:
+    """A slow worker is still at its last steps; and where nobody went on somebody has to."""
+    slow, fast = (msgspec.structs.replace(one, left="finished") for one in synchronous().workers)
+    longer = msgspec.structs.replace(slow, compute_s=slow.compute_s + 1.9)  # 9.5 steps at its speed, of 100 in all
+    run = measured(msgspec.structs.replace(synchronous(), workers=(longer, fast)))
+    assert [one.last for one in run.workers] == [None, None]
+    (alone,) = what_if(measured(alone_at_last()), [ps.async_sgd()], workers=1)
+    assert alone.time_s == pytest.approx(11.0)
+
+
+def test_of_a_long_run_simulated_in_part_everybody_leaves_that_much_earlier() -> None:
+    workers = (StepTimes(0, (0.1,), last=1_000), StepTimes(1, (0.1,)), StepTimes(2, (0.1,), died_s=50.0))
+    run = Measured(workers=workers, steps=10_000)
+    whole, part = (what_if(run, [ps.async_sgd()], steps_max=n)[0] for n in (10_000, 500))
+    assert whole.time_s == pytest.approx(850.0, rel=0.01)
+    assert part.time_s == pytest.approx(whole.time_s, rel=0.02)
+
+
+def test_a_step_that_was_called_off_is_not_one_of_a_workers_own() -> None:
+    """Worker 0 loses every step to the others, and so never comes to its second."""
+    workers = (StepTimes(0, (9.0,), last=2), StepTimes(1, (0.1,)), StepTimes(2, (0.1,)))
+    (found,) = what_if(Measured(workers=workers, steps=100), [ps.first_of(2)])
+    assert found.time_s == pytest.approx(5.0)
+    assert found.left_out == (0,)
 
 
 def test_the_replay_of_what_ran_is_what_ran() -> None:
@@ -324,6 +373,30 @@ def test_what_gains_nothing_is_not_recommended_for_standing_near_the_fastest() -
     )
     assert choose(ran, [near, best]) is best
     assert choose(ran, [near]) is ran
+
+
+def test_a_gain_that_the_replay_of_what_ran_has_too_is_none() -> None:
+    """The model knows nothing of what held the run up: only who is faster by more than that is recommended."""
+    ran, again, near, far = (
+        Prediction(strategy=name, time_s=time_s, steps_per_s=1, waiting_share=0, staleness=0)
+        for name, time_s in (("sync_sgd", 5.0), ("sync_sgd", 2.8), ("allreduce", 2.4), ("async_sgd", 1.0))
+    )
+    assert choose(ran, [near]) is near
+    assert choose(ran, [again, near]) is ran
+    assert choose(ran, [again, near, far]) is far
+    run = a_run(SLOW, SLOW)
+    assert recommendation(run, ran, [again, near]) == (
+        "Keep sync_sgd: no other of these would have been 79% faster, and by less than that the replay cannot tell."
+    )
+    assert "1.0 s instead of 5.0 s (2.8 s in its replay)" in recommendation(run, ran, [again, near, far])
+
+
+def test_nothing_is_advised_that_the_replay_of_what_ran_gains_too() -> None:
+    """It took twice as long as its timeline says."""
+    brief = synchronous(slow_s=0.04)
+    held_up = msgspec.structs.replace(brief, wall_s=2 * brief.wall_s, strategy="first_of(2)")
+    assert advice(held_up) is not None
+    assert advice(held_up, ps.first_of(2)) is None
 
 
 # The command, and what it refuses

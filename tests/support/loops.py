@@ -247,14 +247,14 @@ def poisoned(worker: Any, who: int, at: int, value: float, steps: int = 20) -> N
     worker.log(discarded=worker.discarded)
 
 
-def hopeless(worker: Any, steps: int = 5) -> None:
-    """Every contribution of every worker is NaN."""
+def hopeless(worker: Any, steps: int = 5, good: int = 0) -> None:
+    """Every contribution of every worker is NaN, but for its first `good` ones."""
     inputs, labels = data()
     model = mlp()
     model, optimizer, _ = worker.prepare(model, sgd(model), None)
-    for _ in range(steps):
+    for step in range(steps):
         optimizer.zero_grad()
-        (loss_of(model, inputs, labels) * float("nan")).backward()
+        (loss_of(model, inputs, labels) * (1.0 if step < good else float("nan"))).backward()
         optimizer.step()
 
 

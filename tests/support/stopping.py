@@ -41,6 +41,20 @@ class SlowDisk:
         Shelf.save = slow
 
 
+class SlowToLoad:
+    """A training function that takes half a minute to arrive where it is called, and tells in the folder when it began to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, worker: Any) -> None:
+        """Nothing."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        (state["folder"] / "loading").touch()
+        time.sleep(30.0)
+
+
 def lingering(worker: Any, pause_s: float) -> None:
     """Worker 1 does something else between a step and its next batch, and hears only there that the run is to stop."""
     torch.manual_seed(3)

@@ -410,6 +410,25 @@ def test_strategies_with_nothing_to_draw_are_named(tmp_path: Path, runs: list[Su
     assert "No timeline was recorded for silent." in parsed.text
 
 
+def test_what_else_was_logged_is_drawn_too(tmp_path: Path, runs: list[Summary]) -> None:
+    """Six names, smaller than the loss; where there are more, the page says so. A worker may log what others do not."""
+    names = [f"own_{k}" for k in range(6)]
+    also = [Logged(float(t), 0, 5, dict.fromkeys(names, t / 10)) for t in range(10)]
+    html, _ = page(tmp_path, [runs[0], msgspec.structs.replace(runs[2], logged=(*runs[2].logged, *also))])
+    assert html.count('<figure class="half">') == 6
+    for name in names:
+        assert f'<div class="y-name">{name}, logged</div>' in html
+    assert html.count("Nothing to draw for sync_sgd.") == 6
+    assert "not drawn" not in html
+    odd = [*also, Logged(3.0, 1, 5, {"<b>zebra</b>": 1.0})]
+    html, _ = page(tmp_path, [msgspec.structs.replace(runs[0], logged=tuple(odd))])
+    assert html.count('<figure class="half">') == 6
+    assert "own_5, logged" not in html
+    assert "Logged, too, and not drawn: own_5." in html
+    assert "&lt;b&gt;zebra&lt;/b&gt;, logged" in html
+    assert "<b>zebra" not in html
+
+
 def test_fresh_contributions_are_said_not_drawn(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs[:2])
     assert "Every contribution was fresh (staleness 0): sync_sgd, allreduce." in parsed.text

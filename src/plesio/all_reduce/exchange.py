@@ -239,8 +239,9 @@ class AllReduceExchange:
             f"the workers' replicas are no longer the same: after {self._round} steps they differ in "
             f"{self._likeness.names(self._round)}. Under all-reduce every worker must do the same to its parameters: what "
             "is written into them, how gradients are changed between backward() and step(), and what the optimizer's state "
-            "was when it was prepared must not depend on the worker (as it does with nn.Embedding(max_norm=...), with "
-            "gradients computed by torch.autograd.grad, and with random numbers in the optimizer)"
+            "was when it was prepared must not depend on the worker (as it does with load_state_dict on one worker only, with "
+            "nn.Embedding(max_norm=...), with gradients computed by torch.autograd.grad, and with random numbers in the "
+            "optimizer)"
         )
 
     def _recover(self) -> Verdict:

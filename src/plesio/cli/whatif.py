@@ -92,6 +92,11 @@ def whatif(
         for one in times.workers
         if one.at_least
     ]
+    notes += [
+        f"worker {one.worker} was done after {one.last:,} steps while others went on: so it is under every strategy"
+        for one in times.workers
+        if one.last is not None
+    ]
     lost = sum(len(in_vain.get(one.worker, ())) for one in times.workers if not one.at_least)
     if lost:
         notes.append(

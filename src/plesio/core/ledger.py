@@ -84,8 +84,3 @@ class Ledger:
             account.window >>= 1
             account.contiguous += 1
         return _NEW
-
-    def contiguous(self, worker: int) -> int:
-        """The highest number of this worker's incarnation below which everything was answered."""
-        account = self._accounts.get(worker)
-        return account.contiguous if account else 0

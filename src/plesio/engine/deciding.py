@@ -40,6 +40,7 @@ from plesio.engine.configs import ServerConfig
 from plesio.engine.keeping import Keeper
 from plesio.engine.lines import Line
 from plesio.engine.messages import Begun, Final, LeaseReply, LeaseRequest, Progress, Refused, Trouble, Writing
+from plesio.engine.not_finite import NotFinite
 from plesio.engine.recording import Recorder
 from plesio.errors import CheckpointError, PlesioError
 from plesio.fabric.doorbell import Header, Report, write_answer
@@ -86,6 +87,7 @@ class Deciding:
         self._meter = Meter(config.workers)
         self._keeper = Keeper(config.keeping, strategy, config.workers)
         self._recorder = Recorder(writer if self._via_server else None, built, self._journal_ends)
+        self._spoiled = NotFinite()
         self._samples_before = 0  # the run was resumed
         self._arrived_s = 0.0  # when what is dealt with now came
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
@@ -245,7 +247,9 @@ class Deciding:
     def _not_finite(self, line: Line, which: str) -> None:
         what = f"{which} of worker {line.worker} held a NaN or an infinity"
         fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
-        self.trouble(line.worker, f"{what}: discarded", fatal, "NonFiniteError")
+        before = self._spoiled.once_more(line.worker)
+        if fatal or before is not None:
+            self.trouble(line.worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError")
 
     def lease(self, line: Line, request: LeaseRequest) -> None:
         """It wants data. When the run is stopped it gets none, but where rounds are made of all: that round would be smaller."""

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -181,6 +181,8 @@ class ForkServer:
 
     def drop(self, run: int) -> None:
         """Forget what `run` brought."""
+        if self._closed:
+            return
         with contextlib.suppress(ChannelClosedError):
             self._channel.send(Drop(run))
 
@@ -190,24 +192,42 @@ class ForkServer:
         Raises:
             PlesioError: the fork server has ended.
         """
-        while readable(self._channel.fileno(), 0.0):
-            message, _ = self._receive()
-            assert isinstance(message, Exited)
-            self._exits[message.pid] = message.code
+        with self._in_step():
+            while readable(self._channel.fileno(), 0.0):
+                message, _ = self._receive()
+                assert isinstance(message, Exited)
+                self._exits[message.pid] = message.code
         exits, self._exits = self._exits, {}
         return exits
 
     def _ask(self, question: Load | Spawn, descriptors: Sequence[int] = ()) -> Loaded | Spawned:
         """The answer to it; exits that come before it are kept."""
+        with self._in_step():
+            try:
+                self._channel.send(question, descriptors)
+            except ChannelClosedError as error:
+                raise self._gone() from error
+            while True:
+                message, _ = self._receive()
+                if not isinstance(message, Exited):
+                    return message
+                self._exits[message.pid] = message.code
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Inside, the line is used. What breaks in, as Ctrl-C or a deadline may, leaves a message half read or an answer that
+        the next question would take for its own: then this fork server is ended, and the next run gets a fresh one."""
+        if self._closed:
+            raise self._gone()
         try:
-            self._channel.send(question, descriptors)
-        except ChannelClosedError as error:
-            raise self._gone() from error
-        while True:
-            message, _ = self._receive()
-            if not isinstance(message, Exited):
-                return message
-            self._exits[message.pid] = message.code
+            yield
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    @property
+    def _closed(self) -> bool:
+        return self._channel.fileno() < 0
 
     def _receive(self) -> tuple[Loaded | Spawned | Exited, list[int]]:
         try:

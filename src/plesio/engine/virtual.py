@@ -49,6 +49,7 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.engine.closing import final_figures
 from plesio.engine.messages import Final
+from plesio.engine.not_finite import NotFinite
 from plesio.engine.recording import Recorder
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push
 from plesio.engine.virtual_network import network_of
@@ -159,6 +160,7 @@ class VirtualRun:
         self._workers = [_Worker(one) for one in participants]
         self._here = 0  # processes that the server has not seen the end of
         self._keeps_slot = strategy.release.after_fold
+        self._spoiled = NotFinite()
         self._lying: set[int] = set()  # workers whose contribution lies in their slot until the fold
         self._coming: set[int] = set()  # workers that come back once theirs is folded
         self._silent_until_s = 0.0
@@ -361,10 +363,9 @@ class VirtualRun:
         self._receive(
             Pushed(worker, message.incarnation, message.number, push.steps, push.samples, push.batches, push.finite)
         )
-        if not push.finite:
-            self._incident(
-                worker, f"contribution {message.number} of worker {worker} held a NaN or an infinity: discarded"
-            )
+        if not push.finite and (before := self._spoiled.once_more(worker)) is not None:
+            what = f"contribution {message.number} of worker {worker} held a NaN or an infinity: discarded{before}"
+            self._incident(worker, what)
         if self._counts_end:
             self.end(self._limits.reached(self.steps, self.samples, self.contributions))
 

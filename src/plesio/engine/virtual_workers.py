@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 from plesio.cluster import Cluster, Timetable
-from plesio.core.events import Fold
-from plesio.engine.virtual_messages import Answer, Push, Request
+from plesio.core.events import Cancel, Fold
+from plesio.engine.virtual_messages import Answer, Finish, Push, Request
 from plesio.rules import Every
 
 
@@ -45,33 +46,44 @@ class Folder(Protocol):
 
 
 class TimedWorker:
-    """Takes local steps as long as the strategy lets it go alone, then pushes; without end.
+    """Takes local steps as long as the strategy lets it go alone, then pushes; without end, or until its `last` step.
 
     Args:
         timetable: how long its steps take.
         every: the strategy's answer to how long a worker goes it alone.
         samples: samples a step.
         nbytes: what it sends.
+        last: after how many steps it returns.
     """
 
-    __slots__ = ("_due", "_nbytes", "_samples", "_step_s")
+    __slots__ = ("_done", "_due", "_last", "_latest", "_nbytes", "_samples", "_step_s")
 
-    def __init__(self, timetable: Timetable, every: Every, samples: int = 1, nbytes: int = 0) -> None:
+    def __init__(
+        self, timetable: Timetable, every: Every, samples: int = 1, nbytes: int = 0, last: float = inf
+    ) -> None:
         self._step_s = timetable.step_s
         self._due = every.due
         self._samples = samples
         self._nbytes = nbytes
+        self._last = last
+        self._done = self._latest = 0  # steps, and those of them sent last
 
     def begin(self, incarnation: int) -> None:
         """Nothing to build."""
 
     def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
         """The next contribution, with the time its steps take."""
+        if isinstance(answer, Cancel):
+            self._done -= self._latest
+        left = self._last - self._done
+        if left <= 0:
+            return Finish(now_s)
         time_s, steps = now_s, 0
         while True:
             time_s += self._step_s(time_s)
             steps += 1
-            if self._due(steps, time_s - now_s):
+            if steps >= left or self._due(steps, time_s - now_s):
+                self._done, self._latest = self._done + steps, steps
                 return Push(time_s, steps, steps * self._samples, 0, self._nbytes)
 
     def end(self) -> None:

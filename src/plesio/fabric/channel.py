@@ -111,10 +111,6 @@ class Channel(Generic[M]):
             view = view[got:]
         return bytes(body)
 
-    def detach(self) -> int:
-        """Give up the descriptor to be used elsewhere."""
-        return self._socket.detach()
-
     def close(self) -> None:
         """Hang up."""
         self._socket.close()

@@ -14,10 +14,12 @@ from plesio.observe.summary import EXTREMES, Evaluation, Span, Summary, telling
 from plesio.observe.svg import number
 
 Target = tuple[str, float]
+Curve = tuple[tuple[float, float], ...]
 
 _HISTOGRAM_ROWS_MAX = 8
 _BINS_MAX = 64
-_LOSS_BINS = 120
+_LOGGED_BINS = 120
+_LOGGED_MAX = 6
 _LOG_DECADES = 1.5
 _WINDOW_S = 2.0
 _WINDOW_STEPS = 12
@@ -31,7 +33,7 @@ def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
 
 
 def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[str]:
-    """Every evaluated metric, and the training loss, over time; one line a strategy."""
+    """Every evaluated metric, the training loss, and what else was logged, over time; one line a strategy."""
     yield "<h2>Learning over time</h2>"
     names = metrics(summaries, target)
     longest_s, time = max(s.wall_s for s in summaries), time_name(summaries)
@@ -44,9 +46,17 @@ def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[st
         if any(one.dots for one in series):
             words += " A dot is the first evaluation at the target."
         yield _figure(series, metric, value, words, longest_s, time)
-    series = [svg.Series(k, s.strategy, _loss(s)) for k, s in enumerate(summaries)]
+    series = [svg.Series(k, s.strategy, _smooth(_logged(s, "loss"))) for k, s in enumerate(summaries)]
     words = "Training loss as the workers logged it: their mean, lightly smoothed."
     yield _figure(series, "training loss", None, words, longest_s, time)
+    others = sorted({name for s in summaries for one in s.logged for name in one.metrics} - {"loss"})
+    for name in others[:_LOGGED_MAX]:
+        series = [svg.Series(k, s.strategy, _logged(s, name)) for k, s in enumerate(summaries)]
+        words = f"{name} as the workers logged it: their mean."
+        figure = _figure(series, f"{name}, logged", None, words, longest_s, time)
+        yield figure.replace("<figure>", '<figure class="half">', 1)
+    if more := others[_LOGGED_MAX:]:
+        yield f'<p class="empty">Logged, too, and not drawn: {escape(", ".join(more))}.</p>'
 
 
 def _snapshots(summaries: Sequence[Summary]) -> str:
@@ -74,20 +84,26 @@ def _metric_series(index: int, s: Summary, metric: str, target: float | None) ->
     return svg.Series(index, s.strategy, points, tuple(p for p in points if p[0] == time_s)[:1])
 
 
-def _loss(s: Summary) -> tuple[tuple[float, float], ...]:
-    """The logged loss, averaged over workers in bins of time, each bin then averaged with its neighbours (1, 2, 1)."""
-    logged = [entry for entry in s.logged if "loss" in entry.metrics]
+def _logged(s: Summary, name: str) -> Curve:
+    """A logged number, averaged over workers in bins of time."""
+    logged = [entry for entry in s.logged if name in entry.metrics]
     if not logged:
         return ()
-    count = min(_LOSS_BINS, max(1, len(logged) // len({entry.worker for entry in logged})))
+    count = min(_LOGGED_BINS, max(1, len(logged) // len({entry.worker for entry in logged})))
     width = max(entry.time_s for entry in logged) / count or 1.0
     bins: dict[int, list[float]] = {}
     for entry in logged:
         total = bins.setdefault(min(int(entry.time_s / width), count - 1), [0.0, 0.0, 0.0])
         weight = max(entry.steps, 1)
-        for position, amount in enumerate((entry.time_s, entry.metrics["loss"], 1.0)):
+        for position, amount in enumerate((entry.time_s, entry.metrics[name], 1.0)):
             total[position] += weight * amount
-    raw = [(time / weight, loss / weight) for _, (time, loss, weight) in sorted(bins.items())]
+    return tuple((time / weight, value / weight) for _, (time, value, weight) in sorted(bins.items()))
+
+
+def _smooth(raw: Curve) -> Curve:
+    """Each point averaged with its neighbours (1, 2, 1)."""
+    if not raw:
+        return ()
     losses = [raw[0][1], *(loss for _, loss in raw), raw[-1][1]]
     smooth = [(losses[k] + 2 * loss + losses[k + 2]) / 4 for k, (_, loss) in enumerate(raw)]
     # A loss that is not finite breaks the line where it is, and takes no neighbour with it.

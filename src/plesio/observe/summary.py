@@ -117,10 +117,11 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     @property
     def waiting_share(self) -> float:
         """Share of the worker's time spent held by others, 0 to 1."""
-        return self.wait_s / self._known_s if self._known_s > 0 else 0.0
+        return self.wait_s / self.there_s if self.there_s > 0 else 0.0
 
     @property
-    def _known_s(self) -> float:
+    def there_s(self) -> float:
+        """Seconds that it took part, as far as they are known."""
         return self.compute_s + self.wait_s + self.exchange_s
 
     def ideal_steps(self, wall_s: float) -> float:
@@ -130,7 +131,7 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         that never finished a step no more is known than how long it computed at least: it counts as that fast.
         """
         speed = self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
-        return speed * (min(self._known_s, wall_s) if self.left in (*GONE, "finished") else wall_s)
+        return speed * (min(self.there_s, wall_s) if self.left in (*GONE, "finished") else wall_s)
 
 
 def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:

@@ -15,22 +15,25 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from plesio.errors import ConfigurationError
-from plesio.observe.summary import GONE, SENT, Span, Summary
+from plesio.observe.summary import GONE, SENT, Span, Summary, WorkerSummary
 
 QUICK = 0.1
 """An exchange is quick if no more than this share of them took less: it met no queue."""
+EARLY = 0.1
+"""Whoever is done while the others have this share of all the steps before them did not run out of common work."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
     """One worker's steps in order, in seconds of computing; `at_least`: it finished none, and this is a lower bound.
 
-    `died_s`: when it died, if it did.
+    `died_s`: when it died, if it did; `last`: after how many steps its training function returned, if the others went on.
     """
 
     worker: int
     seconds: tuple[float, ...]
     at_least: bool = False
     died_s: float | None = None
+    last: int | None = None
 
     @property
     def mean_s(self) -> float:
@@ -67,7 +70,8 @@ def measured(summary: Summary) -> Measured:
             "run it again"
         )
     died = {one.worker for one in summary.workers if one.left in GONE}
-    workers = [_steps(worker, spans, worker in died) for worker, spans in by_worker.items()]
+    last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}
+    workers = [_steps(worker, spans, worker in died, last.get(worker)) for worker, spans in by_worker.items()]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0
     service_s, latency_s = _exchange(summary.timeline, contributions / summary.steps)
@@ -90,12 +94,20 @@ def useful_share(folded: int, discarded: Mapping[str, int]) -> float:
     return folded / (folded + lost) if lost else 1.0
 
 
-def _steps(worker: int, spans: Sequence[Span], died: bool) -> StepTimes:
+def _went_early(one: WorkerSummary, summary: Summary) -> bool:
+    """Whether it returned though there was work left, as after a stop of its own: the others did it without its help."""
+    if one.left != "finished" or not one.steps:
+        return False
+    left_over = sum(max(0.0, other.there_s - one.there_s) * other.speed for other in summary.workers)
+    return left_over > EARLY * summary.steps
+
+
+def _steps(worker: int, spans: Sequence[Span], died: bool, last: int | None) -> StepTimes:
     computed = [one for one in spans if one.kind == "compute" and one.end_s > one.start_s]
     died_s = max(one.end_s for one in spans) if died and spans else None
     seconds = tuple(s for one in computed for s in [(one.end_s - one.start_s) / max(1, one.steps)] * one.steps)
     if seconds or not computed:
-        return StepTimes(worker, seconds, died_s=died_s)
+        return StepTimes(worker, seconds, died_s=died_s, last=last)
     return StepTimes(worker, (max(one.end_s - one.start_s for one in computed),), at_least=True, died_s=died_s)
 
 
