@@ -45,12 +45,12 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.leases import DataLeases
-from plesio.core.sequencer import Sequencer
 from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
 from plesio.fabric.doorbell import Answer, Header, Note
+from plesio.formerly import sequencers
 from plesio.greenlets import GreenletWorker, Request
 from plesio.inline import InlineServer
 from plesio.journal import (
@@ -233,7 +233,9 @@ class _Replay:
         self._train = train
         self._until = until
         self._server = InlineServer(strategy, head.workers)
-        self._sequencer = Sequencer(strategy, head.workers, DataLeases(head.workers, head.stealing), head.silence_s)
+        self._kinds = deque(sequencers(journal))
+        leases = DataLeases(head.workers, head.stealing)
+        self._sequencer = self._kinds.popleft()(strategy, head.workers, leases, head.silence_s)
         self._seats = [_Seat(deque()) for _ in range(head.workers)]
         for record in journal:
             if isinstance(record, Received):
@@ -294,7 +296,7 @@ class _Replay:
             seat.worker, seat.request, seat.before = None, None, self._progress[worker]
             seat.called_off.clear()
         self._server.built.folder.begin_anew()
-        self._sequencer = Sequencer.restore(
+        self._sequencer = self._kinds.popleft().restore(
             self._strategy, head.workers, order, stealing=head.stealing, silence_s=head.silence_s
         )
 

@@ -87,8 +87,8 @@ class ProcessStation:
         return time.monotonic()
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        """Tell the engine."""
-        self._engine.send(Logged(time.monotonic(), steps, metrics))
+        """Tell the engine, in time: nobody waits for one that was stopped."""
+        self._engine.send_in_time(Logged(time.monotonic(), steps, metrics))
 
     def stop(self, why: str) -> None:
         """Tell the engine; if it is gone, the run is over anyway."""

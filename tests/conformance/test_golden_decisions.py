@@ -1,7 +1,8 @@
 """What every recipe decides for one fixed course of events, written out: a change of behaviour shows in review.
 
 Three workers; worker 2 is slow and gets every fifth turn, dies and comes back. A worker whose turn comes while it is
-held does nothing. Worker 0 tells of 30 samples a contribution, worker 1 of 20, worker 2 of 10.
+held does nothing; one that is called off says at once that it dropped its step. Worker 0 tells of 30 samples a
+contribution, worker 1 of 20, worker 2 of 10.
 To read a line: `0#2` is the second contribution of worker 0; `fold v3 [0#2 tau1 0.50]` makes version 3 of it, one
 version stale and half of the mean; `lr` is the part of the learning rate the fold moves by; `go 0@v3` lets worker 0 go
 on from version 3; `stop 2#1@v3` calls its number 1 off.
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from plesio import recipes
-from plesio.core.events import Cancel, Discard, Effect, Fold, Grant, Hold, Joined, Left, Pushed
+from plesio.core.events import Abandoned, Cancel, Discard, Effect, Fold, Grant, Hold, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
 from plesio.rules import Seconds
 from plesio.strategy import Strategy
@@ -57,6 +58,9 @@ class Course:
             if isinstance(effect, (Grant, Cancel)):
                 self.held[effect.worker] = False
                 self.numbers[effect.worker] = effect.number + 1
+            if isinstance(effect, Cancel):
+                seat = self.sequencer.members.seats[effect.worker]
+                assert self.sequencer.receive(Abandoned(seat.worker, seat.incarnation, 0), now_s=0.0) == []
         self.lines.append(f"{title}: {'; '.join(line(effect) for effect in effects) or '-'}")
 
     def run(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -10,12 +11,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import plesio as ps
+import plesio.worker
 from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.engine.job import Live
+from plesio.engine.messages import Progress, Stop, Trouble
+from plesio.engine.server import Server
+from plesio.fabric.channel import Channel, channel_pair, readable
+from plesio.fabric.doorbell import Header, Note
+from plesio.observe.summary import Incident
 from support import loops
 from support.processes import alive, descendants, gone_within, open_descriptors
 
@@ -245,3 +254,130 @@ def test_a_lost_run_names_a_checkpoint_only_if_there_is_one(kept: bool, tmp_path
         )
     assert (f"go on from the last checkpoint with resume='{tmp_path}'" in str(caught.value)) == kept
     assert (f"are lost (there is no checkpoint in '{tmp_path}' yet)" in str(caught.value)) != kept
+
+
+# Answers that nobody reads
+
+
+def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
+    """Worker 2 freezes in its fifth step; or pauses there for many versions and takes 100 quicker ones. Then all end."""
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    inputs, labels = loops.data(8)
+    if worker.rank == 2:
+        keep_few_answers(worker)
+    for step in count():
+        if worker.rank == 2 and step == 5:
+            (folder / "pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP) if how == "freezes" else time.sleep(0.6)
+        if step == (105 if worker.rank == 2 else 600) or (folder / "done").exists():
+            break
+        time.sleep(0.002 if worker.rank == 2 else 0.004)
+        optimizer.zero_grad()
+        loops.loss_of(model, inputs, labels).backward()
+        optimizer.step()
+    (folder / "done").touch()
+    if how == "freezes" and worker.rank == 0:
+        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)  # else the end of the run waits for it
+
+
+def keep_few_answers(worker: ps.Worker) -> None:
+    """The pipe they lie in has room for 170, and not for 2730: so it is full soon."""
+    fcntl.fcntl(worker._exchange._doorbell._answer, fcntl.F_SETPIPE_SZ, 4096)  # type: ignore[union-attr]
+
+
+def test_a_frozen_worker_that_is_called_off_holds_up_nobody_and_is_evicted(tmp_path: Path) -> None:
+    train = partial(one_stands_still, how="freezes", folder=tmp_path)
+    run = ps.run(train, ps.first_of(2), workers=3, timeout_s=2.0)
+    assert any(one.worker == 2 and one.what.endswith("evicted") for one in run.incidents)
+    assert [one.left for one in run.workers] == ["finished", "finished", "evicted"]
+    assert run.version > 590
+    assert run.workers[2].discarded <= 6
+
+
+def test_a_worker_that_paused_contributes_again(tmp_path: Path) -> None:
+    """It need not hear first of every version that was made meanwhile; and a step is called off once."""
+    train = partial(one_stands_still, how="pauses", folder=tmp_path)
+    run = ps.run(train, ps.first_of(2), workers=3, timeout_s=30.0)
+    assert run.version > 120
+    assert run.workers[2].folded > 20
+    assert run.workers[2].folded + run.workers[2].discarded <= 106
+
+
+def deaf(worker: ps.Worker) -> None:
+    """Worker 1 contributes without a look at what it is answered."""
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    inputs, labels = loops.data(8)
+    if worker.rank == 1:
+        keep_few_answers(worker)
+        for number in count(1):
+            worker._exchange._doorbell.send(Header(Note.PUSH, steps=1, number=number))  # type: ignore[union-attr]
+    for _ in range(50):
+        optimizer.zero_grad()
+        loops.loss_of(model, inputs, labels).backward()
+        time.sleep(0.005)
+        optimizer.step()
+
+
+def test_a_worker_that_reads_no_answers_is_cut_off() -> None:
+    run = ps.run(deaf, ps.async_sgd("plain"), workers=2, timeout_s=30.0)
+    assert "worker 1 does not read what it is answered: cut off" in [one.what for one in run.incidents]
+    assert [one.left for one in run.workers] == ["finished", "died"]
+    assert run.workers[0].folded == 50
+    assert run.workers[1].folded > 100
+
+
+# A run whose own process stands still
+
+
+def talkative(worker: ps.Worker, folder: Path) -> None:
+    """Each step is worth a message to the process that began the run; `folder`/"steps" is as long as their number."""
+    plesio.worker.LOG_S = 0.0
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    with (folder / "steps").open("ab", buffering=0) as steps:
+        while not worker.stopped:
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, loops.FEATURES)).sum()
+            loss.backward()
+            optimizer.step()
+            worker.log(loss=loss)
+            steps.write(b".")
+
+
+def test_training_goes_on_while_the_process_that_began_it_stands_still(tmp_path: Path) -> None:
+    """As after Ctrl-Z: it reads no messages, and more are written than there is room for on the way."""
+    steps = tmp_path / "steps"
+
+    def stand_still() -> None:
+        before, end_s = steps.stat().st_size, time.monotonic() + 20.0
+        while steps.stat().st_size < before + 2000 and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert steps.stat().st_size >= before + 2000
+
+    train = partial(talkative, folder=tmp_path)
+    run = ps.run(train, "async_sgd", workers=2, timeout_s=30.0, watch=once(1, stand_still), until=ps.Until(steps=2000))
+    assert run.ended == "2000 steps were up"
+    for worker in range(2):
+        logged = [one for one in run.logged if one.worker == worker]
+        assert sum(one.steps for one in logged) == run.workers[worker].steps
+        assert [one.time_s for one in logged] == sorted(one.time_s for one in logged)
+
+
+def test_what_happened_is_told_later_to_a_process_that_stands_still_and_progress_is_not() -> None:
+    ours, its = channel_pair()
+    server = SimpleNamespace(_engine=Channel(ours, Stop, "the engine"))
+    engine: Channel[Progress | Trouble] = Channel(its, Progress | Trouble, "the server")
+    tell = partial(Server._tell_engine, server)  # type: ignore[arg-type]
+    for number in range(5000):
+        tell(Trouble(Incident(0.0, number, "")) if number % 5 == 0 else Progress(0.0, number, 0, 0))
+    got: list[Progress | Trouble] = []
+    while len(got) < 1000 or not isinstance(got[-1], Progress) or got[-1].version != 5000:
+        while readable(engine.fileno(), 0.0):
+            got.append(engine.receive(1.0)[0])
+        tell(Progress(0.0, 5000, 0, 0))
+    assert [one.incident.worker for one in got if isinstance(one, Trouble)] == list(range(0, 5000, 5))
+    assert sum(isinstance(one, Progress) and one.version < 5000 for one in got) < 1000
+    server._engine.close()
+    engine.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cli.main import main
-from plesio.journal import FILE_NAME, Received, read_journal
+from plesio.cluster import Cluster, Group, Link, LogNormal
+from plesio.core.events import Discard, Verdict
+from plesio.core.sequencer import Sequencer
+from plesio.formerly import InsistentSequencer, sequencers
+from plesio.journal import FILE_NAME, Received, Record, read_journal
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
 
@@ -35,6 +41,9 @@ RECIPES = [
     ps.local_sgd(every=3),
     ps.local_sgd(every=ps.Seconds(0.03)),
 ]
+
+FAR_AND_NEAR = Cluster((Group(2, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3))))
+"""Versions are made many times while a message is on its way to those far away."""
 
 
 def trained(strategy: Strategy, folder: Path, train: Any = chancy, workers: int = 4, **options: Any) -> ps.Run:
@@ -274,10 +283,68 @@ def cooling(worker: Any) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "m", "options"),
-    [(3, 2, {"pace": ps.Pace(0.005, jitter=0.5)}), (20, 15, {"engine": ps.Simulated("spot-market"), "seed": 3})],
-    ids=["processes", "simulated"],
+    [
+        (3, 2, {"pace": ps.Pace(0.005, jitter=0.5)}),
+        (20, 15, {"engine": ps.Simulated("spot-market"), "seed": 3}),
+        (4, 2, {"engine": ps.Simulated(FAR_AND_NEAR), "seed": 3}),
+    ],
+    ids=["processes", "simulated", "far away"],
 )
 def test_where_in_a_step_it_was_called_off(workers: int, m: int, options: dict[str, Any], tmp_path: Path) -> None:
     run = trained(ps.first_of(m), tmp_path, cooling, workers=workers, **options)
     assert run.summary.discarded["cancelled"] > 0
     assert_same(run, cooling)
+
+
+def pausing(worker: Any, looks: bool) -> None:
+    """Worker 2 pauses now and then, while the others make many versions; between pauses it is the fastest."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    rows = torch.randn(1200, 8)
+    model, optimizer, loader = worker.prepare(
+        model, optimizer, DataLoader(TensorDataset(rows, rows[:, :2]), batch_size=4, shuffle=True)
+    )
+    for step, (inputs, targets) in enumerate(loader):
+        with worker.step() if looks else contextlib.nullcontext():
+            optimizer.zero_grad()
+            time.sleep(0.002 if worker.rank < 2 else 0.05 if step % 20 == 10 else 0.001)
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+
+
+def called_off_between(journal: Iterable[Record]) -> list[int]:
+    """How many versions behind workers were when they were called off."""
+    return [one.staleness for one in journal if isinstance(one, Discard) and one.verdict is Verdict.CANCELLED]
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["never looks", "looks"])
+def test_a_worker_called_off_again_when_it_was_heard_at_last(looks: bool, tmp_path: Path) -> None:
+    train = functools.partial(pausing, looks=looks)
+    run = trained(ps.first_of(2), tmp_path, train, workers=3)
+    assert run.folder is not None
+    assert max(called_off_between(read_journal(run.folder))) > 5
+    assert run.workers[2].folded > 5
+    assert_same(run, train)
+
+
+def without_data(worker: Any) -> None:
+    """It never waits for any."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(torch.ones(1, 8)).square().sum().backward()
+        optimizer.step()
+
+
+def test_a_journal_of_a_run_that_called_off_with_every_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all did once: workers far away had many messages to read."""
+    monkeypatch.setattr("plesio.engine.virtual.Sequencer", InsistentSequencer)
+    run = trained(ps.first_of(2), tmp_path, without_data, engine=ps.Simulated(FAR_AND_NEAR), seed=3)
+    assert run.folder is not None
+    assert sequencers(read_journal(run.folder)) == [InsistentSequencer]
+    assert max(called_off_between(read_journal(run.folder))) == 1
+    assert_same(run, without_data)
+    monkeypatch.setattr("plesio.formerly.InsistentSequencer", Sequencer)
+    assert not ps.replay(run.folder, without_data).identical

@@ -41,7 +41,10 @@ Key = tuple[int, int, int]
 
 @dataclass
 class Chair:
-    """A live worker, as the promises see it: `number` is computed or, if `waits`, came in and is not answered."""
+    """A live worker, as the promises see it: `number` is computed or, if `waits`, came in and is not answered.
+
+    `told`: the number before it was called off, and nothing it sent since has come.
+    """
 
     incarnation: int
     clock: int
@@ -50,6 +53,7 @@ class Chair:
     number: int = 1
     waits: bool = False
     arrived: int = 0
+    told: bool = False
 
 
 @dataclass
@@ -145,11 +149,20 @@ class Referee:
             assert not self.effects
 
     def hear_abandoned(self, event: Abandoned, batches: list[Batch]) -> None:
-        assert not self.effects
+        again = False
         if chair := self.seated(event):
             self.seen["abandoned"] += bool(batches)
             chair.heard_s = self.now_s
             self.release_lease(event.worker, batches, "available")
+            again = self.knows(chair)
+        assert [type(one) for one in self.effects] == [Discard, Cancel] * again
+
+    def knows(self, chair: Chair) -> bool:
+        """This worker heard that it was called off: whether it is behind again."""
+        told, chair.told = chair.told, False
+        again = told and chair.computed_from < self.version
+        self.seen["called off again"] += again
+        return again
 
     def hear_leasewanted(self, event: LeaseWanted, batches: list[Batch]) -> None:
         assert len(self.effects) == (self.seated(event) is not None)
@@ -167,15 +180,17 @@ class Referee:
     def hear_pushed(self, event: Pushed, batches: list[Batch]) -> None:
         chair, key = self.seated(event), (event.worker, event.incarnation, event.number)
         if chair is None or chair.waits or event.number != chair.number:
-            verdict = Verdict.DUPLICATE if chair else Verdict.FENCED
-            assert self.effects == [Discard(*key, verdict, 0)]
+            verdict, again = Verdict.DUPLICATE if chair else Verdict.FENCED, False
             if chair and chair.arrived < event.number and key in self.cancelled:
                 self.seen["crossed"] += 1
-                self.seen["crossed again"] += chair.number > event.number + 1
                 chair.arrived, chair.heard_s = event.number, self.now_s
                 self.release_lease(event.worker, batches, "available")
+                again = self.knows(chair)
+            assert self.effects[0] == Discard(*key, verdict, 0)
+            assert [type(one) for one in self.effects[1:]] == [Discard, Cancel] * again
             return
         assert key not in self.known
+        assert not chair.told, "it did not hear of a number it skips"
         chair.clock, chair.waits, chair.arrived, chair.heard_s = chair.clock + 1, True, event.number, self.now_s
         came = Came(event, chair.computed_from, self.version - chair.computed_from, batches)
         came.fate = Verdict.TAKEN
@@ -273,6 +288,8 @@ class Referee:
         assert self.strategy.release == AfterFold(cancel_late=True)
         assert key in self.cancelled
         assert key not in self.known
+        assert not chair.told, "called off twice before it was heard"
+        chair.told = True
         assert (effect.number, effect.version) == (chair.number, self.version)
         chair.number, chair.computed_from = chair.number + 1, self.version
 
@@ -337,9 +354,8 @@ class Referee:
             elif chair.waits:
                 assert chair.clock - min(one.clock for one in chairs) > self.lead, "held without a reason"
         if self.strategy.release == AfterFold(cancel_late=True):
-            assert all(chair.waits or chair.computed_from == self.version for chair in chairs), (
-                "late work not cancelled"
-            )
+            late = [one for one in chairs if not one.waits and one.computed_from < self.version]
+            assert all(chair.told for chair in late), "late work not cancelled"
         if isinstance(self.event, Ticked):
             silent = [one for one in chairs if self.now_s - one.heard_s > SILENCE_S]
             assert not any(self.holds_up(chair) for chair in silent), "a wait without end"

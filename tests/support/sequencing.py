@@ -62,8 +62,8 @@ class Run:
         event = LeaseWanted(worker, self.incarnations[worker], epoch, total, most)
         return only(Leased, self.sequencer.receive(event, self.now_s))[0].batches
 
-    def abandon(self, worker: int, batches: int) -> None:
-        assert self.sequencer.receive(Abandoned(worker, self.incarnations[worker], batches), self.now_s) == []
+    def abandon(self, worker: int, batches: int = 0) -> list[Effect]:
+        return self.sequencer.receive(Abandoned(worker, self.incarnations[worker], batches), self.now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
         self.now_s = now_s

@@ -19,7 +19,7 @@ from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
 from plesio.fabric import memory
 from plesio.fabric.board import Board
-from plesio.fabric.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair
+from plesio.fabric.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
 from plesio.fabric.doorbell import Doorbell, Header, HeaderReader, write_answer
 from plesio.fabric.memory import SharedBlock
 from plesio.tensors.arena import PAGE
@@ -95,6 +95,50 @@ def test_an_answer_to_a_worker_that_is_gone_is_no_error(pipe: tuple[int, int]) -
     read, write = pipe
     os.close(read)
     assert not write_answer(write, False, 0, False, 0, 0, 1, 1)
+
+
+def test_answers_that_are_not_read_are_no_longer_written_when_there_is_no_room(pipe: tuple[int, int]) -> None:
+    """Not half of one either."""
+    read, write = pipe
+    os.set_blocking(write, False)
+    written = 0
+
+    def write_on() -> None:
+        nonlocal written
+        while write_answer(write, True, 0, False, 0, 0, written, written):
+            written += 1
+
+    with pytest.raises(BlockingIOError):
+        write_on()
+    assert written > 100
+    doorbell = Doorbell(-1, read, worker=0)
+    assert [doorbell.answer(1.0, 0, 0).number for _ in range(written)] == list(range(written))
+    assert not doorbell.waiting()
+
+
+def test_who_does_not_read_is_told_later_and_holds_up_nobody() -> None:
+    left, right = channel_pair()
+    one, other = Channel(left, int, "other"), Channel(right, int, "one")
+    assert one.has_room
+    for number in range(5000):
+        one.send_in_time(number)
+    assert not one.has_room
+    got: list[int] = []
+    while len(got) < 5000:
+        while readable(other.fileno(), 0.0):
+            got.append(other.receive(1.0)[0])
+        one.send_in_time(5000)
+    assert got[:5000] == list(range(5000))
+    assert one.has_room
+    one.send(5001)
+    rest = [other.receive(1.0)[0]]
+    while rest[-1] != 5001:
+        rest.append(other.receive(1.0)[0])
+    assert set(got[5000:] + rest[:-1]) == {5000}
+    other.close()
+    with pytest.raises(ChannelClosedError):
+        one.send_in_time(0)
+    one.close()
 
 
 @given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=2000)), max_size=12))

@@ -90,5 +90,5 @@ def test_long_runs_see_everything() -> None:
         seen += play(strategy, 4, random_actions(seed=1, workers=4, count=4000)).referee.seen
     wanted = {kind.__name__ for kind in (Hold, Fold, Discard, Grant, Cancel, Evict, Leased)}
     wanted |= {verdict.name for verdict in Verdict if verdict is not Verdict.TAKEN}
-    wanted |= {"crossed", "crossed again", "abandoned", "freed by another"}
+    wanted |= {"crossed", "called off again", "abandoned", "freed by another"}
     assert {name: seen[name] for name in wanted if seen[name] < 5} == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plesio import recipes
-from plesio.core.events import Cancel, Discard, Fold, Grant, Verdict
+from plesio.core.events import Cancel, Discard, Effect, Fold, Grant, Verdict
 from plesio.rules import Fresh, Round
 from plesio.strategy import Strategy
 from support.sequencing import Run, granted, only
@@ -118,13 +118,45 @@ def test_a_push_that_crosses_its_cancellation_is_ignored_and_the_next_number_cou
     assert [(member.worker, member.number, member.staleness) for member in fold.members] == [(1, 2, 0)]
 
 
+def called_off(worker: int, number: int, version: int, staleness: int) -> list[Effect]:
+    return [Discard(worker, 1, number, Verdict.CANCELLED, staleness), Cancel(worker, number, version)]
+
+
+def test_a_worker_is_called_off_once_however_many_versions_are_made_before_it_is_heard() -> None:
+    run = Run(recipes.first_of(1), workers=2)
+    assert only(Cancel, run.push(0)) == [Cancel(1, number=1, version=1)]
+    assert [only(Cancel, run.push(0)) for _ in range(100)] == [[]] * 100
+
+
+@pytest.mark.parametrize("crosses", [False, True], ids=["abandoned", "crossed"])
+def test_one_that_is_behind_when_it_is_heard_is_called_off_again_at_once_for_the_newest(crosses: bool) -> None:
+    run = Run(recipes.first_of(1), workers=2)
+    for _ in range(3):
+        run.push(0)
+    effects = run.push(1)[1:] if crosses else run.abandon(1)
+    assert effects == called_off(1, number=2, version=3, staleness=2)
+    assert run.abandon(1) == []
+    (fold,) = only(Fold, run.push_number(1, 3))
+    assert [(member.number, member.computed_from) for member in fold.members] == [(3, 3)]
+
+
+def test_one_that_skips_the_number_it_was_told_of_is_known_to_know() -> None:
+    """Where messages get lost, what it has dropped may never be told."""
+    run = Run(recipes.first_of(1), workers=2)
+    run.push(0)
+    run.push(0)
+    assert run.push_number(1, 2) == [Discard(1, 1, 2, Verdict.STALE, 1, 32), Grant(1, 2, 2, Verdict.STALE, 1)]
+    assert only(Cancel, run.push(0)) == [Cancel(1, number=3, version=3)]
+
+
 def test_the_data_of_crossed_pushes_goes_to_somebody_else_even_after_a_second_cancellation() -> None:
     run = Run(recipes.first_of(1), workers=2)
     run.lease(1, most=1, total=2)
     run.push(0)  # cancels number 1 of worker 1, which is on its way
-    run.push(0)  # cancels number 2 as well
-    assert run.push(1, batches=1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
-    assert run.push_number(1, 1, batches=1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
+    run.push(0)  # number 2 is behind as well, when number 1 comes
+    crossed = Discard(1, 1, 1, Verdict.DUPLICATE, 0)
+    assert run.push(1, batches=1) == [crossed, *called_off(1, number=2, version=2, staleness=1)]
+    assert run.push_number(1, 1, batches=1) == [crossed]
     assert set(run.lease(0, most=2, total=2)) == {(0, 0), (0, 1)}
 
 
@@ -132,7 +164,7 @@ def test_data_of_an_abandoned_step_goes_to_somebody_else() -> None:
     run = Run(recipes.first_of(1), workers=2)
     (batch,) = run.lease(1)
     run.push(0)
-    run.abandon(1, batches=1)
+    assert run.abandon(1, batches=1) == []
     assert run.lease(0)[0] == batch
 
 

@@ -34,11 +34,13 @@ class Seat:
     `clock` counts its answered contributions (a late joiner starts at the slowest's); `computing` is the version its
     next contribution will be computed from; `waiting` is the number of the contribution whose answer it waits for,
     `verdict` and `staleness` what that answer will say; `arrived` is the highest number that came in (a number called
-    off may still come in, sent before its sender heard of it); `heard_s` is when it last spoke or was told to go on.
+    off may still come in, sent before its sender heard of it); `called_off`: one was, and its sender is not known to know;
+    `heard_s` is when it last spoke or was told to go on.
     """
 
     __slots__ = (
         "arrived",
+        "called_off",
         "clock",
         "computing",
         "heard_s",
@@ -60,6 +62,7 @@ class Seat:
         self.verdict = Verdict.TAKEN
         self.staleness = 0
         self.arrived = 0
+        self.called_off = False
         self.heard_s = now_s
 
 
@@ -108,6 +111,7 @@ class Membership:
     def pushed(self, seat: Seat, number: int) -> None:
         """`seat` completed a clock and waits for the answer to contribution `number`."""
         seat.waiting = seat.arrived = number
+        seat.called_off = False  # it sends the one after that
         seat.next_number = number + 1
         self.waiting += 1
         seat.clock += 1

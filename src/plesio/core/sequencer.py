@@ -13,7 +13,8 @@ recorded schedule. The six questions are asked in turn of every contribution:
 
 | state of a worker | Pushed              | its fold                   | others' fold                    | Left    |
 | ----------------- | ------------------- | -------------------------- | ------------------------------- | ------- |
-| computing         | waiting or granted  | -                          | computing (cancelled: restarts) | gone    |
+| computing         | waiting or granted  | -                          | called off, if it is to be      | gone    |
+| called off        | computing, see 6    | -                          | called off                      | gone    |
 | waiting           | (duplicate)         | granted (AfterFold)        | granted if the rule allows now  | gone    |
 
 Promises, asserted here and checked from outside by the tests:
@@ -21,7 +22,10 @@ Promises, asserted here and checked from outside by the tests:
 2. versions are dense from 0; the staleness reported for a contribution is the true one;
 3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
 4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
-5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k).
+5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
+6. a worker is called off once, until it is heard to have dropped its work (or to have sent it before it knew): it may
+   never look, and is not to find a heap of messages then. If the version it goes on from is behind by that time, it is
+   called off again, for the newest.
 """
 
 from __future__ import annotations
@@ -228,6 +232,7 @@ class Sequencer:
         if seat is not None and seat.incarnation == event.incarnation:
             seat.heard_s = self._now_s
             self.leases.give_back(self.leases.consume(event.worker, event.batches))
+            self._knows(seat)
 
     def _reported(self, event: Reported) -> None:
         """Nothing to decide: it is in the parameters already."""
@@ -264,13 +269,14 @@ class Sequencer:
 
         One that crossed its own cancellation on the way comes here too: its data goes to somebody else.
         """
+        verdict = Verdict.FENCED if admission is Admission.FENCED else Verdict.DUPLICATE
+        self._discard(event.worker, event.incarnation, event.number, verdict)
         if admission is Admission.DUPLICATE:
             seat = self.members.seats[event.worker]
             if event.number > seat.arrived:
                 seat.arrived, seat.heard_s = event.number, self._now_s
                 self.leases.give_back(self.leases.consume(event.worker, event.batches))
-        verdict = Verdict.FENCED if admission is Admission.FENCED else Verdict.DUPLICATE
-        self._discard(event.worker, event.incarnation, event.number, verdict)
+                self._knows(seat)
 
     def _not_finite(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count, but it came: a round does not wait for this worker any longer."""
@@ -347,15 +353,26 @@ class Sequencer:
             self._grant(seat)
 
     def _cancel_late(self) -> None:
-        """Whoever still computes from an older version is told to drop it; that answers its next number."""
+        """Whoever still computes from an older version, and was not told yet, is told to drop it."""
         for seat in self.members.seats.values():
-            if seat.waiting is None and seat.computing < self.version:
-                number, staleness = seat.next_number, self.version - seat.computing
-                admission = self.ledger.admit(seat.worker, seat.incarnation, number)
-                assert admission is Admission.NEW, "promise 1: a number in the making was not answered"
-                self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
-                self._effects.append(Cancel(seat.worker, number, self.version))
-                seat.next_number, seat.computing = number + 1, self.version
+            if seat.waiting is None and seat.computing < self.version and not seat.called_off:
+                self._call_off(seat)
+
+    def _call_off(self, seat: Seat) -> None:
+        """That answers its next number."""
+        number, staleness = seat.next_number, self.version - seat.computing
+        admission = self.ledger.admit(seat.worker, seat.incarnation, number)
+        assert admission is Admission.NEW, "promise 1: a number in the making was not answered"
+        self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
+        self._effects.append(Cancel(seat.worker, number, self.version))
+        seat.next_number, seat.computing, seat.called_off = number + 1, self.version, True
+
+    def _knows(self, seat: Seat) -> None:
+        """`seat` knows what it was told last; if it is behind again by now, it is told at once."""
+        if seat.called_off:
+            seat.called_off = False
+            if seat.computing < self.version:
+                self._call_off(seat)
 
     def _release_by_clock(self) -> None:
         """Grant to every waiting worker whom the release rule lets go on: the others only once the slowest moved."""

@@ -4,7 +4,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 
 | block | bytes |
 | --- | --- |
-| ring of versions | (N + 2) W, one more with an evaluator; 1 W where everybody folds in place |
+| ring of versions | (N + 2) W, one more with an evaluator, N - m more under `first_of`; 1 W where everybody folds in place |
 | mirrors | where everybody folds in itself: 1 W for the final weights, one more with an evaluator |
 | slots | N W |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
@@ -58,7 +58,8 @@ class Assembly:
         carried = len(self._carried.keys) if self._carried is not None else 0
         if self._spec is not None:
             check_carried(self._spec, self.layout)
-        buffers = max(workers + 2 + evaluates, 1 + carried) if self._via_server else 1 + (self.mirrored and evaluates)
+        read = most_read(strategy, workers) + evaluates
+        buffers = max(read + 2, 1 + carried) if self._via_server else 1 + (self.mirrored and evaluates)
         slots = workers if self._via_server else 0
         kept = state_copies(strategy, self._spec, self.layout, workers) if self._via_server else 0
         what = (
@@ -164,6 +165,12 @@ class Assembly:
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
         return self.folder.snapshot(reader) if self._via_server else len(self.ring) - 1
+
+
+def most_read(strategy: Strategy, workers: int) -> int:
+    """How many versions workers read at once, at most: one each; two, who was called off and does not know yet."""
+    late = workers - strategy.gather.size(workers) if strategy.release.cancel_late else 0
+    return workers + late
 
 
 def optimizer_of(hello: Hello) -> OptimizerSpec:

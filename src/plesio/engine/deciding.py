@@ -88,6 +88,7 @@ class Deciding:
         self._keeper = Keeper(config.keeping, strategy, config.workers)
         self._recorder = Recorder(writer if self._via_server else None, built, self._journal_ends)
         self._spoiled = NotFinite()
+        self._deaf: list[Line] = []  # workers there was no room to answer, to be cut off when all is done
         self._samples_before = 0  # the run was resumed
         self._arrived_s = 0.0  # when what is dealt with now came
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
@@ -282,6 +283,13 @@ class Deciding:
             self._do(effect)
         for effect in effects:  # those who may go on need not wait for the checksum
             self._recorder.done(effect, now_s)
+        while self._deaf:
+            self._cut_off(self._deaf.pop())
+
+    def _cut_off(self, line: Line) -> None:
+        if not line.gone:
+            self.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
+            self._lost(line)
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Grant):
@@ -319,8 +327,11 @@ class Deciding:
         line = self._lines[worker]
         if line.gone:
             return
-        buffer = self._built().folder.publish(worker) if self._via_server else 0
-        write_answer(line.answer, cancel, verdict, self.stopping, buffer, staleness, number, version)
+        buffer = self._built().folder.publish(worker, unasked=cancel) if self._via_server else 0
+        try:
+            write_answer(line.answer, cancel, verdict, self.stopping, buffer, staleness, number, version)
+        except BlockingIOError:
+            self._deaf.append(line)
 
     def evict(self, evict: Evict) -> None:
         """A worker was silent for too long: it is a member no longer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,13 +29,15 @@ class Line:
     @classmethod
     def open(cls, worker: int, incarnation: int, descriptors: Iterator[int]) -> Line:
         """The line to `worker` over the next three descriptors: channel, push, answer."""
-        return cls(
+        line = cls(
             worker=worker,
             incarnation=incarnation,
             channel=Channel(from_descriptor(next(descriptors)), ToServerFromWorker, f"worker {worker}"),
             headers=HeaderReader(next(descriptors)),
             answer=next(descriptors),
         )
+        os.set_blocking(line.answer, False)
+        return line
 
     def say(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
         """Send on the channel; that the worker is gone is told by its doorbell."""

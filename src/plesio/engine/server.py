@@ -20,8 +20,10 @@ from plesio.engine.configs import ServerConfig
 from plesio.engine.deciding import Deciding
 from plesio.engine.lines import Line
 from plesio.engine.messages import (
+    Final,
     Hello,
     LeaseRequest,
+    Progress,
     SnapshotRequest,
     Stop,
     ToServerFromEngine,
@@ -247,8 +249,12 @@ class Server:
         return ""
 
     def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
+        """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
         try:
-            self._engine.send(message, descriptors)
+            if isinstance(message, Final):
+                self._engine.send(message, descriptors)
+            elif self._engine.has_room or not isinstance(message, Progress):
+                self._engine.send_in_time(message)
         except ChannelClosedError:
             raise SystemExit(0) from None
 

@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -23,6 +24,8 @@ HEAD = struct.Struct("<I")
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 DESCRIPTORS_MAX = 250
 """What Linux passes in one message is 253."""
+KEPT_MAX = 10_000
+"""Messages kept for a receiver that does not read; it is waited for beyond."""
 
 M = TypeVar("M")
 
@@ -45,17 +48,38 @@ class Channel(Generic[M]):
         self._socket = connection
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
         self.peer = peer
+        self._kept: deque[object] = deque()
 
     def fileno(self) -> int:
         """The descriptor, for polling; -1 once closed."""
         return self._socket.fileno()
 
-    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send one message.
+    @property
+    def has_room(self) -> bool:
+        """Whether most of what may be on the way was read: then a small message is sent without waiting."""
+        return _polled(self.fileno(), select.POLLOUT, 0.0)
+
+    def send_in_time(self, message: object) -> None:
+        """Send one small message without waiting for a receiver that was stopped: it is kept, and sent before any other.
 
         Raises:
             ChannelClosedError: the other side is gone.
         """
+        self._kept.append(message)
+        while self._kept and (self.has_room or len(self._kept) > KEPT_MAX):
+            self._send(self._kept.popleft())
+
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Send one message, after those that were kept.
+
+        Raises:
+            ChannelClosedError: the other side is gone.
+        """
+        while self._kept:
+            self._send(self._kept.popleft())
+        self._send(message, descriptors)
+
+    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         body = msgspec.msgpack.encode(message)
         assert len(body) <= MESSAGE_BYTES_MAX, "a message is small"
         try:
@@ -118,8 +142,12 @@ class Channel(Generic[M]):
 
 def readable(descriptor: int, timeout_s: float) -> bool:
     """Whether there is something to read (or the end of the file) within `timeout_s`."""
+    return _polled(descriptor, select.POLLIN, timeout_s)
+
+
+def _polled(descriptor: int, event: int, timeout_s: float) -> bool:
     poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
+    poller.register(descriptor, event)
     return bool(poller.poll(timeout_s * 1000))
 
 

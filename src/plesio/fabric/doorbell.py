@@ -175,10 +175,14 @@ def _header(fields: tuple[Any, ...], extra: bytes) -> Header:
 def write_answer(
     descriptor: int, cancel: bool, verdict: int, stop: bool, buffer: int, staleness: int, number: int, version: int
 ) -> bool:
-    """Answer a worker; False if it is gone."""
+    """Answer a worker; False if it is gone.
+
+    Raises:
+        BlockingIOError: it read none of the last, so many that there is no room for this one (the pipe is not to block).
+    """
     try:
         os.write(descriptor, ANSWER.pack(cancel | stop << 1, verdict, buffer, staleness, number, version))
-    except (BrokenPipeError, BlockingIOError):
+    except BrokenPipeError:
         return False
     return True
 

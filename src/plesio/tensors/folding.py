@@ -34,7 +34,7 @@ class Folder(Protocol):
 
     def fold(self, fold: Fold) -> None: ...
 
-    def publish(self, reader: int) -> int: ...
+    def publish(self, reader: int, unasked: bool = False) -> int: ...
 
     def snapshot(self, reader: int) -> int: ...
 
@@ -123,9 +123,9 @@ class Folding:
         optimizer.step(target, current, mean, scale)
         blend_buffers(target, current, mean, min(1.0, folded / self._workers))
 
-    def publish(self, reader: int) -> int:
-        """Pin the buffer `reader` is to go on from; its index."""
-        self._versions.pin(reader, self._versions.current)
+    def publish(self, reader: int, unasked: bool = False) -> int:
+        """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""
+        self._versions.pin(reader, self._versions.current, unasked)
         return self._versions.current
 
     def snapshot(self, reader: int) -> int:

@@ -168,8 +168,9 @@ class LookAheadFolding:
             for whole, part in zip(self._sum.trained, momentum.trained, strict=True):
                 whole += part
 
-    def publish(self, reader: int) -> int:
+    def publish(self, reader: int, unasked: bool = False) -> int:
         """Write the look-ahead for `reader` into a free buffer and pin it; its index."""
+        assert not unasked, "only in a round somebody is called off, and a round looks not ahead"
         self._live.add(reader)
         self._versions.release(reader)
         index = self._versions.spare()

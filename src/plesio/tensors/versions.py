@@ -4,6 +4,9 @@ A reader (a worker, or the evaluator) reads the buffer it was granted until it c
 is one consistent version. The writer takes a buffer nobody pins. With as many buffers as readers, plus the current version
 and the one being written, there is always one. The buffer a worker pins is also the backup w_{t-tau} that delay
 compensation asks for: it costs nothing.
+
+A worker whose step was called off reads its buffer until it hears of that, and then the one it was told: it pins both, and so
+there are more buffers, one for each worker that can be late.
 """
 
 from __future__ import annotations
@@ -25,19 +28,25 @@ class Versions:
         self.buffers = tuple(buffers)
         self.current = 0
         self._pinned: dict[int, int] = {}
+        self._left: dict[int, int] = {}  # what a reader goes on from once it is told to leave this one
         self._readers = [0] * len(self.buffers)
 
-    def pin(self, reader: int, index: int) -> None:
-        """`reader` reads buffer `index` from now on, and no other."""
+    def pin(self, reader: int, index: int, unasked: bool = False) -> None:
+        """`reader` reads buffer `index` from now on; `unasked`: once it knows, and until then the one it was told last."""
+        last = self._pinned.get(reader) if unasked else None
         self.release(reader)
         self._pinned[reader] = index
         self._readers[index] += 1
+        if last is not None:
+            self._left[reader] = last
+            self._readers[last] += 1
 
     def release(self, reader: int) -> None:
         """`reader` reads nothing any more."""
-        index = self._pinned.pop(reader, None)
-        if index is not None:
-            self._readers[index] -= 1
+        for pins in (self._pinned, self._left):
+            index = pins.pop(reader, None)
+            if index is not None:
+                self._readers[index] -= 1
 
     def release_all(self) -> None:
         """Nobody reads anything any more."""
@@ -57,4 +66,4 @@ class Versions:
         for index, readers in enumerate(self._readers):
             if readers == 0 and index != self.current:
                 return index
-        raise AssertionError("there are two buffers more than readers")
+        raise AssertionError("there are two buffers more than are read")
