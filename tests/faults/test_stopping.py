@@ -337,3 +337,10 @@ def test_a_start_that_is_broken_off_half_way_leaves_no_process(monkeypatch: pyte
             ps.run(SHORT, "sync_sgd", workers=2)
     assert gone_within(set(started), 1.0)
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
+
+
+def test_who_never_steps_is_told_by_the_loader() -> None:
+    run = ps.run(stopping.only_reads, "sync_sgd", workers=2, until=ps.Until(seconds=0.3))
+    assert run.ended.startswith("0.3 seconds")
+    assert [one.left for one in run.workers] == ["finished", "finished"]
+    assert sum(one.metrics["left_by_itself"] for one in run.logged) == 2.0

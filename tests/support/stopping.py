@@ -109,3 +109,19 @@ def late_for_data(worker: Any) -> None:
             optimizer.zero_grad()
             cross_entropy(model(rows), wanted).backward()
             optimizer.step()
+
+
+def only_reads(worker: Any) -> None:
+    """A step, and then go through the data again and again."""
+    inputs, labels = loops.data(24)
+    model = loops.mlp()
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=1)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    try:
+        for _ in range(1000):
+            for _ in loader:
+                time.sleep(0.01)
+    finally:
+        worker.log(left_by_itself=1.0)

@@ -82,6 +82,7 @@ class Deciding:
         self._lost = lost
         self._via_server = isinstance(strategy.via, ViaServer)
         self._in_rounds = isinstance(strategy.gather, Round)
+        self._last_leased: set[int] = set()  # workers that got data though the run is stopped
         self._leases = DataLeases(config.workers, config.stealing)
         self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
         self._meter = Meter(config.workers)
@@ -253,10 +254,13 @@ class Deciding:
             self.trouble(line.worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError")
 
     def lease(self, line: Line, request: LeaseRequest) -> None:
-        """It wants data. When the run is stopped it gets none, but where rounds are made of all: that round would be smaller."""
-        if self.stopping and not self._in_rounds:
-            line.say(LeaseReply(stop=True))
-            return
+        """It wants data. When the run is stopped it gets none; where rounds are made of all once more some, to finish one:
+        without it the others would be a smaller round."""
+        if self.stopping:
+            if not self._in_rounds or line.worker in self._last_leased:
+                line.say(LeaseReply(stop=True))
+                return
+            self._last_leased.add(line.worker)
         why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
         if why:
             line.say(Refused("ConfigurationError", why))
