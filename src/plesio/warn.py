@@ -63,10 +63,10 @@ def warn_kept_back(names: Sequence[str]) -> None:
 
 
 def warn_untied(first: str, second: str) -> None:
-    """Tell that buffers over one memory get their own."""
+    """Tell that two tensors over one memory get their own."""
     warnings.warn(
-        f"the buffers {first} and {second} lie in the same memory and are two tensors: here each gets its own, and what is "
-        "written into one is no longer seen in the other. If they are never written to, ignore this, or .clone() one",
+        f"{first} and {second} lie in the same memory and are two tensors: here each gets its own, and what is written into "
+        "one is no longer seen in the other. If they are never written to, ignore this, or .clone() one",
         RuntimeWarning,
         stacklevel=_users_level(),
     )

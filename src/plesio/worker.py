@@ -131,7 +131,8 @@ class Worker:
                     if waited == 5:
                         worker.stop("no better for 5 epochs")
 
-        It returns at once. Everybody, this worker too, goes on up to the next exchange or the next data, and is told there:
+        It returns at once. Everybody, this worker too, goes on up to the next exchange or the next data, and is told there
+        (in rounds data comes for up to a second more, so that the last one is whole):
         `stopped` is True, and what is asked for after that raises `ps.StopRun`. What is done meanwhile still counts. The
         result is the weights at the end, and a checkpoint is kept where there are any. In a simulated run it ends at that
         very (virtual) time. Once the run is over, and in a replay, it does nothing.

@@ -319,11 +319,15 @@ def test_two_tensors_over_one_memory_are_refused(
     ],
 )
 def test_buffers_over_one_memory_are_warned_of(buffers: dict[str, torch.Tensor]) -> None:
-    """A part of one mask for each layer is what it looks like; which of them is written to nobody can tell."""
-    with pytest.warns(
-        RuntimeWarning, match="the buffers a and b lie in the same memory and are two tensors: here each gets"
-    ):
+    """A part of one mask for each layer is what it looks like; which of them is written to nobody can tell. As parameters
+    that nobody trains, too."""
+    with pytest.warns(RuntimeWarning, match="^a and b lie in the same memory and are two tensors: here each gets"):
         describe(Holding({"c": FLAT.new_zeros(3)}, buffers), None)
+    frozen = Holding({"c": FLAT.new_zeros(3), "a": FLAT, "b": FLAT}, {})
+    frozen.a.requires_grad_(False)
+    frozen.b.requires_grad_(False)
+    with pytest.warns(RuntimeWarning, match="^a and b lie in the same memory"):
+        describe(frozen, None)
 
 
 def test_neighbours_in_one_memory_are_apart() -> None:

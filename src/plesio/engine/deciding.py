@@ -51,6 +51,9 @@ from plesio.rules import Round
 from plesio.rules import Server as ViaServer
 from plesio.strategy import Strategy
 
+WHOLE_ROUND_S = 1.0
+"""How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
+
 
 class Deciding:
     """One run's decisions, and what comes of them.
@@ -82,7 +85,6 @@ class Deciding:
         self._lost = lost
         self._via_server = isinstance(strategy.via, ViaServer)
         self._in_rounds = isinstance(strategy.gather, Round)
-        self._last_leased: set[int] = set()  # workers that got data though the run is stopped
         self._leases = DataLeases(config.workers, config.stealing)
         self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
         self._meter = Meter(config.workers)
@@ -254,18 +256,19 @@ class Deciding:
             self.trouble(line.worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError")
 
     def lease(self, line: Line, request: LeaseRequest) -> None:
-        """It wants data. When the run is stopped it gets none; where rounds are made of all once more some, to finish one:
-        without it the others would be a smaller round."""
-        if self.stopping:
-            if not self._in_rounds or line.worker in self._last_leased:
+        """It wants data. When the run is stopped it gets none; where rounds are made of all, a batch at a time for a moment
+        more: without it the others would be a smaller round."""
+        most = request.most
+        if self._ended_s is not None:
+            if not self._in_rounds or time.monotonic() - self._ended_s > WHOLE_ROUND_S:
                 line.say(LeaseReply(stop=True))
                 return
-            self._last_leased.add(line.worker)
+            most = min(most, 1)
         why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
         if why:
             line.say(Refused("ConfigurationError", why))
             return
-        wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, request.most, request.unused)
+        wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, most, request.unused)
         self._receive(wanted, time.monotonic())
 
     def left(self, line: Line) -> None:

@@ -169,6 +169,8 @@ class LocalEngine:
         while not self._over():
             for descriptor, _ in poller.poll(50):
                 sender = by_descriptor.get(descriptor)
+                if sender is not None and not readable(descriptor, 0.0):
+                    continue  # it was heard out meanwhile
                 if not (self._note_exits() if sender is None else self._hear(sender)):
                     poller.unregister(descriptor)
             self._supervise()

@@ -72,6 +72,9 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
 @contextmanager
 def _no_global_hooks() -> Iterator[None]:
     """Without the hooks for every optimizer of a process: they are the user's, and ran in the worker."""
+    if not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks:
+        yield
+        return
     before, after = dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)
     _global_optimizer_pre_hooks.clear()
     _global_optimizer_post_hooks.clear()

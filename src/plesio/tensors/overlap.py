@@ -1,8 +1,8 @@
 """Two tensors over one memory: torch writes both at once, we would give each its own and untie them without a word.
 
 Weights tied as one parameter are one tensor with two names, and stay tied. Tied by memory (`.data =`, a view in a parameter
-or buffer of its own) they cannot be: each tensor travels and lies alone. Of buffers that may be what is meant (a part of one
-mask for each layer, which nobody writes).
+or buffer of its own) they cannot be: each tensor travels and lies alone. Where neither is trained that may be meant (a part of
+one mask for each layer, which nobody writes).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     """Make sure that each of a model's tensors lies in memory of its own.
 
     Only what is certain is refused: one begins where another does, or within one without gaps. The columns of one matrix,
-    taken in turns, lie in one stretch of memory and share nothing. Buffers alone are warned of.
+    taken in turns, lie in one stretch of memory and share nothing. Of what is not trained it is told.
 
     Raises:
         ConfigurationError: two share theirs.
     """
     widest: _Place | None = None  # of those without gaps the one that reaches furthest
     before: _Place | None = None
-    buffers: tuple[str, str] | None = None
+    untied: tuple[str, str] | None = None
     for place in sorted(_places(tensors)):
         for other in (before, widest):
             if other is not None and (place.start == other.start or (other.gapless and place.start < other.end)):
                 first, second = sorted((place.number, other.number))
-                if any(isinstance(tensors[one], torch.nn.Parameter) for one in (first, second)):
+                if tensors[first].requires_grad or tensors[second].requires_grad:
                     raise ConfigurationError(_refusal(names[first], names[second], tensors[first], tensors[second]))
-                buffers = buffers or (names[first], names[second])
+                untied = untied or (names[first], names[second])
         before = place
         if place.gapless and (widest is None or place.end > widest.end):
             widest = place
-    if buffers is not None:
-        warn_untied(*buffers)
+    if untied is not None:
+        warn_untied(*untied)
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[_Place]:
