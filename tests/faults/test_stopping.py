@@ -19,7 +19,8 @@ import torch
 import plesio as ps
 from plesio import worker_process
 from plesio.checkpoint import FOLDER, PREFIX, latest
-from plesio.engine.forkserver import PRELOAD, ForkServer, Spawned
+from plesio.engine.forker import Spawned
+from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.engine.job import Live
 from plesio.observe.files import RunFolder
 from support import loops, stopping
