@@ -180,8 +180,9 @@ def reaching(strategy: str, time_s: float | None, wall_s: float = 12.6) -> Summa
     history = tuple(
         Evaluation(t, 1, 1, {"accuracy": 0.95 if time_s is not None and t >= time_s else 0.9}) for t in times
     )
+    only = WorkerSummary(0, 1000, 1000, 10, 0, compute_s=0.0, wait_s=0.0, exchange_s=0.0, speed=0.0)
     return msgspec.structs.replace(
-        bare(strategy, strategy.split("(")[0]), history=history, wall_s=wall_s, steps=1000, folded=10
+        bare(strategy, strategy.split("(")[0]), history=history, wall_s=wall_s, workers=(only,), steps=1000, folded=10
     )
 
 
@@ -619,9 +620,22 @@ def test_who_is_gone_could_have_done_nothing_more(runs: list[Summary]) -> None:
 
 
 def test_steps_in_vain_are_as_lost_as_time_spent_waiting(runs: list[Summary]) -> None:
-    part = msgspec.structs.replace(runs[2].workers[0], speed=10.0, left=None, in_vain=30)
+    part = msgspec.structs.replace(
+        runs[2].workers[0], speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left=None, in_vain=30
+    )
     run = msgspec.structs.replace(runs[2], workers=(part,), steps=100, wall_s=10.0)
     assert run.ideal_share == pytest.approx(0.7)
+
+
+def test_steps_finished_after_the_stop_take_the_time_they_took(runs: list[Summary]) -> None:
+    """Stopped at 10 s: one worker was done then, the other made 10 steps more in the second after it; nobody waited."""
+    prompt = msgspec.structs.replace(
+        runs[2].workers[0], steps=100, speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="stopped"
+    )
+    late = msgspec.structs.replace(prompt, worker=1, steps=110, compute_s=11.0)
+    run = msgspec.structs.replace(runs[2], workers=(prompt, late), steps=210, wall_s=10.0)
+    assert run.ideal_share == pytest.approx(1.0)
+    assert run.steps_per_s == pytest.approx(20.0)
 
 
 def test_sizes_for_people() -> None:

@@ -124,6 +124,10 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         """Seconds that it took part, as far as they are known."""
         return self.compute_s + self.wait_s + self.exchange_s
 
+    def lasted_s(self, wall_s: float) -> float:
+        """How long a run of `wall_s` lasted for it: longer, where it finished steps that the stop found under way."""
+        return max(wall_s, self.there_s)
+
     def ideal_steps(self, wall_s: float) -> float:
         """Local steps it could have made in a run of `wall_s`, had it always computed, and nothing in vain.
 
@@ -131,7 +135,7 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         that never finished a step no more is known than how long it computed at least: it counts as that fast.
         """
         speed = self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
-        return speed * (min(self.there_s, wall_s) if self.left in (*GONE, "finished") else wall_s)
+        return speed * (self.there_s if self.left in (*GONE, "finished") else self.lasted_s(wall_s))
 
 
 def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
@@ -186,8 +190,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_per_s(self) -> float:
-        """Local optimizer steps a second, all workers together."""
-        return self.steps / self.wall_s if self.wall_s > 0 else 0.0
+        """Local optimizer steps a second, all workers together: the sum of their rates."""
+        return sum(w.steps / w.lasted_s(self.wall_s) for w in self.workers) if self.wall_s > 0 else 0.0
 
     @property
     def ideal_share(self) -> float:
