@@ -113,3 +113,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"
+
+
+def as_utf8(text: str) -> str:
+    r"""Text of a user's as every file, message and terminal can hold it: Python has strings that UTF-8 has not, such as the
+    name of a file that is not encoded in it.
+
+    >>> as_utf8("naïve"), as_utf8("\ud800x")
+    ('naïve', '\\ud800x')
+    """
+    return text.encode(errors="backslashreplace").decode()

@@ -36,7 +36,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.engine.messages import Hello, LeaseReply, LeaseRequest, Ready
-from plesio.errors import PlesioError, StopRun, WorkerError
+from plesio.errors import PlesioError, StopRun, WorkerError, as_utf8
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
 from plesio.fabric.doorbell import Answer, Header, Note, nothing
 from plesio.rules import Every
@@ -141,7 +141,7 @@ class GreenletWorker:
             self.error = error
         except Exception as error:
             text = f"worker {self.rank} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-            self.error = WorkerError(text)
+            self.error = WorkerError(as_utf8(text))
 
 
 class _Station:

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.errors import ConfigurationError, StepCancelled
+from plesio.errors import ConfigurationError, StepCancelled, as_utf8
 from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
 from plesio.lock_free import SharedMemoryExchange
-from plesio.observe.summary import metric_name
 from plesio.optimizer import ExchangedOptimizer, Parts
 from plesio.seeding import seed_device
 from plesio.station import Station
@@ -148,7 +147,7 @@ class Worker:
             raise ConfigurationError(
                 "worker.stop before prepare: this worker takes no part in the run yet; prepare first, or raise an error"
             )
-        words = " ".join(reason.split())
+        words = as_utf8(" ".join(reason.split()))
         self._station.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
 
     @property
@@ -200,7 +199,7 @@ class Worker:
     def _flush(self) -> None:
         if not self._sums:
             return
-        means = {metric_name(name): total / self._counts[name] for name, total in self._sums.items()}
+        means = {as_utf8(name): total / self._counts[name] for name, total in self._sums.items()}
         steps = self._standing.steps - self._logged_steps
         self._station.logged(steps, means)
         self._sums.clear()
@@ -240,6 +239,9 @@ class Worker:
         Buffers (batch-norm statistics) are averaged. Of those that hold whole numbers or truth values the largest is
         everybody's: what counts down, wraps round or is switched off does so with one worker, and with several only where
         all of them do it in the same round.
+
+        Returns:
+            The model, the optimizer and the loader: always these three; None where there is no loader.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared or

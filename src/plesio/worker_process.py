@@ -37,7 +37,7 @@ from plesio.engine.messages import (
     ToWorker,
     Welcome,
 )
-from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, as_utf8, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
@@ -240,7 +240,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     except builtins.BaseException as error:
         why = _words_of(error)  # first of all: from here on no other error gets in between
         with suppress(ChannelClosedError):  # the engine may have given the run up
-            engine.send(Failed(type(error).__name__, why, traceback.format_exc()))
+            engine.send(Failed(type(error).__name__, why, as_utf8(traceback.format_exc())))
         raise SystemExit(1) from None
     finally:
         _end_children()
@@ -272,7 +272,7 @@ def _words_of(error: BaseException) -> str:
     except RuntimeError as failure:
         why = f"; {failure}"
     _ignore_children()
-    return f"{error}{why}"
+    return as_utf8(f"{error}{why}")
 
 
 def _ignore_children() -> None:

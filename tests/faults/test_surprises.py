@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -201,3 +202,42 @@ def test_a_run_that_trained_nothing_says_so(engine: str | ps.Simulated) -> None:
         run = ps.run(idle, ps.async_sgd(), workers=2, engine=engine)
     assert run.version == 0
     assert caught[0].filename == __file__
+
+
+NAME = b"caf\xe9.png".decode(errors="surrogateescape")
+"""The name of a file that is not encoded in UTF-8, as `os.listdir` gives it."""
+
+
+def stumbles(worker: ps.Worker, how: str) -> None:
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model))
+    for step in itertools.count():
+        if how == "raises":
+            raise ValueError(f"cannot read {NAME}")
+        if how == "stops" and step == 3:
+            worker.stop(f"cannot read {NAME}")
+        worker.log(**{NAME: 1.0})
+        loops.loss_of(model, *loops.data(8)).backward()
+        optimizer.step()
+
+
+def cannot_judge(model: torch.nn.Module) -> dict[str, float]:
+    raise ValueError(f"cannot read {NAME}")
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
+def test_text_that_utf8_has_not_is_told_all_the_same(engine: str | ps.Simulated, tmp_path: Path) -> None:
+    words = r"cannot read caf\\udce9\.png"
+    with pytest.raises(ps.WorkerError, match=words):
+        ps.run(partial(stumbles, how="raises"), ps.async_sgd(), workers=2, engine=engine)
+    run = ps.run(partial(stumbles, how="stops"), ps.async_sgd(), workers=2, engine=engine, runs=tmp_path)
+    assert r"cannot read caf\udce9.png" in run.ended
+    with pytest.raises(ps.EvaluateError, match=words):
+        ps.run(
+            partial(stumbles, how=""),
+            ps.async_sgd(),
+            workers=2,
+            engine=engine,
+            evaluate=cannot_judge,
+            until=ps.Until(seconds=20),
+        )

@@ -21,10 +21,10 @@ from plesio.engine.messages import (
     SnapshotRequest,
     ToEvaluator,
 )
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, as_utf8
 from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
 from plesio.fabric.memory import SharedBlock
-from plesio.observe.summary import Evaluation, metric_name
+from plesio.observe.summary import Evaluation
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
 
@@ -59,9 +59,9 @@ def _in_words(error: BaseException) -> str:
     """Its class and its message, and where it was raised unless that is here."""
     words = f"{type(error).__name__}: {error}"
     where = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    if isinstance(error, ConfigurationError):
-        return words
-    return f"{words}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
+    if not isinstance(error, ConfigurationError):
+        words = f"{words}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
+    return as_utf8(words)
 
 
 class EvaluatorConfig(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ def as_metrics(value: object) -> dict[str, float]:
     """
     if isinstance(value, Mapping):
         try:
-            return {metric_name(str(name)): float(number) for name, number in value.items()}
+            return {as_utf8(str(name)): float(number) for name, number in value.items()}
         except (TypeError, ValueError):
             pass
     raise ConfigurationError(

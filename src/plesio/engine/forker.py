@@ -22,6 +22,7 @@ import traceback
 
 import msgspec
 
+from plesio.errors import as_utf8
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
 from plesio.torch_settings import TorchSettings
 
@@ -138,7 +139,7 @@ class Forker:
             self._objects[message.run] = cloudpickle.loads(message.payload)
             message.torch.apply()  # a module that was imported for it may have had other ideas
         except BaseException:
-            return traceback.format_exc()
+            return as_utf8(traceback.format_exc())
         return ""
 
     def _files_imported(self) -> dict[str, int]:

@@ -151,15 +151,6 @@ def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
     return sorted(by_speed[:EXTREMES] + by_speed[-EXTREMES:], key=lambda one: one.worker)
 
 
-def metric_name(name: str) -> str:
-    r"""A metric's name as any file can hold it: half of a surrogate pair is no letter.
-
-    >>> metric_name("naïve"), metric_name("\ud800x")
-    ('naïve', '\\ud800x')
-    """
-    return name.encode(errors="backslashreplace").decode()
-
-
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One run under one strategy; of a resumed run the part since then, but for `version` and the `history`."""
 
