@@ -95,10 +95,15 @@ class Membership:
         self._at_slowest += 1
         return seat
 
+    def seat(self, worker: int, incarnation: int) -> Seat | None:
+        """The seat that this incarnation holds; None if it holds none (any longer)."""
+        seat = self.seats.get(worker)
+        return seat if seat is not None and seat.incarnation == incarnation else None
+
     def leave(self, worker: int, incarnation: int, finished_s: float | None = None) -> Seat | None:
         """Empty the seat and return it; None if that incarnation did not hold it. `finished_s`: when, if its work is done."""
-        seat = self.seats.get(worker)
-        if seat is None or seat.incarnation != incarnation:
+        seat = self.seat(worker, incarnation)
+        if seat is None:
             return None
         del self.seats[worker]
         if finished_s is not None:

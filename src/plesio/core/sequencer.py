@@ -218,8 +218,8 @@ class Sequencer:
     # Data
 
     def _lease_wanted(self, event: LeaseWanted) -> None:
-        seat = self.members.seats.get(event.worker)
-        if seat is None or seat.incarnation != event.incarnation:
+        seat = self.members.seat(event.worker, event.incarnation)
+        if seat is None:
             return
         seat.heard_s = self._now_s
         self.leases.unused(event.worker, event.unused)
@@ -228,16 +228,16 @@ class Sequencer:
         self._effects.append(Leased(event.worker, batches, epoch))
 
     def _abandoned(self, event: Abandoned) -> None:
-        seat = self.members.seats.get(event.worker)
-        if seat is not None and seat.incarnation == event.incarnation:
+        seat = self.members.seat(event.worker, event.incarnation)
+        if seat is not None:
             seat.heard_s = self._now_s
             self.leases.give_back(self.leases.consume(event.worker, event.batches))
             self._knows(seat)
 
     def _reported(self, event: Reported) -> None:
         """Nothing to decide: it is in the parameters already."""
-        seat = self.members.seats.get(event.worker)
-        if seat is not None and seat.incarnation == event.incarnation:
+        seat = self.members.seat(event.worker, event.incarnation)
+        if seat is not None:
             seat.heard_s = self._now_s
             self.version += event.versions
             self.leases.folded(self.leases.consume(event.worker, event.batches))
@@ -343,14 +343,11 @@ class Sequencer:
                     self.leases.folded(one.batches)
         if self._after_fold:
             for one in came:
-                self._grant_if_seated(one.event)
+                seat = self.members.seat(one.event.worker, one.event.incarnation)
+                if seat is not None:
+                    self._grant(seat)
         if self._cancels and counting:
             self._cancel_late()
-
-    def _grant_if_seated(self, event: Pushed) -> None:
-        seat = self.members.seats.get(event.worker)
-        if seat is not None and seat.incarnation == event.incarnation:
-            self._grant(seat)
 
     def _cancel_late(self) -> None:
         """Whoever still computes from an older version, and was not told yet, is told to drop it."""
