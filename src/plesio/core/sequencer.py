@@ -99,7 +99,6 @@ class Sequencer:
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
         self._folds = Folds(strategy, workers, self._holds)
         self._pending: list[Pending] = []
-        self._blank = 0  # pending contributions that do not count
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
         self._released_at = -1  # the slowest clock when all who wait were looked through
@@ -285,7 +284,6 @@ class Sequencer:
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
         if self._after_fold:
             self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
-            self._blank += 1
 
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count; no fold will release its worker, so it starts again from the current version now."""
@@ -298,7 +296,7 @@ class Sequencer:
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
         weight = self._weigh.weight(seat.staleness, self.workers, event.work)
-        self._pending.append(Pending(event, seat.computing, weight, batches, True))
+        self._pending.append(Pending(event, seat.computing, weight, batches, counts=True))
         if self._holds:
             self._effects.append(Hold(event.worker, event.number, weight))
 
@@ -333,8 +331,7 @@ class Sequencer:
         if self._orphans:
             self._orphans = 0
             self._count_anew()
-        counting = [one for one in came if one.counts] if self._blank else came
-        self._blank = 0
+        counting = [one for one in came if one.counts]
         if counting:
             self.version += 1
             self._effects.append(self._folds.of(self.version, counting))
