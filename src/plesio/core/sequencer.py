@@ -102,7 +102,7 @@ class Sequencer:
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
         self._released_at = -1  # the slowest clock when all who wait were looked through
-        self._speaker = -1  # whose event is being dealt with
+        self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self._effects: list[Effect] = []
 
@@ -156,10 +156,10 @@ class Sequencer:
         self._effects = []
         self._now_s = now_s
         if isinstance(event, Pushed):  # as most are
-            self._speaker = event.worker
+            self._sender = event.worker
             self._pushed(event)
             return self._effects
-        self._speaker = -1 if isinstance(event, Ticked) else event.worker
+        self._sender = -1 if isinstance(event, Ticked) else event.worker
         if isinstance(event, LeaseWanted):
             self._lease_wanted(event)
         elif isinstance(event, Joined):
@@ -322,9 +322,9 @@ class Sequencer:
         While workers wait for the fold, one of each live worker and of those that are gone but had sent theirs; when
         nobody is left, what has come is all that will.
         """
-        if self._after_fold or not self.members.seats:
-            return len(self.members.seats) + (self._orphans if self._after_fold else len(self._pending))
-        return None
+        if self._after_fold:
+            return len(self.members.seats) + self._orphans
+        return None if self.members.seats else len(self._pending)
 
     def _fold(self) -> None:
         came, self._pending = self._pending, []
@@ -371,16 +371,16 @@ class Sequencer:
     def _release_by_clock(self) -> None:
         """Grant to every waiting worker whom the release rule lets go on: the others only once the slowest moved."""
         members, slowest = self.members, self.members.slowest
-        speaker = members.seats.get(self._speaker)
+        sender = members.seats.get(self._sender)
         moved, self._released_at = slowest != self._released_at, slowest
-        for seat in members.seats.values() if moved else (speaker,):
+        for seat in members.seats.values() if moved else (sender,):
             if seat is not None and seat.waiting is not None and self._release.may_go(seat.clock, slowest):
                 self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:
         """Answer the contribution `seat` waits for."""
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
-        by_other = seat.worker != self._speaker
+        by_other = seat.worker != self._sender
         self._effects.append(Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other))
         self.members.answered(seat, self._now_s)
         seat.computing = self.version

@@ -29,9 +29,9 @@ class _OffByOne(Sequencer):
 
 
 @bug("a wake-up is lost")
-class _WakesOnlyTheSpeaker(Sequencer):
+class _WakesOnlyTheSender(Sequencer):
     def _release_by_clock(self) -> None:
-        seat = self.members.seats.get(self._speaker)
+        seat = self.members.seats.get(self._sender)
         if seat is not None and seat.waiting is not None and self._release.may_go(seat.clock, self.members.slowest):
             self._grant(seat)
 
