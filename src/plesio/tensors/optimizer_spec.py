@@ -52,7 +52,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
 
     def difference(self, other: OptimizerSpec) -> str | None:
         """In what `other` is no optimizer like this one, in words: wanted, got; None if it is. Values may differ."""
-        wanted, got = (f"{one.kind.__module__}.{one.kind.__qualname__}" for one in (self, other))
+        wanted, got = full_name(self.kind), full_name(other.kind)
         if wanted != got:  # by name: a class of the user's script is another object in each process
             return f"{wanted} was wanted, got {got}"
         if len(self.groups) != len(other.groups):
@@ -61,6 +61,15 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
             if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
                 return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
         return None
+
+
+def full_name(kind: type) -> str:
+    """A class's name with its module.
+
+    >>> full_name(torch.optim.SGD)
+    'torch.optim.sgd.SGD'
+    """
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _check_moves(optimizer: Optimizer) -> None:
@@ -140,7 +149,7 @@ def unsendable(value: Any) -> str:
 
 
 def _refuse_setting(what: str, value: Any, reason: str) -> NoReturn:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    kind = full_name(type(value)).removeprefix("builtins.")
     raise ConfigurationError(
         f"the setting {what} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it steps: {reason}; "
         "allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or take a strategy whose "

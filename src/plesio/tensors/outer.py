@@ -34,7 +34,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
-from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, number, unsendable
+from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, full_name, number, unsendable
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -220,7 +220,7 @@ class ServerOptimizer:
                 "groups": self.groups,
                 "own": self._own(),
                 "swapped": [self.swapped in one.whole for one in held],
-                "kind": f"{self.kind.__module__}.{self.kind.__qualname__}",
+                "kind": full_name(self.kind),
             },
         )
 
@@ -230,7 +230,7 @@ class ServerOptimizer:
         Raises:
             CheckpointError: they are another optimizer's.
         """
-        kind = f"{self.kind.__module__}.{self.kind.__qualname__}"
+        kind = full_name(self.kind)
         kept = str(numbers.get("kind", kind))  # an older checkpoint does not say
         ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
         if kept != kind and not ours:  # a script's class has another module, depending on how the script was started
