@@ -251,14 +251,14 @@ class LookAheadFolding:
         if self._key == "exp_avg":
             for position in range(len(self._optimizer.parameters)):
                 state = self._optimizer.state_of(position)
-                state.update({key: state[key] * self._workers for key in state.keys() & {"step"}})
+                if "step" in state:
+                    state["step"] = state["step"] * self._workers
         momentum = dict(zip(carried.keys, arenas, strict=False)).get(self._key)
         if momentum is not None:
             for own in self._momenta:
                 own.copy_from(momentum, Kind.TRAINED)
-            brought = {
-                one for one in range(len(self._optimizer.parameters)) if self._key in self._optimizer.state_of(one)
-            }
+            positions = range(len(self._optimizer.parameters))
+            brought = [position for position in positions if self._key in self._optimizer.state_of(position)]
             self._begun = [set(brought) for _ in self._momenta]
             self._resum()
             self._scale = scale_for(self._optimizer.kind, self._share, self._share)
