@@ -55,10 +55,18 @@ class Replica(Protocol):
 class _Bound:
     """A model's tensors over an arena of this process."""
 
-    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], arena: Arena, kinds: Sequence[Kind]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: Sequence[torch.Tensor],
+        arena: Arena,
+        ring: Sequence[Arena],
+        kinds: Sequence[Kind],
+    ) -> None:
         self.layout = layout
         self.tensors = tuple(tensors)
         self.arena = arena
+        self._ring = ring
         self.missing = 0
         for tensor, view, spec in zip(self.tensors, arena.views, layout.specs, strict=True):
             if spec.kind in kinds:
@@ -119,11 +127,11 @@ class _Bound:
         for index in self._trained:
             self.tensors[index].grad = None
 
-    def _unlike(self, first: Arena) -> list[str]:
-        """The frozen parameters that are not as in `first`, which nobody moves."""
+    def rewritten(self) -> list[str]:
+        """The frozen parameters that the loop wrote into: in the run they are as they were, in every buffer."""
         return [
             spec.name
-            for spec, mine, theirs in zip(self.layout.specs, self.tensors, first.views, strict=True)
+            for spec, mine, theirs in zip(self.layout.specs, self.tensors, self._ring[0].views, strict=True)
             if spec.kind is Kind.FROZEN and _was_written(mine.detach(), theirs)
         ]
 
@@ -155,8 +163,7 @@ class GradientReplica(_Bound):
     ) -> None:
         kinds = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
         device = tensors[0].device
-        super().__init__(layout, tensors, Arena.private(layout, device), kinds)
-        self._ring = ring
+        super().__init__(layout, tensors, Arena.private(layout, device), ring, kinds)
         self._sent = slot
         self._slot = slot if device == CPU else Arena.private(layout, device)
         self._in_place = in_place
@@ -179,9 +186,7 @@ class GradientReplica(_Bound):
             gradient = tensor.grad
             if gradient is None:
                 self._no_gradient(index)
-            elif (
-                gradient.is_sparse or gradient.data_ptr() != in_slot or not in_slot
-            ):  # 0: a device that tells no addresses
+            elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view
@@ -190,10 +195,6 @@ class GradientReplica(_Bound):
         for sent, mine in self._buffers:
             sent.copy_(mine)
         return self._finite()
-
-    def rewritten(self) -> list[str]:
-        """The frozen parameters that the loop wrote into: in the run they are as they were."""
-        return self._unlike(self._ring[0])
 
     def _no_gradient(self, index: int) -> None:
         """A parameter this step did not touch contributes zero, and is counted. Each time: the fold wrote into the slot."""
@@ -224,8 +225,7 @@ class ParameterReplica(_Bound):
     """This worker owns its parameters between exchanges and sends them."""
 
     def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], slot: Arena) -> None:
-        super().__init__(layout, tensors, Arena.private(layout, tensors[0].device), tuple(Kind))
-        self._ring = ring
+        super().__init__(layout, tensors, Arena.private(layout, tensors[0].device), ring, tuple(Kind))
         self._slot = slot
         self._copied = tuple(Kind)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
@@ -242,16 +242,12 @@ class ParameterReplica(_Bound):
         self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
         self.missing = 0
 
-    def rewritten(self) -> list[str]:
-        """The frozen parameters that the loop wrote into: in the run they are as they were."""
-        return self._unlike(self._ring[0])
-
 
 class SharedReplica(_Bound):
     """Everybody's parameters are the one buffer of the ring, where the first worker wrote its own."""
 
     def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena]) -> None:
-        super().__init__(layout, tensors, ring[0], ())
+        super().__init__(layout, tensors, ring[0], ring, ())
 
     def fill_slot(self) -> bool:
         """Nothing is sent; whether the gradient is finite."""
@@ -263,10 +259,6 @@ class SharedReplica(_Bound):
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
-
-    def rewritten(self) -> list[str]:
-        """None: what is written here is written in the run."""
-        return []
 
 
 def _was_written(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
