@@ -76,7 +76,7 @@ class Folding:
         self._workers = workers
         self._outer = strategy.outer
         self._correction = _correction(strategy, new_arena)
-        self._held = Accumulator(new_arena("buffer")) if _holds(strategy) else None
+        self._held = Accumulator(new_arena("buffer")) if _held(strategy) else None
 
     def set_groups(self, worker: int, groups: Groups) -> None:
         """Fold what comes from `worker` with these hyper-parameters from now on; of several together, the first one's."""
@@ -171,8 +171,8 @@ def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:
     return None
 
 
-def _holds(strategy: Strategy) -> int:
-    """How many contributions a buffer keeps whose workers went on before the fold."""
+def _held(strategy: Strategy) -> int:
+    """How many contributions are held for a fold after their workers went on; 0 where each is folded, or waits."""
     together = int(strategy.gather.size(None))
     return together if together > 1 and not strategy.release.after_fold else 0
 
@@ -182,8 +182,8 @@ def state_copies(strategy: Strategy, spec: OptimizerSpec | None, layout: Layout,
     mean_square = isinstance(strategy.correct, DelayCompensated) and strategy.correct.adaptive
     kept = kept_copies(spec, layout) if spec is not None else 0
     if isinstance(strategy.adopt, LookAhead) and kept:
-        return kept + workers + _holds(strategy)
-    return kept + mean_square + min(1, _holds(strategy))
+        return kept + workers + _held(strategy)
+    return kept + mean_square + min(1, _held(strategy))
 
 
 def build_folder(
@@ -205,6 +205,6 @@ def build_folder(
         key = momentum_key(optimizer)
         if key is not None:
             return LookAheadFolding(
-                key, optimizer, versions, slots, workers, strategy.outer.scale(1, workers), _holds(strategy), new_arena
+                key, optimizer, versions, slots, workers, strategy.outer.scale(1, workers), _held(strategy), new_arena
             )
     return Folding(strategy, optimizer, versions, slots, workers, new_arena)
