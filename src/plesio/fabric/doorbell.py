@@ -20,8 +20,9 @@ import msgspec
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError
 
-PUSH = struct.Struct("<BBHIQIIddI")
-ANSWER = struct.Struct("<BBHIQQ")
+HEADER_LAYOUT = struct.Struct("<BBHIQIIddI")
+"""Of every note, not of PUSH alone."""
+ANSWER_LAYOUT = struct.Struct("<BBHIQQ")
 VERDICTS = tuple(Verdict)  # by number: a fifth of the time that Verdict(number) takes
 
 
@@ -66,7 +67,7 @@ class Header(msgspec.Struct, gc=False):
     def pack(self) -> bytes:
         """The bytes on the pipe."""
         return (
-            PUSH.pack(
+            HEADER_LAYOUT.pack(
                 self.note,
                 self.finite,
                 self.batches,
@@ -156,12 +157,12 @@ class HeaderReader:
         data = self._rest + data if self._rest else data
         headers: list[Header] = []
         at = 0
-        while len(data) - at >= PUSH.size:
-            fields = PUSH.unpack_from(data, at)
-            end = at + PUSH.size + fields[-1]
+        while len(data) - at >= HEADER_LAYOUT.size:
+            fields = HEADER_LAYOUT.unpack_from(data, at)
+            end = at + HEADER_LAYOUT.size + fields[-1]
             if end > len(data):
                 break
-            headers.append(_header(fields, data[at + PUSH.size : end]))
+            headers.append(_header(fields, data[at + HEADER_LAYOUT.size : end]))
             at = end
         self._rest = data[at:]
         return headers
@@ -181,7 +182,7 @@ def write_answer(
         BlockingIOError: it read none of the last, so many that there is no room for this one (the pipe is not to block).
     """
     try:
-        os.write(descriptor, ANSWER.pack(cancel | stop << 1, verdict, buffer, staleness, number, version))
+        os.write(descriptor, ANSWER_LAYOUT.pack(cancel | stop << 1, verdict, buffer, staleness, number, version))
     except BrokenPipeError:
         return False
     return True
@@ -231,10 +232,10 @@ class Doorbell:
                 f"worker {self._worker} {_phase(number, version)} for {time.monotonic() - started_s:.0f} s: the server "
                 "has not answered; it is frozen or starved, or another worker holds everybody for longer than timeout_s"
             )
-        data = os.read(self._answer, ANSWER.size)
-        if len(data) < ANSWER.size:
+        data = os.read(self._answer, ANSWER_LAYOUT.size)
+        if len(data) < ANSWER_LAYOUT.size:
             raise self._lost(_phase(number, version))
-        flags, verdict, buffer, staleness, number, version = ANSWER.unpack(data)
+        flags, verdict, buffer, staleness, number, version = ANSWER_LAYOUT.unpack(data)
         return Answer(bool(flags & 1), VERDICTS[verdict], bool(flags & 2), buffer, staleness, number, version)
 
     def _lost(self, phase: str) -> ServerLostError:
