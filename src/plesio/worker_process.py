@@ -40,7 +40,7 @@ from plesio.engine.messages import (
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, as_utf8, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
-from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
+from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.fabric.memory import OwnView, SharedBlock
 from plesio.lock_free import SharedMemoryExchange
@@ -225,8 +225,8 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     config = msgspec.msgpack.decode(arguments, type=WorkerConfig)
     torch.set_num_threads(config.threads)
     seed_everything(config.seed)
-    engine: Channel[object] = Channel(from_descriptor(descriptors[0]), object, "the engine")
-    server: Channel[Any] = Channel(from_descriptor(descriptors[1]), ToWorker, "the server")
+    engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
+    server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
     _keep_to_itself(descriptors, engine, server)
     strategy, train = objects["strategy"], objects["train"]

@@ -22,7 +22,7 @@ from plesio.engine.messages import (
     ToEvaluator,
 )
 from plesio.errors import ConfigurationError, as_utf8
-from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
+from plesio.fabric.channel import Channel, ChannelClosedError, readable
 from plesio.fabric.memory import SharedBlock
 from plesio.observe.summary import Evaluation
 from plesio.tensors.arena import Arena, Layout
@@ -149,8 +149,8 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     """Entry of the evaluator process. `descriptors`: engine, server."""
     config = msgspec.msgpack.decode(arguments, type=EvaluatorConfig)
     torch.set_num_threads(1)
-    engine: Channel[object] = Channel(from_descriptor(descriptors[0]), ToEvaluator, "the engine")
-    server: Channel[Snapshot] = Channel(from_descriptor(descriptors[1]), ToEvaluator, "the server")
+    engine: Channel[object] = Channel.attach(descriptors[0], ToEvaluator, "the engine")
+    server: Channel[Snapshot] = Channel.attach(descriptors[1], ToEvaluator, "the server")
     evaluate = objects["evaluate"]
     assert callable(evaluate)
     try:

@@ -23,7 +23,7 @@ import traceback
 import msgspec
 
 from plesio.errors import as_utf8
-from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
+from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
 from plesio.torch_settings import TorchSettings
 
 ORDER_S = 120.0
@@ -228,4 +228,4 @@ def main() -> None:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
-    Forker(Channel(from_descriptor(int(sys.argv[1])), Load | Drop | Spawn, "the engine")).run()
+    Forker(Channel.attach(int(sys.argv[1]), Load | Drop | Spawn, "the engine")).run()

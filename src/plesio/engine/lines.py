@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plesio.engine.messages import Hello, LeaseRequest, Ready, ToServerFromWorker
-from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly, from_descriptor
+from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
 from plesio.fabric.doorbell import HeaderReader
 
 
@@ -32,7 +32,7 @@ class Line:
         line = cls(
             worker=worker,
             incarnation=incarnation,
-            channel=Channel(from_descriptor(next(descriptors)), ToServerFromWorker, f"worker {worker}"),
+            channel=Channel.attach(next(descriptors), ToServerFromWorker, f"worker {worker}"),
             headers=HeaderReader(next(descriptors)),
             answer=next(descriptors),
         )

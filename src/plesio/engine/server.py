@@ -32,7 +32,7 @@ from plesio.engine.messages import (
 from plesio.engine.muster import Muster
 from plesio.engine.opening import Opening
 from plesio.engine.snapshots import Snapshots
-from plesio.fabric.channel import Channel, ChannelClosedError, from_descriptor, readable
+from plesio.fabric.channel import Channel, ChannelClosedError, readable
 from plesio.fabric.doorbell import Header, Lookout, Note
 from plesio.journal import JournalWriter
 from plesio.strategy import Strategy
@@ -268,10 +268,10 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     strategy = objects["strategy"]
     assert isinstance(strategy, Strategy)
     rest = iter(descriptors)
-    engine: Channel[Stop] = Channel(from_descriptor(next(rest)), ToServerFromEngine, "the engine")
+    engine: Channel[Stop] = Channel.attach(next(rest), ToServerFromEngine, "the engine")
     evaluator: Channel[SnapshotRequest] | None = None
     if config.evaluates:
-        evaluator = Channel(from_descriptor(next(rest)), ToServerFromEvaluator, "the evaluator")
+        evaluator = Channel.attach(next(rest), ToServerFromEvaluator, "the evaluator")
     writer = JournalWriter.begun(next(rest), config.keeping.journal) if config.journals else None
     lines = [Line.open(worker, config.incarnation, rest) for worker in range(config.workers)]
     Server(config, strategy, engine, evaluator, lines, writer).run()

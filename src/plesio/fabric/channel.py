@@ -50,6 +50,11 @@ class Channel(Generic[M]):
         self.peer = peer
         self._kept: deque[object] = deque()
 
+    @classmethod
+    def attach(cls, descriptor: int, kinds: type[M] | object, peer: str) -> Channel[M]:
+        """The end behind a descriptor that came from another process; takes the descriptor over."""
+        return cls(socket.socket(fileno=descriptor), kinds, peer)
+
     def fileno(self) -> int:
         """The descriptor, for polling; -1 once closed."""
         return self._socket.fileno()
@@ -154,11 +159,6 @@ def _polled(descriptor: int, event: int, timeout_s: float) -> bool:
 def channel_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
-def from_descriptor(descriptor: int) -> socket.socket:
-    """The socket behind an inherited descriptor."""
-    return socket.socket(fileno=descriptor)
 
 
 def close_quietly(*descriptors: int) -> None:
