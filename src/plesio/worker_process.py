@@ -42,7 +42,7 @@ from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
 from plesio.fabric.doorbell import Doorbell, Header, Note
-from plesio.fabric.memory import OwnView, SharedBlock
+from plesio.fabric.memory import CopyOnWriteView, SharedBlock
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
 from plesio.rules import SharedMemory as ViaSharedMemory
@@ -156,10 +156,10 @@ class ProcessStation:
             )  # fmt: skip
         slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
-        in_place = OwnView.possible() and reads_in_place(layout, model)
+        in_place = CopyOnWriteView.possible() and reads_in_place(layout, model)
         renew = None
         if in_place:
-            view = OwnView(descriptors[0], layout.nbytes * len(ring))
+            view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
             renew = partial(_renew, view, layout.nbytes)
         replica = replica_of(self._strategy, layout, tensors, ring, slot, in_place, renew)
@@ -216,7 +216,7 @@ class ProcessStation:
         return reply
 
 
-def _renew(view: OwnView, nbytes: int, buffer: int) -> None:
+def _renew(view: CopyOnWriteView, nbytes: int, buffer: int) -> None:
     view.renew(buffer * nbytes, (buffer + 1) * nbytes)
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from plesio.engine.messages import Hello, Snapshot, Welcome
 from plesio.fabric.board import Board
-from plesio.fabric.memory import OwnView, SharedBlock, check_room, human
+from plesio.fabric.memory import CopyOnWriteView, SharedBlock, check_room, human
 from plesio.rules import Average, LookAhead
 from plesio.rules import Server as ViaServer
 from plesio.rules import SharedMemory as ViaSharedMemory
@@ -178,7 +178,7 @@ def optimizer_of(hello: Hello) -> OptimizerSpec:
     return OptimizerSpec(*cloudpickle.loads(hello.optimizer))
 
 
-def arenas(block: SharedBlock | OwnView, layout: Layout, count: int) -> tuple[Arena, ...]:
+def arenas(block: SharedBlock | CopyOnWriteView, layout: Layout, count: int) -> tuple[Arena, ...]:
     """`count` arenas, one after the other in `block`."""
     return tuple(
         Arena(layout, block.memory[index * layout.nbytes : (index + 1) * layout.nbytes]) for index in range(count)

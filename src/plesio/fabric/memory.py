@@ -75,12 +75,12 @@ class SharedBlock:
             self.fd = -1
 
 
-class OwnView:
-    """A block as this process reads it: what others write is seen, and what it writes itself nobody else sees (copy on
-    write), until `renew`. The descriptor stays the caller's.
+class CopyOnWriteView:
+    """A block mapped copy-on-write: what others write is seen, and what this process writes nobody else sees, until
+    `renew` drops it. The descriptor stays the caller's.
 
     >>> block = SharedBlock.create(8192, "an example")
-    >>> view = OwnView(block.fd, 8192)
+    >>> view = CopyOnWriteView(block.fd, 8192)
     >>> view.memory[7] = 42; int(block.memory[7])
     0
     >>> block.memory[7] = 1; view.renew(0, 8192); int(view.memory[7])
