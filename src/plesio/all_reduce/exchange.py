@@ -27,7 +27,7 @@ from plesio.engine.messages import Regrouped
 from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, PlesioError, StepCancelled, StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used
 from plesio.fabric.board import Board
-from plesio.fabric.collective import LOOPBACK, Everybody, Group, MeetingPoint, as_it_is
+from plesio.fabric.collective import LOOPBACK, Everybody, Group, RendezvousStore, as_it_is
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
@@ -332,7 +332,7 @@ class AllReduceExchange:
         """
         self._group.close()
         if self._store is None:
-            self._store = MeetingPoint.at(message.port, min(self._timeout_s / TRIES, STORE_S))
+            self._store = RendezvousStore.at(message.port, min(self._timeout_s / TRIES, STORE_S))
         rank = message.members.index(self._standing.worker)
         size = len(message.members)
         self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)

@@ -29,8 +29,8 @@ from plesio.engine.messages import (
     ToServerFromEngine,
     ToServerFromEvaluator,
 )
-from plesio.engine.muster import Muster
 from plesio.engine.opening import Opening
+from plesio.engine.rendezvous import Rendezvous
 from plesio.engine.snapshots import Snapshots
 from plesio.fabric.channel import Channel, ChannelClosedError, readable
 from plesio.fabric.doorbell import Header, Lookout, Note
@@ -70,7 +70,7 @@ class Server:
         self._opening = Opening(strategy, config.workers, config.evaluates, lines)
         self._deciding = Deciding(config, strategy, lines, writer, self._built, self._tell_engine, self._lost)
         self._snapshots = Snapshots(evaluator, self._deciding.standing)
-        self._muster: Muster | None = None
+        self._rendezvous: Rendezvous | None = None
         self._handed_over = 0  # where workers fold among themselves: the version the last to finish left
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
@@ -118,8 +118,8 @@ class Server:
         if not self._deciding.begun and now_s - self._started_s > self._timeout_s:
             self._begin_is_late()
         self._deciding.tick(now_s)
-        if self._muster is not None:
-            for worker, silent_s in self._muster.tick(now_s):
+        if self._rendezvous is not None:
+            for worker, silent_s in self._rendezvous.tick(now_s):
                 self._deciding.evict(Evict(worker, self._lines[worker].incarnation, silent_s))
 
     # What comes
@@ -180,8 +180,8 @@ class Server:
             self._handed_over = max(self._handed_over, header.number)
             self._part(line.worker, died=False)
         else:
-            assert self._muster is not None, "workers are told to begin before they check in"
-            self._muster.arrived(line.worker, header, time.monotonic())
+            assert self._rendezvous is not None, "workers are told to begin before they check in"
+            self._rendezvous.arrived(line.worker, header, time.monotonic())
 
     def _lost(self, line: Line) -> None:
         """A worker's pipe is closed, or is to be."""
@@ -199,8 +199,8 @@ class Server:
 
     def _part(self, worker: int, died: bool) -> None:
         """Where workers fold among themselves, the others are to do so without this one."""
-        if self._muster is not None:
-            self._muster.leave(worker, died, time.monotonic())
+        if self._rendezvous is not None:
+            self._rendezvous.leave(worker, died, time.monotonic())
 
     # Beginning
 
@@ -216,7 +216,9 @@ class Server:
         built = self._built()
         if built.mirrored:
             answers = {line.worker: line.answer for line in self._opening.live()}
-            self._muster = Muster(answers, built.board, self._say_to, self._progress, self._timeout_s, time.monotonic())
+            self._rendezvous = Rendezvous(
+                answers, built.board, self._say_to, self._progress, self._timeout_s, time.monotonic()
+            )
         self._deciding.seat()
         self._snapshots.serve(built)
 

@@ -36,8 +36,8 @@ _abandoned: list[Any] = []
 """Groups that are never closed: that would wait for what is stuck in them."""
 
 
-class MeetingPoint:
-    """The store by which members find each other. It listens on the loopback only, on any free port."""
+class RendezvousStore:
+    """The key-value store by which members find each other. It listens on the loopback only, on any free port."""
 
     def __init__(self) -> None:
         listener = socket.socket()
@@ -50,7 +50,7 @@ class MeetingPoint:
 
     @staticmethod
     def at(port: int, timeout_s: float) -> TCPStore:
-        """A worker's line to it, which it waits for so long."""
+        """A worker's connection to it; waits at most `timeout_s` for it to answer."""
         timeout = timedelta(seconds=timeout_s)
         return TCPStore(LOOPBACK, port, is_master=False, timeout=timeout, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""The server's part in an all-reduce: it folds nothing, but says who takes part in each one.
+"""The server's part in an all-reduce: the rendezvous. It folds nothing, but says who takes part in each one.
 
 Workers check in on their doorbells; what they are answered is `plesio.core.rollcall`'s to decide. A new group is told to
 its members on their channels: who they are, and where they meet.
@@ -11,22 +11,23 @@ from collections.abc import Callable, Mapping
 from plesio.core.rollcall import Call, Outcome, RollCall
 from plesio.engine.messages import Regrouped
 from plesio.fabric.board import Board
-from plesio.fabric.collective import MeetingPoint
+from plesio.fabric.collective import RendezvousStore
 from plesio.fabric.doorbell import Header, Note, write_answer
 
 DISMISS_S = 1.0
 """How long workers that check in after the end of the run wait for one whose step lasts longer."""
 
 
-class Muster:
-    """The roll call of one run's workers.
+class Rendezvous:
+    """Where the workers of one run check in before each collective, and are told who is in it.
 
     Args:
         answers: the descriptor by which each worker is answered.
         board: where all see that a group is broken.
         tell: sends a message to a worker.
-        progress: the version, the mirrors made so far, and whether the run is to end.
+        progress: gives the version, the mirrors made so far, and whether the run is to end.
         silence_s: how long one may keep the others waiting.
+        now_s: the time, by the clock that all later times are told by.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Muster:
         self._progress = progress
         self._silence_s = silence_s
         self._roll = RollCall()
-        self._meeting_point = MeetingPoint()
+        self._store = RendezvousStore()
         for worker in answers:
             self._roll.join(worker, now_s)
 
@@ -90,7 +91,7 @@ class Muster:
                 Regrouped(
                     generation=outcome.generation,
                     members=outcome.workers,
-                    port=self._meeting_point.port,
+                    port=self._store.port,
                     source=source,
                     intact=outcome.intact,
                     version=version,
