@@ -16,7 +16,7 @@ from torch import nn
 
 import plesio as ps
 from plesio.all_reduce import exchange
-from plesio.fabric.collective import Everybody, Group, as_it_is
+from plesio.fabric.collective import CurrentGroup, Group, completed
 from plesio.replicated import ReplicatedModel
 from support import loops, replicas
 
@@ -256,7 +256,7 @@ def test_the_model_behaves_like_the_users() -> None:
     model.note = "mine"
     group = Group(None, 0, 0, 1, 1.0)
     wrapped = ReplicatedModel(
-        model, Everybody(group), list(model.state_dict())[-3:], lambda bucket: as_it_is(bucket.buffer())
+        model, CurrentGroup(group), list(model.state_dict())[-3:], lambda bucket: completed(bucket.buffer())
     )
     assert list(wrapped.state_dict()) == list(model.state_dict())
     assert [name for name, _ in wrapped.named_parameters()] == [name for name, _ in model.named_parameters()]
@@ -290,7 +290,9 @@ def test_forward_has_the_models_arguments_and_may_be_wrapped() -> None:
             return super().forward(left if right is None else left + right)
 
     model, calls = Pair(3, 2), []
-    wrapped = ReplicatedModel(model, Everybody(Group(None, 0, 0, 1, 1.0)), [], lambda bucket: as_it_is(bucket.buffer()))
+    wrapped = ReplicatedModel(
+        model, CurrentGroup(Group(None, 0, 0, 1, 1.0)), [], lambda bucket: completed(bucket.buffer())
+    )
     assert inspect.signature(wrapped.forward) == inspect.signature(model.forward)
     before = wrapped.forward
 

@@ -27,7 +27,7 @@ from plesio.engine.messages import Regrouped
 from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, PlesioError, StepCancelled, StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used
 from plesio.fabric.board import Board
-from plesio.fabric.collective import LOOPBACK, Everybody, Group, RendezvousStore, as_it_is
+from plesio.fabric.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
@@ -87,14 +87,14 @@ class AllReduceExchange:
         self._store: Any = None
         self._group = Group(None, 0, 0, 1, timeout_s)
         self._likeness = Likeness(replica.arena)
-        self._everybody = Everybody(self._group, lambda: self._likeness.stamp(self._round))
+        self._process_group = CurrentGroup(self._group, lambda: self._likeness.stamp(self._round))
         trained = [
             one for one, spec in zip(replica.tensors, replica.layout.specs, strict=True) if spec.kind is Kind.TRAINED
         ]
         self._leftover = Leftover(trained)
         ignored = [spec.name for spec in replica.layout.specs if spec.kind is not Kind.TRAINED]
         self.model = ReplicatedModel(
-            model, self._everybody, ignored, self._reduce, replica.check, self._leftover.expect
+            model, self._process_group, ignored, self._reduce, replica.check, self._leftover.expect
         )
         self._round = 0  # steps completed, by this replica
         self._version = 0  # those of them that moved the parameters
@@ -127,8 +127,8 @@ class AllReduceExchange:
         tensor = bucket.buffer().cpu()  # from a device of its own a copy, which DistributedDataParallel copies back
         if bucket.index() == 0:
             self._enter()
-        self._everybody.silent = self._spoiled
-        future = as_it_is(tensor) if self._spoiled else self._group.mean(tensor)
+        self._process_group.silent = self._spoiled
+        future = completed(tensor) if self._spoiled else self._group.mean(tensor)
         if bucket.is_last():
             self._leftover.reduced()
             self._replica.bring_back()
@@ -139,11 +139,11 @@ class AllReduceExchange:
 
     def _reduce_leftover(self) -> None:
         """Some gradients were added to outside of the passes that are reduced."""
-        used = self._everybody.used
+        used = self._process_group.used
         self._resting = False
         reduce_again(self.model)
         self._resting = True
-        self._everybody.used = used
+        self._process_group.used = used
         if self._error is not None:
             raise self._error
 
@@ -221,7 +221,7 @@ class AllReduceExchange:
         spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
         if spoiled or not came:
             return self._recover()
-        if not self._everybody.alike:
+        if not self._process_group.alike:
             self._refuse_unlike()
         if not self._replica.check_gradients():
             self._buffers.restore()
@@ -246,7 +246,7 @@ class AllReduceExchange:
 
     def _recover(self) -> Verdict:
         """This step's gradient did not come: go on without it, in a new group if this one broke."""
-        self._everybody.alike = True  # who took over another's state is
+        self._process_group.alike = True  # who took over another's state is
         self._buffers.restore()
         behind = self._round, self._version
         if self._group.broken and not self._standing.stopped:
@@ -283,7 +283,7 @@ class AllReduceExchange:
 
     def _missing(self) -> int:
         """Parameters that took no part in this worker's loss."""
-        used, self._everybody.used = self._everybody.used, None
+        used, self._process_group.used = self._process_group.used, None
         return int((used == 0).sum()) - IDLE if used is not None else 0
 
     # Groups
@@ -336,7 +336,7 @@ class AllReduceExchange:
         rank = message.members.index(self._standing.worker)
         size = len(message.members)
         self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)
-        self._everybody.group = self._group
+        self._process_group.group = self._group
         before = self._round, self._version
         if message.source >= 0:
             source = message.members.index(message.source)

@@ -114,7 +114,7 @@ class Group:
         operation = _Operation(tensor, launch)
         with self._lock:  # under which it breaks: nothing is begun in a broken group
             if not self.works:
-                return as_it_is(tensor)
+                return completed(tensor)
             self._queue.append(operation)
             alone = len(self._queue) == 1
         self._begun.append(operation)
@@ -257,7 +257,7 @@ class _Quiet(dist.Work):
         return True
 
 
-class Everybody(dist.ProcessGroup):
+class CurrentGroup(dist.ProcessGroup):
     """What DistributedDataParallel takes for its process group: whatever `group` is at the moment.
 
     Of the group's operations it uses one besides its communication hook: the sum, over all workers, of which parameters
@@ -304,8 +304,8 @@ class Everybody(dist.ProcessGroup):
         return "plesio"
 
 
-def as_it_is(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future that has come."""
+def completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A future that holds `tensor` already."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(tensor)
     return future
