@@ -34,3 +34,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     server_pid: int
     pace: Pace | None
     slow: float
+
+
+class EvaluatorConfig(msgspec.Struct, frozen=True):
+    """What an evaluator process is told when it starts."""
+
+    every_s: float

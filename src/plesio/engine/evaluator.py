@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from plesio.engine.assembly import arenas
+from plesio.engine.configs import EvaluatorConfig
 from plesio.engine.messages import (
     Evaluated,
     Failed,
@@ -62,12 +63,6 @@ def _in_words(error: BaseException) -> str:
     if not isinstance(error, ConfigurationError):
         words = f"{words}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
     return as_utf8(words)
-
-
-class EvaluatorConfig(msgspec.Struct, frozen=True):
-    """What an evaluator process is told when it starts."""
-
-    every_s: float
 
 
 class Evaluator:

@@ -15,8 +15,7 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
-from plesio.engine.configs import ServerConfig, WorkerConfig
-from plesio.engine.evaluator import EvaluatorConfig
+from plesio.engine.configs import EvaluatorConfig, ServerConfig, WorkerConfig
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Job
 from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker
