@@ -217,7 +217,7 @@ class LocalEngine:
         except PlesioError as error:
             if self._outcome.final is None:
                 why = f"{error}; it took the run along {self._where()}; {self._what_is_left()}"
-                self._error = self._error or ServerLostError(why)
+                self._fail(ServerLostError(why))
             return False
         return True
 
@@ -236,12 +236,8 @@ class LocalEngine:
             self._ask_to_stop(message.why)
         elif isinstance(message, Progress):
             live = self._live
-            live.time_s, live.version, live.steps, live.samples = (
-                message.time_s,
-                message.version,
-                message.steps,
-                message.samples,
-            )
+            live.time_s, live.version = message.time_s, message.version
+            live.steps, live.samples = message.steps, message.samples
         elif isinstance(message, Writing):
             self._writing, self._written_s = message.under_way, time.monotonic()
         elif isinstance(message, Evaluated):
@@ -257,7 +253,7 @@ class LocalEngine:
         elif isinstance(message, Trouble):
             self._outcome.incidents.append(message.incident)
             if message.fatal:
-                self._error = self._error or (error_class(message.kind) or PlesioError)(message.fatal)
+                self._fail((error_class(message.kind) or PlesioError)(message.fatal))
         elif isinstance(message, Final):
             self._hear_workers_out()
             self._final(message, descriptors)
@@ -284,7 +280,7 @@ class LocalEngine:
     def _failed(self, process: Process, message: Failed) -> None:
         process.done = True
         if process.worker is None:
-            self._error = self._error or PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}")
+            self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
         elif message.kind == "ServerLostError":
             pass  # the server's own end tells it once, for all
         elif self._job.continue_on_worker_error and self._zero_s is not None:
@@ -292,20 +288,22 @@ class LocalEngine:
             self._outcome.incidents.append(Incident(self._live.time_s, process.worker, what))
             self._raised.add(process.worker)
         else:
-            self._error = self._error or _worker_error(process.worker, message)
+            self._fail(_worker_error(process.worker, message))
 
     def _hung_up(self, process: Process) -> None:
         if process is self._processes.server and self._outcome.final is None:
-            self._error = self._error or ServerLostError(
-                f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}; "
-                "its own messages, if it left any, are above"
-            )
+            why = f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}; "
+            self._fail(ServerLostError(f"{why}its own messages, if it left any, are above"))
         elif process.title == "the evaluator":
             if not self._final_judged and not process.done:
                 what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
                 self._outcome.incidents.append(Incident(self._live.time_s, None, what))
             self._final_judged = True
         process.done = True
+
+    def _fail(self, error: PlesioError) -> None:
+        """The first error counts: what follows is its consequence."""
+        self._error = self._error or error
 
     def _where(self) -> str:
         return f"at version {self._live.version}, {max(self._live.time_s, 0.0):.1f} s into training"
@@ -340,10 +338,9 @@ class LocalEngine:
             why = "it was stopped, or hangs"
             if self._writing:
                 why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
-            self._error = self._error or DeadlineError(
-                f"the server process ({self._processes.server.pid}) said nothing for {allowed_s:g} s {self._where()}"
-                f"{all_gone}: {why} (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"
-            )
+            who = f"the server process ({self._processes.server.pid})"
+            what = f"{who} said nothing for {allowed_s:g} s {self._where()}{all_gone}: {why}"
+            self._fail(DeadlineError(f"{what} (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"))
 
     def _supervise(self) -> None:
         """What is due by time: faults, targets, and the end of those who were asked to end."""
@@ -356,9 +353,8 @@ class LocalEngine:
             if reason is not None:
                 self._ask_to_stop(reason)
         elif time.monotonic() - self._started_s > self._job.timeout_s + START_S:
-            self._error = DeadlineError(
-                f"the server did not say within {self._job.timeout_s + START_S:g} s who is late"
-            )
+            allowed_s = self._job.timeout_s + START_S
+            self._fail(DeadlineError(f"the server did not say within {allowed_s:g} s who is late"))
         if self._late(INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S):
             for worker, process in enumerate(self._processes.workers):
                 if not process.done:
@@ -384,8 +380,8 @@ class LocalEngine:
         self._outcome.final = message
         if message.model is None:
             died = sum(one.left == "died" for one in message.workers)
-            if died == len(message.workers) and self._error is None:
-                self._error = WorkerLostError(f"all {died} workers died before training began")
+            if died == len(message.workers):
+                self._fail(WorkerLostError(f"all {died} workers died before training began"))
             return
         layout = Layout(message.model.specs)
         block = SharedBlock.attach(descriptors[0], layout.nbytes * message.buffers)
@@ -395,14 +391,12 @@ class LocalEngine:
         block.close()
         if all(one.left == "died" for one in message.workers) and self._stop_sent_s is None:
             raised = next((f"; {one.what}" for one in self._outcome.incidents if one.worker in self._raised), "")
-            self._error = self._error or WorkerLostError(
-                f"every worker died; the last at version {message.version}, {message.wall_s:.1f} s into training"
-                f"{raised.removesuffix('; the others go on')}"
-            )
+            last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
+            self._fail(WorkerLostError(f"every worker died; {last}{raised.removesuffix('; the others go on')}"))
         elif message.lost:
             self._outcome.state_dict = {}
             self._outcome.incidents.append(Incident(message.wall_s, None, message.lost))
-            self._error = self._error or WorkerLostError(message.lost)
+            self._fail(WorkerLostError(message.lost))
 
 
 def _worker_error(worker: int, message: Failed) -> PlesioError:
