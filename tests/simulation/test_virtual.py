@@ -355,17 +355,17 @@ def train(
 def test_what_is_folded_is_what_was_computed(name: str) -> None:
     """Through crashes, restarts, partitions, evictions and full links; and every batch is folded in the end."""
     run, folder = train(STRATEGIES[name](), CHAOS)
-    assert run.leases.opened == 4 * Trainer.TOTAL
+    assert run.sequencer.leases.opened == 4 * Trainer.TOTAL
     assert folder.version > 4 * Trainer.TOTAL / 20
     if name not in ("rennala", "ringmaster"):  # who works for nothing at the end has nobody to redo it
-        assert run.leases.unvisited <= 2
+        assert run.sequencer.leases.unvisited <= 2
 
 
 def test_without_faults_every_batch_is_visited() -> None:
     calm = Cluster((Group(4, LogNormal(0.1, 0.5), Link(0.01, 1e6)),))
     for strategy, stealing in itertools.product((sync_sgd(), async_sgd(), local_sgd(2)), (True, False)):
         run, _ = train(strategy, calm, stealing=stealing)
-        assert (run.leases.unvisited, run.leases.done) == (0, 4 * Trainer.TOTAL)
+        assert (run.sequencer.leases.unvisited, run.sequencer.leases.done) == (0, 4 * Trainer.TOTAL)
 
 
 def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
@@ -376,7 +376,7 @@ def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
     assert late > 10
     assert run.contributions > run.sequencer.version * 2, "some were sent before they were called off"
     assert run.contributions < run.sequencer.version * 2 + late, "and some were not sent"
-    assert run.leases.unvisited <= 2
+    assert run.sequencer.leases.unvisited <= 2
 
 
 # Faults

@@ -85,8 +85,8 @@ class Deciding:
         self._lost = lost
         self._via_server = isinstance(strategy.via, ViaServer)
         self._in_rounds = isinstance(strategy.gather, Round)
-        self._leases = DataLeases(config.workers, config.stealing)
-        self._sequencer = Sequencer(strategy, config.workers, self._leases, config.timeout_s)
+        leases = DataLeases(config.workers, config.stealing)
+        self._sequencer = Sequencer(strategy, config.workers, leases, config.timeout_s)
         self._meter = Meter(config.workers)
         self._keeper = Keeper(config.keeping, strategy, config.workers)
         self._recorder = Recorder(writer if self._via_server else None, built, self._journal_ends)
@@ -122,7 +122,7 @@ class Deciding:
                 built.forget(line.worker)
         if sequencer is None:
             return
-        self._sequencer, self._leases = sequencer, sequencer.leases
+        self._sequencer = sequencer
         self._samples_before = self._keeper.taken.samples
         self._recorder.resumed(sequencer.version, time.monotonic())
 
@@ -264,7 +264,7 @@ class Deciding:
                 line.say(LeaseReply(stop=True))
                 return
             most = min(most, 1)
-        why = self._leases.disagreement(line.worker, request.epoch, request.total, request.digest)
+        why = self._sequencer.leases.disagreement(line.worker, request.epoch, request.total, request.digest)
         if why:
             line.say(Refused("ConfigurationError", why))
             return

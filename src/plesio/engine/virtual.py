@@ -142,8 +142,7 @@ class VirtualRun:
         strategy.check_workers(cluster.workers)
         self.clock = VirtualClock()
         self.meter = Meter(cluster.workers, SPANS_MAX if timeline else 0)
-        self.leases = DataLeases(cluster.workers, stealing)
-        self.sequencer = Sequencer(strategy, cluster.workers, self.leases, silence_s)
+        self.sequencer = Sequencer(strategy, cluster.workers, DataLeases(cluster.workers, stealing), silence_s)
         self.incidents: list[Incident] = []
         self.ended = ""
         self.steps = self.samples = self.contributions = self.nbytes = 0
@@ -370,7 +369,7 @@ class VirtualRun:
             self.end(self._limits.reached(self.steps, self.samples, self.contributions))
 
     def _lease_wanted(self, message: Message, lease: Lease) -> None:
-        why = self.leases.disagreement(message.worker, lease.epoch, lease.total, lease.digest)
+        why = self.sequencer.leases.disagreement(message.worker, lease.epoch, lease.total, lease.digest)
         if why:
             raise ConfigurationError(why)
         wanted = LeaseWanted(message.worker, message.incarnation, lease.epoch, lease.total, lease.most, lease.unused)
