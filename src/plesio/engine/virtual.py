@@ -145,7 +145,7 @@ class VirtualRun:
         self.sequencer = Sequencer(strategy, cluster.workers, DataLeases(cluster.workers, stealing), silence_s)
         self.incidents: list[Incident] = []
         self.ended = ""
-        self.steps = self.samples = self.contributions = self.nbytes = 0
+        self.steps = self.samples = self.nbytes = 0
         self._cluster = cluster
         self._network = network_of(strategy.via, cluster, self.clock)
         self._folder = folder
@@ -353,7 +353,6 @@ class VirtualRun:
         self.nbytes += push.nbytes
         self.steps += push.steps
         self.samples += push.samples
-        self.contributions += 1
         if self._keeps_slot:
             self._lying.add(worker)
         if push.groups:
@@ -366,7 +365,7 @@ class VirtualRun:
             what = f"contribution {message.number} of worker {worker} held a NaN or an infinity: discarded{before}"
             self._incident(worker, what)
         if self._counts_end:
-            self.end(self._limits.reached(self.steps, self.samples, self.contributions))
+            self.end(self._limits.reached(self.steps, self.samples, self.meter.exchanges))
 
     def _lease_wanted(self, message: Message, lease: Lease) -> None:
         why = self.sequencer.leases.disagreement(message.worker, lease.epoch, lease.total, lease.digest)
