@@ -21,6 +21,7 @@ and the last ones left are never evicted, however long their steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 import msgspec
 
@@ -85,6 +86,14 @@ class Limits(msgspec.Struct, frozen=True):
 NO_LIMITS = Limits()
 
 
+class State(Enum):
+    """Whether a worker's process is there."""
+
+    ABSENT = "absent"
+    HERE = "here"
+    FINISHED = "finished"
+
+
 class _Worker:
     """A participant and where it stands. `listens`: the server knows this incarnation, so that answers reach it."""
 
@@ -97,7 +106,7 @@ class _Worker:
         self.latest: Message | None = None
         self.listens = False
         self.called_off: tuple[Cancel, int] | None = None  # while it waited for data, with the buffer it goes on from
-        self.state = "absent"
+        self.state = State.ABSENT
 
 
 class VirtualRun:
@@ -160,8 +169,8 @@ class VirtualRun:
         self._here = 0  # processes that the server has not seen the end of
         self._keeps_slot = strategy.release.after_fold
         self._spoiled = NotFinite()
-        self._lying: set[int] = set()  # workers whose contribution lies in their slot until the fold
-        self._coming: set[int] = set()  # workers that come back once theirs is folded
+        self._in_slot: set[int] = set()  # workers whose contribution lies in their slot until the fold
+        self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
         self._silent_until_s = 0.0
         self._ticking = False
 
@@ -176,7 +185,7 @@ class VirtualRun:
             pass
         self.ended = self.ended or "finished"
         for worker in self._workers:
-            if worker.state == "here":
+            if worker.state is State.HERE:
                 worker.participant.end()
         return self._final()
 
@@ -204,7 +213,7 @@ class VirtualRun:
     def _end_for(self, asked: tuple[int, int, str]) -> None:
         index, incarnation, why = asked
         worker = self._workers[index]
-        if worker.incarnation == incarnation and worker.state != "absent":
+        if worker.incarnation == incarnation and worker.state is not State.ABSENT:
             self.end(why)
 
     def _evaluation(self, _: None) -> None:
@@ -218,7 +227,7 @@ class VirtualRun:
         """What a worker is amid at the end counts up to then, or the longest waits would be none."""
         worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
         seat = self.sequencer.members.seats.get(index)
-        if worker.state != "here" or not worker.listens or seat is None or worker.latest is None:
+        if worker.state is not State.HERE or not worker.listens or seat is None or worker.latest is None:
             return
         if seat.waiting is not None:
             meter.ended_held(now_s)
@@ -236,9 +245,9 @@ class VirtualRun:
 
     def _turn(self, turn: Turn) -> None:
         worker = self._workers[turn.worker]
-        if worker.state == "here" and not turn.alive:
+        if worker.state is State.HERE and not turn.alive:
             self._go(turn.worker, died=isinstance(turn, Crash))
-        elif worker.state == "absent" and turn.alive:
+        elif worker.state is State.ABSENT and turn.alive:
             self._begin(turn.worker)
             self._send(turn.worker, self.clock.now_s, 0, self._joined, turn.worker)
         self._end_if_over()
@@ -246,9 +255,9 @@ class VirtualRun:
     def _begin(self, index: int) -> None:
         """A new process starts."""
         worker = self._workers[index]
-        if worker.state != "here":
+        if worker.state is not State.HERE:
             self._here += 1
-        worker.state, worker.listens, worker.latest, worker.called_off = "here", False, None, None
+        worker.state, worker.listens, worker.latest, worker.called_off = State.HERE, False, None, None
         worker.incarnation += 1
         worker.number = 1
         self.meter.workers[index].left = None
@@ -256,10 +265,10 @@ class VirtualRun:
 
     def _joined(self, index: int) -> None:
         worker = self._workers[index]
-        if worker.state != "here" or worker.listens:
+        if worker.state is not State.HERE or worker.listens:
             return  # it died on the way
-        if index in self._lying:
-            self._coming.add(index)
+        if index in self._in_slot:
+            self._to_rejoin.add(index)
             return
         worker.listens = True
         self._receive(Joined(index, worker.incarnation))
@@ -270,7 +279,7 @@ class VirtualRun:
         if worker.latest is not None and worker.latest.request.ready_s > now_s:
             worker.latest.void = True
             self.meter.workers[index].cancelled(max(now_s, self.meter.workers[index].granted_s))
-        worker.state, worker.listens = "absent", False
+        worker.state, worker.listens = State.ABSENT, False
         worker.participant.end()
         self.meter.workers[index].left = "died" if died else "finished"
         if died:
@@ -286,7 +295,7 @@ class VirtualRun:
     def _end_if_over(self) -> None:
         """Nobody is here, and nobody will come."""
         if self._here == 0 and not any(
-            turn.alive and turn.at_s > self.clock.now_s and self._workers[turn.worker].state == "absent"
+            turn.alive and turn.at_s > self.clock.now_s and self._workers[turn.worker].state is State.ABSENT
             for turn in self._cluster.turns()
         ):
             self.end("finished")
@@ -339,7 +348,7 @@ class VirtualRun:
         elif isinstance(request, Lease):
             self._lease_wanted(message, request)
         elif self._workers[message.worker].incarnation == message.incarnation:
-            self._workers[message.worker].state = "finished"
+            self._workers[message.worker].state = State.FINISHED
             self.meter.workers[message.worker].left = "finished"
             self._left(Left(message.worker, message.incarnation, died=False))
 
@@ -354,7 +363,7 @@ class VirtualRun:
         self.steps += push.steps
         self.samples += push.samples
         if self._keeps_slot:
-            self._lying.add(worker)
+            self._in_slot.add(worker)
         if push.groups:
             self._folder.set_groups(worker, push.groups)
         self.recorder.loss = push.loss
@@ -377,7 +386,7 @@ class VirtualRun:
 
     def _fenced(self, index: int, incarnation: int) -> None:
         worker = self._workers[index]
-        if worker.state == "here" and worker.incarnation == incarnation:
+        if worker.state is State.HERE and worker.incarnation == incarnation:
             self._rejoin(index)
 
     # Doing what the sequencer says
@@ -402,8 +411,8 @@ class VirtualRun:
             elif isinstance(effect, Evict):
                 self._evict(effect)
             self.recorder.done(effect, self.clock.now_s)
-        if self._coming:
-            self._come()
+        if self._to_rejoin:
+            self._let_in()
         return effects
 
     def _grant(self, grant: Grant) -> None:
@@ -431,11 +440,11 @@ class VirtualRun:
         for member in fold.members:
             self.meter.folded(member.worker, member.staleness)
         if self._keeps_slot:
-            self._lying.difference_update([member.worker for member in fold.members])
+            self._in_slot.difference_update([member.worker for member in fold.members])
         self._folder.fold(fold)
 
     def _discard(self, discard: Discard) -> None:
-        self._lying.discard(discard.worker)
+        self._in_slot.discard(discard.worker)
         if discard.verdict is Verdict.FENCED:
             self.meter.workers[discard.worker].void()
             self._fenced(discard.worker, discard.incarnation)
@@ -481,10 +490,10 @@ class VirtualRun:
             f"worker {evict.worker} was silent for {evict.silent_s:.0f} s while others waited for it: evicted",
         )
 
-    def _come(self) -> None:
-        """Those who came back while their last contribution was not folded yet, and now is."""
-        for index in sorted(self._coming - self._lying):
-            self._coming.discard(index)
+    def _let_in(self) -> None:
+        """Let in those who came back while their last contribution was not folded yet, and now is."""
+        for index in sorted(self._to_rejoin - self._in_slot):
+            self._to_rejoin.discard(index)
             self._joined(index)
 
     def _incident(self, worker: int, what: str) -> None:
