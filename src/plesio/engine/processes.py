@@ -134,13 +134,14 @@ class Processes:
             server = self._spawn(ENTRY_SERVER, "the server", settings, ends, ToEngineFromServer)
             for worker, line in enumerate(lines):
                 told = _worker_settings(job, worker, server.pid, threads)
-                process = self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, ToEngineFromWorker)
-                process.worker = worker
+                self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, ToEngineFromWorker, worker)
             for end in to_evaluator[1:]:
                 judging = EvaluatorConfig(job.evaluate_every_s)
                 self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], ToEngineFromEvaluator)
 
-    def _spawn(self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object) -> Process:
+    def _spawn(
+        self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object, worker: int | None = None
+    ) -> Process:
         mine, theirs = channel_pair()
         try:
             with theirs:
@@ -149,7 +150,7 @@ class Processes:
         except BaseException:
             mine.close()
             raise
-        process = Process(title, pid, Channel(mine, kinds, title))
+        process = Process(title, pid, Channel(mine, kinds, title), worker)
         self.all.append(process)
         return process
 
