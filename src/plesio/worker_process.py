@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import multiprocessing
 import os
 import random
@@ -237,7 +236,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
         engine.send(Finished())
     except ChannelClosedError:
         pass  # nobody is left to tell
-    except builtins.BaseException as error:
+    except BaseException as error:
         why = _words_of(error)  # first of all: from here on no other error gets in between
         with suppress(ChannelClosedError):  # the engine may have given the run up
             engine.send(Failed(type(error).__name__, why, as_utf8(traceback.format_exc())))

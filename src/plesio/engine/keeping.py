@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -14,7 +14,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
 from plesio.errors import CheckpointError
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Layout
+from plesio.tensors.arena import Layout, TensorSpec
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,5 +213,6 @@ def _words(layout: Layout) -> tuple[str, ...]:
     return tuple(f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {_role(spec)}" for spec in layout.specs)
 
 
-def _role(spec: Any) -> str:
-    return f"{spec.kind.name.lower()} in group {spec.group}" if spec.group >= 0 else str(spec.kind.name.lower())
+def _role(spec: TensorSpec) -> str:
+    kind = spec.kind.name.lower()
+    return f"{kind} in group {spec.group}" if spec.group >= 0 else kind
