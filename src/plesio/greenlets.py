@@ -28,8 +28,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import cloudpickle
-import msgspec
 import torch
 from greenlet import GreenletExit, greenlet
 from torch import nn
@@ -41,11 +39,10 @@ from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
 from plesio.fabric.doorbell import Answer, Header, Note, nothing
 from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
+from plesio.station import introduction
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
-from plesio.tensors.model import describe, dump_structure
-from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.replica import replica_of
 from plesio.worker import Worker
 
@@ -109,7 +106,7 @@ class GreenletWorker:
         self.rank = rank
         self.error: PlesioError | None = None
         self._train = train
-        self._station = _Station(strategy, rank, workers, seed, watcher, every or strategy.every, shows)
+        self._station = _Station(strategy, rank, workers, seed, watcher, every, shows)
         self._greenlet = greenlet(self._run)
 
     @property
@@ -154,7 +151,7 @@ class _Station:
         workers: int,
         seed: int,
         watcher: Watcher,
-        every: Every,
+        every: Every | None,
         shows: bool,
     ) -> None:
         self.rank = rank
@@ -185,16 +182,8 @@ class _Station:
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
-        described, tensors = describe(model, optimizer)
-        spec = OptimizerSpec.of(optimizer, tensors if self._strategy.steps_at_server else ())
-        place = wait(
-            Hello(
-                worker=self.rank,
-                model=described,
-                optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
-                structure=dump_structure(model, tensors) if self._shows else b"",
-            )
-        )
+        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
+        place = wait(hello)
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
         replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
         replica.follow(model)

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import cloudpickle
+import msgspec
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.engine.messages import LeaseReply
+from plesio.engine.messages import Hello, LeaseReply
 from plesio.exchange import Exchange, Standing, Used
+from plesio.strategy import Strategy
+from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.optimizer_spec import OptimizerSpec
 
 
 class Station(Protocol):
@@ -48,3 +54,22 @@ class Station(Protocol):
     def leave(self) -> None:
         """The training function returned without ever taking part."""
         ...
+
+
+def introduction(
+    rank: int, strategy: Strategy, model: nn.Module, optimizer: Optimizer, evaluates: bool
+) -> tuple[Hello, OptimizerSpec, list[torch.Tensor]]:
+    """What a worker shows the server of itself, the optimizer's description in it, and the model's tensors in order.
+
+    Raises:
+        ConfigurationError: a model or an optimizer that cannot take part.
+    """
+    described, tensors = describe(model, optimizer)
+    spec = OptimizerSpec.of(optimizer, tensors if strategy.steps_at_server else ())
+    hello = Hello(
+        worker=rank,
+        model=described,
+        optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
+        structure=dump_structure(model, tensors) if evaluates else b"",
+    )
+    return hello, spec, tensors

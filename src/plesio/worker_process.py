@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import msgspec
 import torch
 from torch import nn
@@ -25,7 +24,6 @@ from plesio.engine.configs import WorkerConfig
 from plesio.engine.messages import (
     Failed,
     Finished,
-    Hello,
     LeaseReply,
     LeaseRequest,
     Logged,
@@ -46,11 +44,11 @@ from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
 from plesio.rules import SharedMemory as ViaSharedMemory
 from plesio.seeding import seed_everything
+from plesio.station import introduction
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
-from plesio.tensors.model import Described, describe, dump_structure
-from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.model import device_of
 from plesio.tensors.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
 from plesio.worker import Worker
 
@@ -100,11 +98,12 @@ class ProcessStation:
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
-        described, tensors = describe(model, optimizer)
-        self._check_device(tensors[0].device)
-        spec = OptimizerSpec.of(optimizer, tensors if self._strategy.steps_at_server else ())
-        welcome, descriptors = self._introduce(model, spec, described, tensors)
-        layout = Layout(described.specs)
+        self._check_device(device_of(model))
+        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._config.evaluates)
+        self._server.send(hello)
+        welcome, descriptors = self._ask("every worker to prepare its model")
+        assert isinstance(welcome, Welcome)
+        layout = Layout(hello.model.specs)
         ring_block = SharedBlock.attach(descriptors[0], layout.nbytes * welcome.buffers)
         ring = arenas(ring_block, layout, welcome.buffers)
         hand_over(optimizer, spec.carried, tensors, ring, welcome.first)
@@ -167,22 +166,6 @@ class ProcessStation:
         return ServerExchange(
             self._strategy, standing, optimizer, replica, self._doorbell, pacer, used, config.timeout_s
         )
-
-    def _introduce(
-        self, model: nn.Module, spec: OptimizerSpec, described: Described, tensors: list[torch.Tensor]
-    ) -> tuple[Welcome, list[int]]:
-        """Show the server what we have; it answers when everybody has."""
-        self._server.send(
-            Hello(
-                worker=self.rank,
-                model=described,
-                optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
-                structure=dump_structure(model, tensors) if self._config.evaluates else b"",
-            )
-        )
-        reply, descriptors = self._ask("every worker to prepare its model")
-        assert isinstance(reply, Welcome)
-        return reply, descriptors
 
     def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
         """The server's next message; what it refuses is raised here."""
