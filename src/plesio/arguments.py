@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from plesio.errors import ConfigurationError, StrategyError, unknown_name
+from plesio.errors import ConfigurationError, StrategyError
 from plesio.faults import Pace
 from plesio.recipes import RECIPES, recipe
 from plesio.strategy import Strategy
@@ -39,12 +39,6 @@ def as_pace(pace: Pace | float | None) -> Pace | None:
     if isinstance(pace, (int, float)) and not isinstance(pace, bool):
         return Pace(step_s=pace)
     raise ConfigurationError(f"pace={pace!r}: seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)")
-
-
-def check_choice(field: str, value: str, known: Sequence[str]) -> None:
-    """Raise `ConfigurationError` for a word that is none of those `known`."""
-    if value not in known:
-        raise ConfigurationError(unknown_name(field, str(value), known))
 
 
 def check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float, most: int) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.arguments import as_pace, as_strategy, check_choice, check_kinds, check_numbers
+from plesio.arguments import as_pace, as_strategy, check_kinds, check_numbers
 from plesio.checkpoint import Checkpoint
+from plesio.choices import DATA, ON_NONFINITE, ON_WORKER_ERROR, PROCESSES_MAX, SIMULATED_MAX, check_choice
 from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.job import Job, Live, Outcome
-from plesio.engine.local import WORKERS_MAX, LocalEngine
+from plesio.engine.local import LocalEngine
 from plesio.engine.messages import Final
 from plesio.engine.provenance import name_of, without_arguments
 from plesio.engine.virtual import Limits
@@ -36,10 +37,6 @@ from plesio.whatif import advice
 from plesio.working_directory import check_working_directory
 
 ENGINES = ("local",)
-WORKERS_SIMULATED = 60_000
-SHARING = ("leases", "shards")
-ON_WORKER_ERROR = ("raise", "continue")
-ON_NONFINITE = ("discard", "raise")
 _turn = threading.Lock()
 _refusal = ""
 
@@ -179,10 +176,10 @@ def run(
     simulated = isinstance(engine, Simulated)
     if not isinstance(engine, Simulated):
         check_choice("engine", engine, ENGINES)
-    check_choice("data", data, SHARING)
+    check_choice("data", data, DATA)
     check_choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
     check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-    check_numbers(workers, seed, evaluate_every_s, timeout_s, WORKERS_SIMULATED if simulated else WORKERS_MAX)
+    check_numbers(workers, seed, evaluate_every_s, timeout_s, SIMULATED_MAX if simulated else PROCESSES_MAX)
     check_kinds(train, evaluate, until)
     _check_runs_when_called(train)
     strategy.check_workers(workers)

@@ -20,7 +20,6 @@ from plesio.cli.live import Board
 from plesio.cli.main import main
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
-from plesio.cli.work import CHOICES, MOST
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.tables import Failed, compare_table, render
 from plesio.recipes import RECIPES
@@ -258,11 +257,6 @@ def test_a_refusal_needs_no_torch() -> None:
     code = "import sys; from plesio.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "run", "missing.py", "--data", "shard"]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=60)
-
-
-def test_the_choices_are_those_of_a_run() -> None:
-    assert tuple(CHOICES.values()) == (runner.SHARING, runner.ON_WORKER_ERROR, runner.ON_NONFINITE)
-    assert {False: runner.WORKERS_MAX, True: runner.WORKERS_SIMULATED} == MOST
 
 
 @pytest.mark.parametrize(

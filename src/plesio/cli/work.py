@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plesio.choices import DATA, ON_NONFINITE, ON_WORKER_ERROR, PROCESSES_MAX, SIMULATED_MAX, check_choice
 from plesio.cli.script import Script
 from plesio.cluster import Cluster
 from plesio.cluster.presets import PRESETS
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 PROCESSES, SIMULATED_WORKERS = 4, 8
 """How many workers there are if nothing says how many."""
 NOT_METRICS = ("samples", "steps")
-MOST = {False: 80, True: 60_000}
-"""Workers: processes, and simulated ones."""
-CHOICES = {"data": ("leases", "shards"), "on_worker_error": ("raise", "continue"), "on_nonfinite": ("discard", "raise")}
-"""What `plesio.runner` takes; told apart here, before seconds go by for importing torch."""
 
 
 def option_of(name: str) -> str:
@@ -187,11 +184,12 @@ def work_of(
     workers = machines.workers if machines is not None else workers or PROCESSES
     if jitter and pace_s is None:
         raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
-    for name, value in {"data": data, "on_worker_error": on_worker_error, "on_nonfinite": on_nonfinite}.items():
-        if value not in CHOICES[name]:
-            raise ConfigurationError(unknown_name(option_of(name), value, CHOICES[name]))
-    if workers > MOST[cluster is not None]:
-        raise ConfigurationError(f"--workers {workers}: at most {MOST[cluster is not None]:,}")
+    check_choice("--data", data, DATA)
+    check_choice("--on-worker-error", on_worker_error, ON_WORKER_ERROR)
+    check_choice("--on-nonfinite", on_nonfinite, ON_NONFINITE)
+    most = PROCESSES_MAX if cluster is None else SIMULATED_MAX
+    if workers > most:
+        raise ConfigurationError(f"--workers {workers}: at most {most:,}")
     if seed < 0:
         raise ConfigurationError(f"--seed {seed}: at least 0")
     for name, seconds in {"evaluate_every_s": evaluate_every_s, "timeout_s": timeout_s, "budget_s": budget_s}.items():

@@ -49,8 +49,6 @@ from plesio.observe.summary import Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.tensors.arena import Layout
 
-WORKERS_MAX = 80
-"""What the descriptors of their lines leave room for in one message."""
 START_S = 60.0
 """How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
 GRACE_S = 3.0
