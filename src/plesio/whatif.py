@@ -232,7 +232,7 @@ def _predict(
         raise ConfigurationError(
             f"{strategy.name}: nothing it does would count, of {run.steps:.0f} steps; run for longer"
         )
-    total_s = sum(one.compute_s + one.wait_s + one.exchange_s for one in final.workers)
+    total_s = sum(one.there_s for one in final.workers)
     left_out = _left_out(strategy, final, crew, useful)
     return Prediction(
         strategy=strategy.name,

@@ -197,7 +197,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def waiting_share(self) -> float:
         """Share of all workers' time spent held by others, 0 to 1."""
-        total_s = sum(w.compute_s + w.wait_s + w.exchange_s for w in self.workers)
+        total_s = sum(w.there_s for w in self.workers)
         return sum(w.wait_s for w in self.workers) / total_s if total_s > 0 else 0.0
 
     def time_to(self, metric: str, value: float) -> float | None:

@@ -57,7 +57,6 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
     if any(left):
         table.add_column("left")
     for one, why in zip(shown, left, strict=True):
-        total_s = one.compute_s + one.wait_s + one.exchange_s
         stale = summary.staleness.by_worker.get(one.worker, {})
         count = sum(stale.values())
         mean = f"{sum(t * n for t, n in stale.items()) / count:.2f}" if count else "-"
@@ -67,7 +66,7 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             f"{one.samples:,}",
             f"{one.speed:,.1f}",
             f"{one.waiting_share:.0%}",
-            f"{one.exchange_s / total_s:.0%}" if total_s else "-",
+            f"{one.exchange_s / one.there_s:.0%}" if one.there_s else "-",
             mean,
             f"{one.folded:,}",
             f"{one.discarded:,}",
