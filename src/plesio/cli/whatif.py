@@ -20,6 +20,7 @@ from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
+    from plesio.observe.times import Measured
     from plesio.whatif import Prediction
 
 CLOSE = 0.05
@@ -86,30 +87,8 @@ def whatif(
     ran = found[0] if changed else was
     words = recommendation(times, ran, found)
     notes = _notes(was, found[0] if same is not None and not changed else None, workers, len(times.workers))
-    notes += [
-        f"worker {one.worker} finished no step: it is taken to need {one.mean_s * 1e3:.0f} ms, the longest it computed "
-        "before it was called off; it may need more, and what needs it then takes longer than is said here (≥)"
-        for one in times.workers
-        if one.at_least
-    ]
-    notes += [
-        f"worker {one.worker} was done after {one.last:,} steps while others went on: so it is under every strategy"
-        for one in times.workers
-        if one.last is not None
-    ]
     lost = sum(len(in_vain.get(one.worker, ())) for one in times.workers if not one.at_least)
-    if lost:
-        notes.append(
-            f"{lost:,} of {lost + sum(len(one.seconds) for one in times.workers):,} steps were called off: each is taken "
-            "to need as long as one that took longer"
-        )
-    if own_work(summary):
-        notes.append(
-            "no worker took its data from a shared loader, and this assumes that work is shared out: where each worker has a "
-            "fixed number of steps of its own, nobody takes over those of a slow one, and no strategy is faster than it"
-        )
-    if not times.service_s:
-        notes.append("no exchange with a server was measured: it is taken to cost nothing")
+    notes += _assumptions(times, lost, own_work(summary))
     if as_json:
         print(msgspec.json.encode(Answer(str(run), was, found, words, notes)).decode())
         return
@@ -167,6 +146,34 @@ def _notes(was: Prediction, again: Prediction | None, workers: int | None, there
         notes.append(_how_far_off(was, again))
     if workers is not None and workers > there:
         notes.append(f"{workers - there} of {workers} workers are drawn from the {there} there were")
+    return notes
+
+
+def _assumptions(times: Measured, lost: int, own_work: bool) -> list[str]:
+    """What was not measured, and what it is taken to be; `lost`: how many steps were called off."""
+    notes = [
+        f"worker {one.worker} finished no step: it is taken to need {one.mean_s * 1e3:.0f} ms, the longest it computed "
+        "before it was called off; it may need more, and what needs it then takes longer than is said here (≥)"
+        for one in times.workers
+        if one.at_least
+    ]
+    notes += [
+        f"worker {one.worker} was done after {one.last:,} steps while others went on: so it is under every strategy"
+        for one in times.workers
+        if one.last is not None
+    ]
+    if lost:
+        notes.append(
+            f"{lost:,} of {lost + sum(len(one.seconds) for one in times.workers):,} steps were called off: each is taken "
+            "to need as long as one that took longer"
+        )
+    if own_work:
+        notes.append(
+            "no worker took its data from a shared loader, and this assumes that work is shared out: where each worker has a "
+            "fixed number of steps of its own, nobody takes over those of a slow one, and no strategy is faster than it"
+        )
+    if not times.service_s:
+        notes.append("no exchange with a server was measured: it is taken to cost nothing")
     return notes
 
 
