@@ -50,7 +50,6 @@ from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
 from plesio.fabric.doorbell import Answer, Header, Note
-from plesio.formerly import sequencers
 from plesio.greenlets import GreenletWorker, Request
 from plesio.inline import InlineServer
 from plesio.journal import (
@@ -65,6 +64,7 @@ from plesio.journal import (
     Resumed,
     read_journal,
 )
+from plesio.older_journals import sequencers
 from plesio.rules import Every, Gradient, Server
 from plesio.strategy import Strategy
 from plesio.tensors.checksum import weights_hash, window_checksum

@@ -22,8 +22,8 @@ from plesio.cli.main import main
 from plesio.cluster import Cluster, Group, Link, LogNormal
 from plesio.core.events import Discard, Verdict
 from plesio.core.sequencer import Sequencer
-from plesio.formerly import InsistentSequencer, sequencers
 from plesio.journal import FILE_NAME, Received, Record, read_journal
+from plesio.older_journals import RepeatCancelSequencer, sequencers
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
 
@@ -340,11 +340,11 @@ def without_data(worker: Any) -> None:
 
 def test_a_journal_of_a_run_that_called_off_with_every_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As all did once: workers far away had many messages to read."""
-    monkeypatch.setattr("plesio.engine.virtual.Sequencer", InsistentSequencer)
+    monkeypatch.setattr("plesio.engine.virtual.Sequencer", RepeatCancelSequencer)
     run = trained(ps.first_of(2), tmp_path, without_data, engine=ps.Simulated(FAR_AND_NEAR), seed=3)
     assert run.folder is not None
-    assert sequencers(read_journal(run.folder)) == [InsistentSequencer]
+    assert sequencers(read_journal(run.folder)) == [RepeatCancelSequencer]
     assert max(called_off_between(read_journal(run.folder))) == 1
     assert_same(run, without_data)
-    monkeypatch.setattr("plesio.formerly.InsistentSequencer", Sequencer)
+    monkeypatch.setattr("plesio.older_journals.RepeatCancelSequencer", Sequencer)
     assert not ps.replay(run.folder, without_data).identical

@@ -1,6 +1,6 @@
-"""Journals of runs in which late workers were called off with every version, and not once until they were heard.
+"""Replaying journals of an earlier plesio, which cancelled a late worker at every version, not once until it was heard.
 
-Their decisions are still to come out as they were. No field says which a journal is of, but what was discarded does.
+A replay of them has to decide as that one did. No field of a journal says which plesio wrote it, but what was discarded does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from plesio.core.sequencer import Sequencer
 from plesio.journal import Received, Record, Resumed
 
 
-class InsistentSequencer(Sequencer):
-    """Calls off again whoever was, heard or not."""
+class RepeatCancelSequencer(Sequencer):
+    """Cancels a late worker at every version, whether or not it was heard since the last cancellation."""
 
     def _call_off(self, seat: Seat) -> None:
         super()._call_off(seat)
@@ -22,11 +22,11 @@ class InsistentSequencer(Sequencer):
 
 
 def sequencers(records: Iterable[Record]) -> list[type[Sequencer]]:
-    """Which decided: one for the beginning, and one for each time the run was resumed.
+    """The class of sequencer that decided: one for the beginning, and one for each time the run was resumed.
 
     >>> late = Discard(0, 1, 7, Verdict.CANCELLED, 1)
     >>> [one.__name__ for one in sequencers([late, late, Resumed(2.0, 9), late])]
-    ['InsistentSequencer', 'Sequencer']
+    ['RepeatCancelSequencer', 'Sequencer']
     """
     found: list[type[Sequencer]] = [Sequencer]
     called_off: set[int] = set()  # and not heard of since
@@ -38,6 +38,6 @@ def sequencers(records: Iterable[Record]) -> list[type[Sequencer]]:
             called_off.discard(record.event.worker)
         elif isinstance(record, Discard) and record.verdict is Verdict.CANCELLED:
             if record.worker in called_off:
-                found[-1] = InsistentSequencer
+                found[-1] = RepeatCancelSequencer
             called_off.add(record.worker)
     return found
