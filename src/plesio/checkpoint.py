@@ -117,7 +117,7 @@ class Saved(msgspec.Struct, frozen=True):
         return load_file(self.path / STATE)
 
 
-class Shelf:
+class CheckpointStore:
     """One run's checkpoints in a folder: those it goes on from, and those it writes.
 
     Args:

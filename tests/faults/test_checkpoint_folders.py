@@ -16,7 +16,7 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 import plesio as ps
-from plesio.checkpoint import FOLDER, FORMAT, MANIFEST, PREFIX, WEIGHTS, Manifest, Shelf, latest, read
+from plesio.checkpoint import FOLDER, FORMAT, MANIFEST, PREFIX, WEIGHTS, CheckpointStore, Manifest, latest, read
 from plesio.core.sequencer import Sequencer
 from plesio.journal import read_journal
 from plesio.strategy import Strategy
@@ -59,14 +59,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
 
 
-def put(shelf: Shelf, version: int, value: float = 0.0) -> Path:
+def put(store: CheckpointStore, version: int, value: float = 0.0) -> Path:
     """Write a checkpoint of that version with that weight."""
     order = Sequencer(ps.sync_sgd(), 2).state()
     manifest = Manifest(
         version=version, strategy="sync_sgd", fields={}, workers=2, seed=0, train_hash="", layout=(), order=order,
         numbers={}, progress=(),
     )  # fmt: skip
-    return shelf.save(manifest, {"w": torch.full((3,), value)}, {})
+    return store.save(manifest, {"w": torch.full((3,), value)}, {})
 
 
 # Another run's
@@ -131,11 +131,11 @@ def test_a_resumed_run_goes_on_in_its_folder_past_a_damaged_checkpoint(tmp_path:
 
 
 def test_a_damaged_checkpoint_is_replaced_when_its_number_is_reached(tmp_path: Path) -> None:
-    first = Shelf(tmp_path, keep=3)
+    first = CheckpointStore(tmp_path, keep=3)
     for version in (10, 20, 30):
         put(first, version)
     damage(at(tmp_path, 30))
-    put(Shelf(tmp_path, 2, resumed=at(tmp_path, 20)), 30, value=5.0)
+    put(CheckpointStore(tmp_path, 2, resumed=at(tmp_path, 20)), 30, value=5.0)
     assert read(at(tmp_path, 30)).weights()["w"].tolist() == [5.0] * 3
     assert versions(tmp_path) == [20, 30]
     assert not list(tmp_path.glob(".*"))
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_replaced_when_its_number_is_reached(tmp_path: P
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [15]), (2, [10, 15]), (3, [5, 10, 15]), (4, [5, 10, 15, 30])])
 def test_damaged_checkpoints_go_before_good_ones(keep: int, left: list[int], tmp_path: Path) -> None:
-    first = Shelf(tmp_path, keep=9)
+    first = CheckpointStore(tmp_path, keep=9)
     for version in (5, 10, 20, 30):
         put(first, version)
     for version in (20, 30):
@@ -151,13 +151,13 @@ def test_damaged_checkpoints_go_before_good_ones(keep: int, left: list[int], tmp
     resumed = latest(tmp_path)
     assert resumed.manifest.version == 10
     assert [str(version) in what for version, what in zip((30, 20), resumed.passed, strict=True)] == [True, True]
-    put(Shelf(tmp_path, keep, resumed.path), 15)
+    put(CheckpointStore(tmp_path, keep, resumed.path), 15)
     assert versions(tmp_path) == left
     assert latest(tmp_path).manifest.version == 15
 
 
 def test_what_another_run_wrote_meanwhile_is_neither_replaced_nor_deleted(tmp_path: Path) -> None:
-    mine, other = Shelf(tmp_path, keep=1), Shelf(tmp_path, keep=1)
+    mine, other = CheckpointStore(tmp_path, keep=1), CheckpointStore(tmp_path, keep=1)
     put(mine, 1)
     put(other, 2, value=7.0)
     with pytest.raises(ps.CheckpointError, match=r"version-00000002 is there already: another run writes into"):
@@ -184,9 +184,9 @@ def test_a_run_folder_that_is_gone_is_not_made_again_and_training_goes_on(tmp_pa
     assert not run.folder.exists()
     told = [one.what for one in run.incidents if one.what.startswith("the checkpoint ")]
     assert f"{run.folder.resolve()} is gone" in told[-1]
-    put(Shelf(tmp_path, keep=1), 1)
+    put(CheckpointStore(tmp_path, keep=1), 1)
     with pytest.raises(ps.CheckpointError, match=r"cannot be written: .*gone is gone; put it back"):
-        put(Shelf(tmp_path / "gone" / FOLDER, keep=1), 1)
+        put(CheckpointStore(tmp_path / "gone" / FOLDER, keep=1), 1)
 
 
 def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
@@ -198,13 +198,13 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
     for one in (*left, alive):
         one.mkdir()
         (one / WEIGHTS).touch()
-    put(Shelf(tmp_path, keep=1), 1)
+    put(CheckpointStore(tmp_path, keep=1), 1)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([alive.name, at(tmp_path, 1).name])
 
 
 def test_one_that_names_no_optimizer_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """It would be taken for any optimizer's, until a key is missing in the server."""
-    path = put(Shelf(tmp_path / FOLDER, keep=1), 1)
+    path = put(CheckpointStore(tmp_path / FOLDER, keep=1), 1)
     manifest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
     older = manifest.replace(b'"format": %d' % FORMAT, b'"format": 3')
     assert older != manifest

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from plesio.checkpoint import Shelf
+from plesio.checkpoint import CheckpointStore
 from support import loops
 
 
@@ -31,14 +31,14 @@ class SlowDisk:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        save = Shelf.save
+        save = CheckpointStore.save
 
-        def slow(shelf: Shelf, *what: Any) -> Path:
+        def slow(store: CheckpointStore, *what: Any) -> Path:
             (self.folder / "writing").touch()
             time.sleep(self.seconds)
-            return save(shelf, *what)
+            return save(store, *what)
 
-        Shelf.save = slow
+        CheckpointStore.save = slow
 
 
 class SlowToLoad:

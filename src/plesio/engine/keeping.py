@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from plesio.checkpoint import Manifest, Progress, Saved, Shelf, read
+from plesio.checkpoint import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.core.sequencer import Sequencer
 from plesio.engine.assembly import Assembly
 from plesio.errors import CheckpointError
@@ -44,7 +44,9 @@ class Keeper:
         self._strategy = strategy
         self._due_s = 0.0
         self._kept = -1
-        self._shelf = Shelf(Path(keeping.folder), keeping.keep, Path(keeping.resume) if keeping.resume else None)
+        self._store = CheckpointStore(
+            Path(keeping.folder), keeping.keep, Path(keeping.resume) if keeping.resume else None
+        )
         self._failed: set[str] = set()  # why those since the last one that was written could not be
         self.before = [Progress()] * workers
         self._contributions = [0] * workers
@@ -115,7 +117,7 @@ class Keeper:
         weights, nameless = _weights(built)
         state = {**nameless, **kept.tensors}
         try:
-            self._shelf.save(manifest, weights, state)
+            self._store.save(manifest, weights, state)
         except CheckpointError as error:
             reason = _reason(error)
             if reason not in self._failed:
