@@ -209,7 +209,8 @@ def run(
     }
     target = next(iter(until.metrics.items()), None) if until is not None else None
     folder = RunFolder.create(runs, strategy, configuration, target) if runs is not None else None
-    job = kept(job, folder.path if folder is not None else None, checkpoint, begin_from, simulated)
+    path = folder.path if folder is not None else None
+    job = kept(job, path, checkpoint, begin_from, simulated)
     seen = functools.partial(_watch, until, watch, begin_from)
     if isinstance(engine, Simulated):
         outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until)).run()
@@ -221,17 +222,12 @@ def run(
         ctrl_c.pressed += outcome.interrupted
         done = _done(job, outcome, folder, simulated, shared_out=data == "leases")
     if ctrl_c.pressed:
-        raise RunInterrupted(done, folder.path if folder is not None else None, resumable(job))
+        raise RunInterrupted(done, path, resumable(job))
     assert done is not None, "a run that was not interrupted has a result"
     if outcome.evaluate_raised:
         raise EvaluateError(outcome.evaluate_raised, done)
     _check_finite(done)
-    if not outcome.state_dict:
-        what = "nothing was trained: no worker called worker.prepare(model, optimizer, loader)"
-        warnings.warn(what, RuntimeWarning, stacklevel=3)
-    elif not done.steps and not done.version:
-        what = "nothing was trained: no worker called step() of the optimizer that worker.prepare returned"
-        warnings.warn(what, RuntimeWarning, stacklevel=3)
+    _warn_of_nothing(done)
     return done
 
 
@@ -264,9 +260,7 @@ def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool,
     if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
         return None
     summary = _summary(job.strategy, outcome, final, simulated)
-    if (
-        shared_out and not outcome.interrupted
-    ):  # of shards nobody takes over; and who presses Ctrl-C waits for no advice
+    if shared_out and not outcome.interrupted:  # shards cannot be taken over; after Ctrl-C nobody waits for advice
         summary = msgspec.structs.replace(summary, advice=advice(summary, job.strategy) or "")
     if folder is not None:
         lacking = folder.write(summary, outcome.state_dict)
@@ -291,6 +285,17 @@ def _check_finite(done: Run) -> None:
             "look at the learning rate, the loss and the data, or stop at the first one with "
             f"on_nonfinite='raise' (--on-nonfinite raise){where}"
         )
+
+
+def _warn_of_nothing(done: Run) -> None:
+    """Warn where the training functions returned without training anything."""
+    missed = ""
+    if not done.state_dict:
+        missed = "worker.prepare(model, optimizer, loader)"
+    elif not done.steps and not done.version:
+        missed = "step() of the optimizer that worker.prepare returned"
+    if missed:
+        warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=4)
 
 
 def _limits(until: Until | None) -> Limits:
