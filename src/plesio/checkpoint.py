@@ -37,14 +37,17 @@ FOLDER = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How often a run is to be kept.
+    """How often a run is saved, so that it can be resumed.
 
     Args:
-        folder: where to; None: into the run folder (give `runs=` then).
-        every_s: how often, in seconds; one more is written at the end. Of a run that is stopped (`until`, `worker.stop`,
-            Ctrl-C) that one is of the moment of the stop: the steps that workers are still at then are in the result, and a
-            resumed run does them again.
-        keep: how many; older ones are deleted.
+        folder: where the checkpoints go; None: into the run folder (give `runs=` then).
+        every_s: seconds between two checkpoints; one more is written at the end. If the run is stopped (`until`,
+            `worker.stop`, Ctrl-C), that last one is of the moment of the stop: steps that workers finish after it are in
+            the result, and a resumed run takes them again.
+        keep: how many to keep; older ones are deleted.
+
+    Raises:
+        ConfigurationError: a time that is not above 0, or a `keep` that is no whole number of at least 1.
 
     >>> Checkpoint("ck", every_s=30)
     Checkpoint(folder='ck', every_s=30, keep=2)

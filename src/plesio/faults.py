@@ -14,7 +14,7 @@ class Slow:
     """Worker `worker` takes `factor` times as long for each step.
 
     Raises:
-        ConfigurationError: a factor below 1 or without end, a worker that is no number.
+        ConfigurationError: a factor below 1 or infinite, a worker that is no number.
 
     >>> Slow(worker=0, factor=10)
     Slow(worker=0, factor=10)
@@ -35,6 +35,9 @@ class Kill:
 
     Raises:
         ConfigurationError: a negative time, a worker that is no number.
+
+    >>> Kill(worker=1, after_s=2.5)
+    Kill(worker=1, after_s=2.5)
     """
 
     worker: int | None = None
@@ -63,12 +66,15 @@ Fault = Slow | Kill
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Makes each step last at least `step_s` seconds, give or take `jitter` (a share of it, normally distributed).
+    """Makes each step last at least `step_s` seconds, varied by `jitter`: the standard deviation, as a share of `step_s`.
 
-    It stands in for an accelerator on a small machine: the worker sleeps, so that many fit on few cores.
+    It stands in for an accelerator on a small machine: the worker sleeps, so that many workers fit on few cores.
 
     Raises:
         ConfigurationError: a negative time, or a jitter that is not at least 0 and below 1.
+
+    >>> Pace(step_s=0.02).draw(random.Random(0))
+    0.02
     """
 
     step_s: float

@@ -79,8 +79,10 @@ def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, 
         weigh: "equal", "inverse", "polynomial", "hinge", "delay_adaptive", or a weight object.
         lr_scale: "share" gives each of N workers lr/N (Adam and its kin, which shorten steps by themselves, lr/N^(3/4):
             docs/decisions/0006), "full" leaves it.
+
     Why `dana` by default: plain asynchrony adds momentum of its own (about 1 - 1/N), so that momentum .9 tuned for
     `sync_sgd` diverges; see docs/decisions/.
+
     Sources: Dean et al. 2012 (Downpour); Hakimi et al. 2019, arXiv 1907.11612; Zheng et al. 2017, arXiv 1609.08326;
     Barkai et al. 2020, arXiv 1909.10802.
 
@@ -107,7 +109,13 @@ def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: 
     """Stale synchronous parallel: asynchronous, but nobody gets more than `s` exchanges ahead of the slowest.
 
     Rule: fold on arrival; a worker at clock c waits until every live worker's clock is at least c - s.
-    It absorbs jitter; a worker that is slow for good still sets the pace.
+    It absorbs jitter; a worker that is always slow still sets the pace.
+
+    Args:
+        s: how many exchanges the fastest may be ahead of the slowest live worker; 0 is a barrier at every exchange.
+        correct: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
+
     Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
 
     Raises:
@@ -141,6 +149,7 @@ def buffered(
         correct: "dana" (one momentum for each worker, parameters sent with look-ahead) or "plain".
         weigh: as for `async_sgd`.
         lr_scale: as for `async_sgd`.
+
     Sources: Gupta et al. 2016 (Rudra, softsync), arXiv 1509.04210; Dutta et al. 2018 (K-async), arXiv 1803.01113.
 
     Raises:
@@ -167,6 +176,11 @@ def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
     """Rennala SGD: step when `k` gradients computed at the current version have come; stale ones do not count.
 
     Rule: w -= (lr k/N) * (1/k) sum of k gradients with staleness 0.
+
+    Args:
+        k: contributions a version.
+        lr_scale: as for `async_sgd`.
+
     Source: Tyurin and Richtarik 2023, arXiv 2305.12387.
 
     Raises:
@@ -188,6 +202,12 @@ def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "
     """Ringmaster ASGD: asynchronous, but a gradient `r` or more versions stale is discarded and its worker restarted.
 
     Rule: w -= (lr/N) g if tau < r, else nothing.
+
+    Args:
+        r: the staleness, in versions, from which a gradient no longer counts.
+        correct: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
+
     Source: Maranjyan et al. 2025, arXiv 2501.16168.
 
     Raises:

@@ -10,11 +10,12 @@ from plesio.strategy import Strategy
 def local_sgd(every: int | Every = 16) -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
 
-    Rule: every H steps, w = mean_i w_i. With `Seconds(t)` each worker does what it can in t seconds, so a straggler
-    does not set the pace; unequal work is then weighted by its samples.
+    Rule: every H steps, w = mean_i w_i. With `Seconds(t)` each worker takes as many steps as fit into t seconds, so a
+    straggler does not set the pace; the mean is then weighted by samples.
 
     Args:
         every: `Steps(h)`, `Seconds(t)`, or a whole number of steps.
+
     Source: Stich 2018, arXiv 1805.09767.
 
     Raises:

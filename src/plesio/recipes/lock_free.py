@@ -17,6 +17,7 @@ def hogwild(*, lr_scale: str = "share") -> Strategy:
     Args:
         lr_scale: "share" gives each of N workers lr/N (Adam and its kin lr/N^(3/4): docs/decisions/0006), "full" leaves
             it (the paper's rule, for sparse problems).
+
     Source: Niu et al. 2011, arXiv 1106.5730.
 
     Raises:

@@ -48,10 +48,12 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
     """Backup workers: each version takes the first `m` gradients computed at it, later ones are called off.
 
     Rule: w -= lr * mean of the first m gradients at the current version.
+
     Args:
         m: how many; N - ceil(0.06 N) is usual. At most the number of workers.
         cancel_late: tell the late workers to drop their step (they stop at `with worker.step():`) instead of letting
             them finish it for nothing.
+
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981; arXiv 2602.03802.
 
     Raises:

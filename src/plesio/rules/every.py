@@ -1,4 +1,4 @@
-"""How long does a worker go it alone between two exchanges?"""
+"""How long does a worker train on its own between two exchanges?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from plesio.rules import check
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`steps` optimizer steps (H): equal work for all, so everybody waits for the slowest."""
+    """Exchange after every `steps` optimizer steps (H). All do equal work, so all wait for the slowest.
+
+    Raises:
+        StrategyError: `steps` is no whole number of at least 1.
+
+    >>> Steps(16).due(steps=15, seconds=0.3), Steps(16).due(steps=16, seconds=0.3)
+    (False, True)
+    """
 
     steps: int
 
@@ -26,7 +33,14 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """As many steps as fit into `seconds`: each worker does what it can, a straggler does not set the pace."""
+    """Exchange every `seconds`: each worker takes as many steps as fit, so a straggler does not set the pace.
+
+    Raises:
+        StrategyError: `seconds` is no finite number above 0.
+
+    >>> Seconds(0.3).due(steps=2, seconds=0.1), Seconds(0.3).due(steps=5, seconds=0.28)
+    (False, True)
+    """
 
     seconds: float
 
@@ -36,7 +50,7 @@ class Seconds:
     def due(self, steps: int, seconds: float) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
 
-        It does when another step like those would no longer fit: who goes over the time keeps the others waiting.
+        It does when another step as long as those would no longer fit: whoever overruns keeps the others waiting.
         """
         return seconds + seconds / steps > self.seconds
 
