@@ -81,12 +81,13 @@ class Worker:
     def epoch(self) -> float:
         """How far the run is through the data that `prepare` shares out: 2.5 in the middle of the third epoch.
 
-        For schedules. Fast workers take more steps than `len(loader)` says, and a schedule by steps is over before the
-        training is: OneCycleLR then raises, CosineAnnealingLR turns up again. By this all are where the run is:
+        For learning-rate schedules. Fast workers take more steps than `len(loader)` says, so a schedule that counts steps
+        ends before the training does: OneCycleLR then raises, CosineAnnealingLR rises again. A schedule by `epoch` is at
+        the same point on all workers:
 
             schedule = LambdaLR(optimizer, lambda _: 0.5 * (1 + cos(pi * min(1.0, worker.epoch / EPOCHS))))
 
-        In lock step, and with data="shards", this worker's own part counts. As of the data that it was given last.
+        In lock step, and with data="shards", it counts this worker's own part. It moves when the loader is given more data.
 
         Raises:
             ConfigurationError: prepare was given no loader.
@@ -107,19 +108,19 @@ class Worker:
 
     @property
     def steps_before(self) -> int:
-        """Steps this worker had taken before the run was resumed: for a schedule that counts steps to catch up."""
+        """Steps this worker had taken before the run was resumed, so that a schedule that counts steps can catch up."""
         return self._standing.steps_before
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is over, for a loop of your own: when asked again, `optimizer.step()` and the loader raise
-        `ps.StopRun`, which ends `train`."""
+        """Whether the run is over, for loops of your own: the next `optimizer.step()`, or the loader's next request for
+        data, raises `ps.StopRun`, which ends `train`."""
         return self._standing.stopped
 
     def stop(self, reason: str = "") -> None:
-        """Ask for the end of the whole run, as if its `until=` were reached; `reason` is told as why it ended.
+        """End the whole run, as if its `until=` were reached; `reason` is reported as why it ended.
 
-        Early stopping: a worker that returns from `train` leaves alone, and the others go on.
+        For early stopping: where a worker just returns from `train`, only that worker leaves and the others go on.
 
             for epoch in range(EPOCHS):
                 for inputs, labels in loader:
@@ -130,11 +131,11 @@ class Worker:
                     if waited == 5:
                         worker.stop("no better for 5 epochs")
 
-        It returns at once. Everybody, this worker too, goes on up to the next exchange or the next data, and is told there
-        (in rounds data comes for up to a second more, so that the last one is whole):
-        `stopped` is True, and what is asked for after that raises `ps.StopRun`. What is done meanwhile still counts. The
-        result is the weights at the end, and a checkpoint is kept where there are any. In a simulated run it ends at that
-        very (virtual) time. Once the run is over, and in a replay, it does nothing.
+        It returns at once. Every worker, this one too, goes on until its next exchange or its next request for data and
+        learns of the stop there: `stopped` becomes True, and the request after that raises `ps.StopRun`. (Under strategies
+        that work in rounds, data is still given out for up to a second, so that the last round is whole.) What is done
+        meanwhile still counts. The result is the weights at the end; if checkpoints are kept, one is written. A simulated
+        run ends at exactly that virtual time. After the run is over, and in a replay, the call does nothing.
 
         Raises:
             ConfigurationError: before prepare; or a reason that is no text.
@@ -152,15 +153,15 @@ class Worker:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the step under way no longer counts (only a strategy that cancels late work ever says so)."""
+        """Whether the current step no longer counts; only ever True under a strategy that cancels late work."""
         return self._exchange is not None and self._exchange.cancelled()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Marks one step, so that it can be left early once it no longer counts.
+        """Marks one step, so that it can be left early when it no longer counts.
 
-        Inside, every layer of the model looks before its forward pass whether the step was called off; if it was, the
-        block ends there, its gradients so far are dropped, and the loop goes on with the next batch.
+        Inside the block, every layer checks before its forward pass whether the step was cancelled. If so, the block ends
+        there, its gradients so far are dropped, and the loop goes on with the next batch.
 
             for inputs, labels in loader:
                 with worker.step():
@@ -177,7 +178,7 @@ class Worker:
             self._in_step = False
 
     def log(self, **metrics: Any) -> None:
-        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over short spans.
+        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over about 0.1 s each.
 
         Raises:
             ConfigurationError: something that is no number.
@@ -212,41 +213,46 @@ class Worker:
     def prepare(
         self, model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None, *more: Any
     ) -> tuple[nn.Module, Any, Any]:
-        """Let the run take care of a model, its optimizer and its data; use what is returned in their place.
+        """Hand a model, its optimizer and its data to the run; use what is returned in their place.
 
-        All workers start from worker 0's weights (the lowest live one's). The model stays the same object (under
-        all-reduce it comes back in a wrapper, which is what must be called); its tensors move to the run's memory. The
-        optimizer becomes one whose `step()` exchanges as the strategy says; state that it holds already (it was loaded, or
-        trained before) goes where it steps, and if that is the server, worker 0's does. The loader (a DataLoader, or
-        anything with a length and items) is shared out among the workers, and is to be the same one, whole, in each; None for
-        data of your own, or that is split by rank already.
+        There is one model, one optimizer and one loader in a run: anything `more` is refused, with what to do instead.
 
-        The model may be on a device of its own (`model.to(f"cuda:{worker.rank}")`, before prepare), but under hogwild: it
-        stays there, and gradients or weights come and go by way of the CPU's memory. The global weights, the server and
-        `evaluate` are on the CPU.
-
-        Where the optimizer steps at the server, `.grad` holds anything after `step()` (read gradients before it), and what
-        the loop writes into parameters (or the forward pass does, as nn.Embedding(max_norm=...)) lasts until the next
-        version takes its place. Clipping is of this worker's own gradient, before the mean with others'. Prepare what is
-        ever to be trained as trainable: a layer may be frozen after prepare, not unfrozen. Where the optimizer steps at the
-        server, a parameter without a gradient (frozen, or not used in this loss) contributes zeros: weight decay and momentum
-        go on moving it, where torch would skip it. What the loop writes into parameters that need no gradient (a teacher's
-        moving average) stays with its worker, but under all-reduce and in shared memory: make them buffers, or keep that
-        module outside of the one prepared (worker 0 warns at the end, if it did). What was written into parameters between
-        prepare and the first step is warned of there, and so are parameters with requires_grad=True that no group of the
-        optimizer holds. There is one model, one optimizer and one loader: anything `more` is refused, with what to do.
-
-        Buffers (batch-norm statistics) are averaged. Of those that hold whole numbers or truth values the largest is
-        everybody's: what counts down, wraps round or is switched off does so with one worker, and with several only where
-        all of them do it in the same round.
+        Args:
+            model: stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its
+                tensors move to the run's memory. It may be on a device of its own, except under hogwild: move it there
+                before prepare, `model.to(f"cuda:{worker.rank}")`. It stays there, and gradients or weights are copied
+                through the CPU's memory. The global weights, the server and `evaluate` are on the CPU.
+            optimizer: any torch.optim optimizer. State that it already holds (loaded, or trained before) goes to where
+                the optimizer steps; if that is the server, it is worker 0's.
+            loader: a DataLoader, or anything with a length and items. Its batches are shared out among the workers, so
+                give each worker the same one, whole; None for data that you read yourself, or that is split by rank.
 
         Returns:
-            The model, the optimizer and the loader: always these three; None where there is no loader.
+            The model to call, an optimizer whose `step()` exchanges as the strategy says, and this worker's loader: always
+            these three; None where there is no loader.
+
+        Notes:
+            - All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive.
+            - Clipping applies to this worker's own gradient, before the mean with the others'.
+            - Where the optimizer steps at the server, `.grad` is undefined after `step()`: read gradients before it. What
+              the loop, or a forward pass such as nn.Embedding(max_norm=...), writes into parameters lasts until the next
+              version replaces it. A parameter without a gradient (frozen, or not used in this loss) contributes zeros:
+              weight decay and momentum go on moving it, where torch would skip it.
+            - A layer may be frozen after prepare, but not unfrozen: prepare everything that will ever be trained as
+              trainable.
+            - What the loop writes into parameters that need no gradient (a teacher's moving average) stays with its worker,
+              except under all-reduce and in shared memory: use buffers for it, or keep that module outside of the prepared
+              one.
+            - Floating-point buffers (batch-norm statistics) are averaged. For integer and bool buffers every worker takes
+              the largest value: a counter that counts down or wraps round does so with one worker, and with several only
+              where all of them do it in the same round.
+            - A warning says so when weights were written between prepare and the first step, when trainable parameters
+              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters.
 
         Raises:
-            ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared or
-                that lie in the memory of others, an optimizer (or its state) that cannot go to the server or is not the
-                other workers'.
+            ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared
+                or that overlap in memory, an optimizer (or its state) that cannot go to the server or that differs from
+                the other workers'.
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """
