@@ -65,9 +65,9 @@ class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C ended a run in an orderly way.
 
     Attributes:
-        run: the `ps.Run` it came to; None if it was interrupted before there was one.
-        folder: where that was written, or None.
-        resume: what to go on from, as `resume=` takes it; None if no checkpoint was kept.
+        run: the `ps.Run` as far as it got; None if it was interrupted before there was a result.
+        folder: the run folder that it was written to, or None.
+        resume: what to pass as `resume=` to continue; None if there is no checkpoint.
 
     >>> print(RunInterrupted(run=None, folder=None, resume="runs/a"))
     interrupted before there was a result; go on with resume='runs/a'

@@ -42,10 +42,10 @@ _refusal = ""
 
 
 class EvaluateError(PlesioError):
-    """`evaluate` raised, which ends a run in order; the message holds its traceback.
+    """`evaluate` raised, which ended the run in good order; the message holds its traceback.
 
     Attributes:
-        run: the `ps.Run` it came to: its weights and figures are as of any other.
+        run: the `ps.Run` as far as it got: its weights and figures can be used like any other's.
     """
 
     def __init__(self, raised: str, run: Run) -> None:
@@ -133,37 +133,38 @@ def run(
         train: called with a `Worker` in each worker process; an ordinary PyTorch loop.
         strategy: `ps.async_sgd()` and the like, or the name of a recipe.
         workers: how many.
-        engine: where: "local", processes of this host; or `ps.Simulated(cluster)`, greenlets in virtual time.
-        seed: of everything random: initial weights, order of data, jitter.
+        engine: where they run: "local", processes of this host; or `ps.Simulated(cluster)`, greenlets in virtual time.
+        seed: seeds everything random: initial weights, order of data, jitter.
         data: "leases": fast workers take more of the data; "shards": each gets an equal part. Strategies in lock step
             always share out evenly.
-        faults: what is to go wrong: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
-        pace: how long a step lasts at least, in place of an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
-        evaluate: called with the model beside the training, on consistent snapshots (under `hogwild` they may be torn);
-            returns names and numbers.
-        evaluate_every_s: how long it pauses between snapshots.
+        faults: what goes wrong on purpose: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
+        pace: the least time a step takes, to stand in for an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
+        evaluate: called with the model while training goes on, on consistent snapshots (under `hogwild` they may be
+            torn); returns a dict of metric names and numbers.
+        evaluate_every_s: seconds it pauses between two snapshots.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
         on_worker_error: an exception in one worker: "raise" ends the run, "continue" goes on without that worker.
-        on_nonfinite: a contribution with a NaN or an infinity: "discard" counts it, "raise" ends the run. A run whose
-            contributions were all discarded for that is an error either way.
-        timeout_s: how long anybody waits for anybody.
-        checkpoint: how often to keep the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
-        resume: the folder of an earlier run (or of its checkpoints) to go on from: weights, the optimizer's state, the
-            data not visited yet. In lock step the outcome is the same as without the interruption, bit for bit; but an
-            optimizer that steps in the workers (local_sgd's) begins anew there, without the momenta it had.
-        runs: the folder that run folders go into; None writes nothing.
-        watch: called with the state of the run several times a second; in a simulated run, at each evaluation.
+        on_nonfinite: a contribution with a NaN or an infinity: "discard" drops and counts it, "raise" ends the run. If all
+            contributions of a run were dropped for that reason, it ends with an error either way.
+        timeout_s: the longest that any process waits for another.
+        checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
+        resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
+            not visited yet. In lock step the result is the same as without the interruption, bit for bit; but an
+            optimizer that steps in the workers (as in local_sgd) starts there without the state it had.
+        runs: the folder in which a folder for this run is made; None writes nothing.
+        watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`);
+            in a simulated run, at each evaluation.
 
     Returns:
         The finished run.
 
     Raises:
-        StrategyError, ConfigurationError: before anything is started, if this cannot work.
+        StrategyError, ConfigurationError: before anything starts, if the arguments cannot work.
         WorkerError: the training function of a worker raised; its traceback is in the message.
         WorkerLostError: every worker died. ServerLostError: the server died.
         CheckpointError: nothing to resume from, or it is of another run.
-        EvaluateError: evaluate raised, which ends the run; what there is, is in the run folder and in the exception.
-        RunInterrupted: Ctrl-C (it is a KeyboardInterrupt); what there is, is in the run folder and in the exception.
+        EvaluateError: evaluate raised, which ends the run; the result so far is in the run folder and the exception.
+        RunInterrupted: Ctrl-C (a KeyboardInterrupt); the result so far is in the run folder and the exception.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
     Example:

@@ -10,10 +10,10 @@ from plesio.observe.summary import is_met
 
 
 class Until:
-    """When a run is over before its training functions are: the first of what is given.
+    """When to end a run before its training functions return: at the first of the given limits and targets.
 
-    On real processes it ends shortly after: workers are told at their next exchange, and what they do meanwhile, about a
-    tenth of a second of work, still counts. In a simulated run `seconds`, `samples` and `steps` are exact.
+    Real processes end shortly after: workers are told at their next exchange, and what they do meanwhile, about a tenth of
+    a second of work, still counts. In a simulated run `seconds`, `samples` and `steps` are exact.
 
     Args:
         seconds: of training, since it began or was last resumed.
