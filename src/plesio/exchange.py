@@ -251,7 +251,7 @@ class ServerExchange:
         """Drop the step that was called off, with its gradients so far, and go on from the newer version."""
         told = self._used.told
         batches, _ = self._used()
-        if told:  # amid the step; after it the loop does with them what it always does
+        if told:  # during the step; after it, the loop deals with its gradients as always
             self._replica.drop_gradients()
         answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
         self._doorbell.send(self._header(Note.ABANDON, True, batches, told))

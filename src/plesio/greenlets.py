@@ -1,6 +1,6 @@
 """Many workers in one process: each runs the user's unmodified training function in a greenlet.
 
-A greenlet runs until it wants something of the server (its *request*), and lies still until that is answered. Who is
+A greenlet runs until it wants something of the server (its *request*), and is suspended until that is answered. Who is
 answered when is decided elsewhere: by the virtual clock (`plesio.simulated`) or by a journal (`plesio.replaying`). Everything
 between two requests is done at once when the first is answered: only its time passes later, if time passes at all. So a
 version needs to be kept no longer than it takes to answer.
@@ -86,7 +86,7 @@ class GreenletWorker:
 
     Args:
         train: the training function.
-        strategy: how tightly workers keep step; `every` overrides how long this worker goes it alone.
+        strategy: how tightly workers keep step; `every` overrides how long this worker trains on its own.
         rank, workers, seed: as in a worker process.
         watcher: whoever runs it.
         shows: whether it is asked for its model's structure, for evaluations.
@@ -240,7 +240,7 @@ class _Switch:
 
 
 def wait(request: Request, keep_random: bool = True) -> Any:
-    """In a worker's greenlet: ask for something and lie still until it is answered."""
+    """In a worker's greenlet: make a request, and let others run until it is answered."""
     state = RandomState() if keep_random else None
     gradients = torch.is_grad_enabled()
     parent = greenlet.getcurrent().parent

@@ -215,7 +215,7 @@ class _Seat:
         """The same as ever."""
         return 0.0
 
-    # As what says how long a worker goes it alone
+    # As a `plesio.rules.Every`: how long a worker trains on its own
 
     def due(self, steps: int, seconds: float) -> bool:
         """As many local steps as it took then."""

@@ -38,7 +38,7 @@ class Strategy:
 
     Args:
         name: what to call it in tables; a recipe's name with its settings.
-        every: how long a worker goes it alone: `Steps(h)`, `Seconds(t)`.
+        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`.
         send: what it sends: `Gradient()`, `Parameters()`.
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples()`.

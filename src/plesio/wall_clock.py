@@ -1,7 +1,7 @@
-"""Under a virtual clock a training function that sleeps, or reads the wall clock, does nothing useful: say so, once.
+"""Warns, once each, when a training function sleeps or reads the wall clock although its time is virtual.
 
-While a simulation runs, `time.sleep` and the clocks of `time` warn when user code calls them, and so does whoever starts
-threads and processes for it; what installed packages and the standard library do of their own accord is left alone.
+While a simulation runs, `time.sleep`, the clocks of `time`, and the start of threads and processes warn when user code calls
+them. What installed packages and the standard library do on their own is left alone.
 """
 
 from __future__ import annotations

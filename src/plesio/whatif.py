@@ -1,15 +1,15 @@
-"""What another strategy would have cost: the step times of a run that was, replayed in virtual time.
+"""What another strategy would have cost: the step times of a finished run, replayed in virtual time.
 
-Every worker takes the steps it was measured to take, in that order, and from then on steps drawn from them. A step that
-was called off would have taken longer, nobody knows how long: its place is taken by one drawn from the longer ones. Left
-out, the slowest steps would be missing from the prediction, for they are those that are called off. The real sequencer
+Every worker takes the steps that were measured of it, in that order, and from then on steps drawn from them. A step that was
+cancelled would have taken longer, nobody knows how long: one drawn from the longer steps takes its place. Leaving such steps
+out would bias the prediction, because it is the slowest steps that are cancelled. The real sequencer
 decides who waits for whom. The server folds one contribution after the other, so the network of the simulation gets a
 server's link that carries an exchange in the time the server took for one. A worker that died dies again at its time; one
 whose training function returned while the others had much left to do is done after as many steps.
 
-What is not in it: another strategy needs another number of samples for the same accuracy, and workers that share cores
-disturb each other differently when fewer of them wait. And work is taken to be shared out: who is fast does more of it.
-Where each worker has a fixed number of steps of its own, the slowest one's take as long under every strategy.
+What is not modelled: another strategy may need another number of samples for the same accuracy, and workers that share cores
+disturb each other differently when fewer of them wait. Work is assumed to be shared out, so that fast workers do more of it;
+where each worker has a fixed number of steps of its own, the slowest one takes as long under every strategy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""After somebody left amid a step, members may be a step apart: those behind go on from the state of one who is not."""
+"""After a worker left during a step, replicas may be a step apart: those behind take over the state of one that is not."""
 
 from __future__ import annotations
 

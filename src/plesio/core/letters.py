@@ -31,7 +31,7 @@ class Level(IntEnum):
 
 
 class Join(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Let me in. `epoch` is 0 if this process has not heard of the server yet; the serial is 0."""
+    """A request to become a member. `epoch` is 0 if this process has not heard of the server yet; the serial is 0."""
 
     epoch: int
     event: Joined
@@ -49,7 +49,7 @@ class Push(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Data, please."""
+    """A request for data."""
 
     epoch: int
     event: LeaseWanted
@@ -58,7 +58,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Bye(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """My training function is done."""
+    """The training function returned."""
 
     epoch: int
     event: Left
@@ -67,7 +67,7 @@ class Bye(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """I am alive, and wait for the answer to request `serial` (or for none)."""
+    """A heartbeat of a worker that waits for the answer to request `serial` (or for none)."""
 
     worker: int
     incarnation: int

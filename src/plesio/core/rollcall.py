@@ -1,7 +1,7 @@
 """Who takes part in the next collective, where workers fold among themselves.
 
-Theory. A collective works only if everybody in it takes part: one that died, finished, or left its loop would hold the
-others for ever. So before each of them every live worker checks in, and when all have, all are answered alike:
+Theory. A collective works only if all of its members take part: if one died, finished or left its loop, the others would
+wait forever. So before each collective every live worker checks in; once all have, all get the same answer:
 
 | all live workers checked in, and                          | call    | what they do                                  |
 | --------------------------------------------------------- | ------- | --------------------------------------------- |
@@ -13,8 +13,8 @@ others for ever. So before each of them every live worker checks in, and when al
 
 A worker's *round* is the number of steps it completed, its *version* how many of them moved its parameters. After a
 collective broke half way some may have completed a step that others have not: those take over the state of a worker that
-did (`source`), so that nobody's work is undone. So do those whose own hands made a gradient not finite.
-A worker that leaves counts as checked in: nobody ever waits for the dead.
+did (`source`), so that nobody's work is undone. So do workers that skipped a step because their own gradient was not finite.
+A worker that leaves counts as checked in, so nobody waits for the dead.
 """
 
 from __future__ import annotations

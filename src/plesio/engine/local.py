@@ -321,7 +321,7 @@ class LocalEngine:
         return f"the weights were in its memory and are lost ({why})"
 
     def _mind_the_server(self) -> None:
-        """One that was stopped hangs nobody for ever: it tells how it stands several times a second once it has begun."""
+        """Give up on a server that is silent for too long: once it has begun, it reports several times a second."""
         now_s = time.monotonic()
         left = any(process.code is None for process in self._processes.workers)
         if left:

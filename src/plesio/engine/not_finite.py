@@ -1,6 +1,6 @@
-"""What is told of contributions that are not finite: a worker's first, and then whenever there are twice as many.
+"""Which contributions with a NaN or an infinity get a line in the report: a worker's 1st, 2nd, 4th, 8th, ...
 
-A model that has diverged sends nothing else. All of them are counted; a line for each would be thousands that say the same.
+A model that has diverged sends nothing else. All of them are counted, but a line for each would be thousands of the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 
 
 class NotFinite:
-    """Counts them, by worker.
+    """Counts them by worker.
 
     >>> counted = NotFinite()
     >>> [counted.once_more(0) for _ in range(5)]

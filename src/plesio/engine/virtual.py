@@ -224,7 +224,7 @@ class VirtualRun:
         self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, None)
 
     def _cut_short(self, index: int) -> None:
-        """What a worker is amid at the end counts up to then, or the longest waits would be none."""
+        """Count what a worker is doing when the run ends up to that time, or the longest waits would be missing."""
         worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
         seat = self.sequencer.members.seats.get(index)
         if worker.state is not State.HERE or not worker.listens or seat is None or worker.latest is None:

@@ -50,7 +50,7 @@ class TimedWorker:
 
     Args:
         timetable: how long its steps take.
-        every: the strategy's answer to how long a worker goes it alone.
+        every: the strategy's answer to how long a worker trains on its own.
         samples: samples a step.
         nbytes: what it sends.
         last: after how many steps it returns.

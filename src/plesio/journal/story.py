@@ -1,7 +1,7 @@
-"""The story a journal tells: a row for what became of each contribution and each worker, in the order it was decided.
+"""A journal for people: one row for what became of each contribution and each worker, in the order it was decided.
 
-A contribution's row stands where it was folded or discarded; one that no fold took has its row at the end. What a
-replay needs and a reader does not (who was given which data) has none.
+A contribution's row is where it was folded or discarded; contributions that were never folded come at the end. Records that
+only a replay needs (who was given which data) have no row.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class WorkerMeter:
             self._exchange(self.ready_s, now_s)
         self.granted_s = now_s
 
-    # The end of a run amid an exchange. Its time counts up to then; but of what has a length of its own, a step or the way
-    # there and back, no span is kept: whoever measures by spans would take a part for the whole.
+    # A run that ends in the middle of an exchange: its time counts up to then. But no span is kept of an unfinished step or
+    # message, since whoever measures by spans would take the part for the whole.
 
     def ended_held(self, now_s: float) -> None:
         """The run ends while the worker is held."""
@@ -112,7 +112,7 @@ class WorkerMeter:
             self._span("wait", self.held_since_s, now_s)
 
     def ended_amid(self, now_s: float, ready_s: float) -> None:
-        """The run ends amid a step, which counts for none: it is done at `ready_s`, and on its way from then on."""
+        """The run ends during a step, which does not count: computed until `ready_s`, and on its way from then on."""
         done_s = min(ready_s, now_s)
         self.compute_s += max(0.0, done_s - self.granted_s)  # where the answer is still on its way, it has not begun
         self.exchange_s += now_s - done_s

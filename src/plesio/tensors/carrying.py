@@ -1,8 +1,8 @@
-"""What goes to the server before training begins: the first worker's weights, and the state its optimizer holds already.
+"""What goes to the server before training begins: the first worker's weights, and the state its optimizer already holds.
 
-An optimizer that was loaded from a file, or that trained before, has momenta and counts. Where the server steps it, they lie
-beside the weights in the run's memory: one buffer of the ring for each key of the state, as all of these are free until the
-first version is published.
+An optimizer that was loaded from a file, or that trained before, has momenta and step counts. If it is to step at the server,
+the worker writes them into the ring of versions, behind the weights: one buffer for each key of the state. These buffers are
+free until the first version is published.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Weighted means over arenas, segment by segment; frozen parameters are left as they are.
 
-Numbers that are not floating point (a batch-norm layer's count of batches) have no mean: the largest is taken, of what came
-and, where that is not of everybody, of what was there: a stale worker is not to take a count back. Those of
-half precision are added up in float32: their sum may be out of their range where their mean is not, and many of them stop
-growing.
+Integers and bools (a batch-norm layer's count of batches) have no mean: the largest value is taken, of those that came and,
+where some workers are missing, of the one that was there before: a stale worker must not set a count back. Half precision is
+summed in float32: a sum can overflow where the mean does not, and a long sum in half precision stops growing.
 
-Where all hold the same bits in a buffer, so does their mean: a causal mask of -inf or of the smallest number there is, or a
-table of constants, which arithmetic would make NaN of, run over, or round a little at each fold.
+Where all workers hold the same bits in a buffer, the mean is those bits. Arithmetic would turn a causal mask of -inf into NaN,
+overflow one of the smallest finite number, and round a table of constants a little at each fold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two tensors over one memory: torch writes both at once, we would give each its own and untie them without a word.
+"""Tensors that overlap in memory are refused: plesio gives each tensor memory of its own, which would untie them silently.
 
-Weights tied as one parameter are one tensor with two names, and stay tied. Tied by memory (`.data =`, a view in a parameter
-or buffer of its own) they cannot be: each tensor travels and lies alone. Where neither is trained that may be meant (a part of
-one mask for each layer, which nobody writes).
+Weights tied as one parameter are one tensor with two names, and stay tied. Weights tied by their memory (`.data =`, or a view
+registered as a parameter or buffer of its own) cannot stay so. Where neither tensor is trained, the overlap may be harmless
+(each layer's part of one mask, which nobody writes), so there is a warning instead.
 """
 
 from __future__ import annotations
