@@ -146,10 +146,9 @@ class Strategy:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""
         first = self.gather.first if isinstance(self.gather, Round) else None
         if first is not None and first > workers:
-            typed = "m" if self.name.startswith("first_of(") else "first"  # the recipe calls it by its paper's letter
             raise StrategyError(
                 f"{self.name}: the first {first} of {workers} workers will never come; "
-                f"allowed: 1 to {workers}; lower {typed}, or start more workers"
+                f"allowed: 1 to {workers}; give a smaller number, or start more workers"
             )
 
     @property
