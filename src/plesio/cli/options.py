@@ -13,6 +13,15 @@ ScriptPath = Annotated[
     Path,
     typer.Argument(metavar="SCRIPT", help="Python file that defines train(worker), and evaluate(model) to measure."),
 ]
+StrategyName = Annotated[
+    str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."
+    ),
+]
 Workers = Annotated[int, typer.Option(help="How many worker processes.")]
 SimulatedWorkers = Annotated[
     int | None, typer.Option(help="How many. Without it as many as the cluster's file describes, 8 of a preset.")
@@ -40,6 +49,7 @@ Untils = Annotated[
                  "accuracy=0.95 (at least; at most for names with loss, error, mse, mae, perplexity or nll in them), "
                  "or at a number of samples, or of steps (a resumed run goes on counting). May be repeated."),
 ]  # fmt: skip
+BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
 Seed = Annotated[int, typer.Option(help="Of everything random: initial weights, order of data, jitter.")]
 EvaluateEveryS = Annotated[float, typer.Option(metavar="SECONDS", help="Pause between two evaluations.")]
 Data = Annotated[

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from plesio.checkpoint import Checkpoint
     from plesio.runner import Run
 
-StrategyName = Annotated[
-    str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."
-    ),
-]
 CheckpointEveryS = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Keep the run this often in its run folder.", show_default=False),
@@ -41,20 +32,19 @@ Resume = Annotated[
     Path | None,
     typer.Option(metavar="RUN", help="Go on from the newest checkpoint of that run folder.", show_default=False),
 ]
-BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
 
 
 def run(
     context: typer.Context,
     script: options.ScriptPath,
-    strategy: StrategyName = "async_sgd",
-    settings: Settings = None,
+    strategy: options.StrategyName = "async_sgd",
+    settings: options.Settings = None,
     workers: options.Workers = 4,
     slow: options.Slows = None,
     pace: options.PaceS = None,
     jitter: options.Jitter = 0.0,
     until: options.Untils = None,
-    budget_s: BudgetS = None,
+    budget_s: options.BudgetS = None,
     seed: options.Seed = 0,
     evaluate_every_s: options.EvaluateEveryS = 0.5,
     data: options.Data = "leases",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from plesio.cli import options
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.run import BudgetS, Settings, StrategyName, show
+from plesio.cli.run import show
 from plesio.cli.script import load
 from plesio.cli.settings import strategy_of
 from plesio.cli.work import work_of
@@ -19,11 +19,11 @@ from plesio.errors import RunInterrupted
 def simulate(
     script: options.ScriptPath,
     cluster: options.ClusterName,
-    strategy: StrategyName = "async_sgd",
-    settings: Settings = None,
+    strategy: options.StrategyName = "async_sgd",
+    settings: options.Settings = None,
     workers: options.SimulatedWorkers = None,
     until: options.Untils = None,
-    budget_s: BudgetS = None,
+    budget_s: options.BudgetS = None,
     seed: options.Seed = 0,
     evaluate_every_s: options.EvaluateEveryS = 0.5,
     data: options.Data = "leases",
