@@ -231,7 +231,7 @@ class ServerOptimizer:
             CheckpointError: they are another optimizer's.
         """
         kind = full_name(self.kind)
-        kept = str(numbers.get("kind", kind))  # an older checkpoint does not say
+        kept = str(numbers["kind"])
         ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
         if kept != kind and not ours:  # a script's class has another module, depending on how the script was started
             raise CheckpointError(
