@@ -1,4 +1,4 @@
-"""The command line: `plesio run`, `plesio compare`, `plesio strategies`."""
+"""The command line: `plesio --help` lists its commands, a file each."""
 
 from plesio.cli.main import app
 
