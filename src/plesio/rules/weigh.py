@@ -23,7 +23,7 @@ class Equal:
 
     normalised: ClassVar[bool] = False
 
-    def weight(self, staleness: int, workers: int, samples: int) -> float:
+    def weight(self, staleness: int, workers: int, work: int) -> float:
         """1."""
         return 1.0
 
@@ -37,7 +37,7 @@ class Inverse:
 
     normalised: ClassVar[bool] = False
 
-    def weight(self, staleness: int, workers: int, samples: int) -> float:
+    def weight(self, staleness: int, workers: int, work: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
         return max(1.0 / max(staleness, 1), SMALLEST)
 
@@ -55,7 +55,7 @@ class Polynomial:
     def __post_init__(self) -> None:
         check.number("Polynomial", "a", self.a, least=0)
 
-    def weight(self, staleness: int, workers: int, samples: int) -> float:
+    def weight(self, staleness: int, workers: int, work: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
         return max(float((1.0 + staleness) ** -self.a), SMALLEST)
 
@@ -75,7 +75,7 @@ class Hinge:
         check.number("Hinge", "a", self.a, above=0)
         check.whole("Hinge", "b", self.b, least=0)
 
-    def weight(self, staleness: int, workers: int, samples: int) -> float:
+    def weight(self, staleness: int, workers: int, work: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
         return 1.0 if staleness <= self.b else max(1.0 / (self.a * (staleness - self.b) + 1.0), SMALLEST)
 
@@ -89,7 +89,7 @@ class DelayAdaptive:
 
     normalised: ClassVar[bool] = False
 
-    def weight(self, staleness: int, workers: int, samples: int) -> float:
+    def weight(self, staleness: int, workers: int, work: int) -> float:
         """The weight of a contribution `staleness` versions stale."""
         return 1.0 if staleness <= workers else max(workers / staleness, SMALLEST)
 
@@ -103,9 +103,9 @@ class BySamples:
 
     normalised: ClassVar[bool] = True
 
-    def weight(self, staleness: int, workers: int, samples: int) -> float:
-        """The samples behind the contribution, or its steps where nobody knows (`Pushed.work`); one at least."""
-        return float(max(samples, 1))
+    def weight(self, staleness: int, workers: int, work: int) -> float:
+        """The work behind the contribution: its samples, or its steps if those are unknown (`Pushed.work`); at least 1."""
+        return float(max(work, 1))
 
     def __str__(self) -> str:
         return "by samples"
