@@ -23,8 +23,8 @@ Promises, asserted here and checked from outside by the tests:
 3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
 4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
-6. a worker is called off once, until it is heard to have dropped its work (or to have sent it before it knew): it may
-   never look, and is not to find a heap of messages then. If the version it goes on from is behind by that time, it is
+6. a worker is called off once, until it is heard to have dropped its work (or to have sent it before it knew): a worker
+   that does not look must not find a pile of messages when it does. If the version it goes on from is old by then, it is
    called off again, for the newest.
 """
 
@@ -190,9 +190,9 @@ class Sequencer:
         self._effects.append(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
 
     def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
-        """A contribution that came whole still counts, though its worker is gone; what it was working on does not."""
+        """A contribution that already came still counts, though its worker is gone; unfinished work does not."""
         seat = self.members.leave(worker, incarnation, self._now_s if finished else None)
-        if worker not in self.members.seats:  # also one that never sat: the data that waits for it is for the others
+        if worker not in self.members.seats:  # also a worker that never joined: its part of the data goes to the others
             self.leases.left(worker)
         if seat is None:
             return
@@ -210,7 +210,7 @@ class Sequencer:
                 self._left(seat.worker, seat.incarnation)
 
     def _waited_for(self, seat: Seat) -> bool:
-        """Whether somebody is held until `seat` pushes: by a fold anybody may be, by clocks only the slowest hold."""
+        """Whether others are held until `seat` pushes: a fold waits for everybody, a clock bound only for the slowest."""
         holds = self._after_fold or seat.clock == self.members.slowest
         return holds and self.members.waiting > 0
 
@@ -231,7 +231,7 @@ class Sequencer:
         if seat is not None:
             seat.heard_s = self._now_s
             self.leases.give_back(self.leases.consume(event.worker, event.batches))
-            self._knows(seat)
+            self._learned(seat)
 
     def _reported(self, event: Reported) -> None:
         """Nothing to decide: it is in the parameters already."""
@@ -275,7 +275,7 @@ class Sequencer:
             if event.number > seat.arrived:
                 seat.arrived, seat.heard_s = event.number, self._now_s
                 self.leases.give_back(self.leases.consume(event.worker, event.batches))
-                self._knows(seat)
+                self._learned(seat)
 
     def _not_finite(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count, but it came: a round does not wait for this worker any longer."""
@@ -303,7 +303,7 @@ class Sequencer:
     # Folds and grants
 
     def _settle(self) -> None:
-        """Fold what is foldable, then let go on whoever may."""
+        """Fold if enough is there, then release whom the rule lets go on."""
         if self._pending and len(self._pending) >= self._wanted:
             self._fold()
         if not self._after_fold and self.members.waiting:
@@ -313,7 +313,7 @@ class Sequencer:
         )
 
     def _count_anew(self) -> None:
-        """Who may contribute to the next fold changed."""
+        """Recompute how many contributions the next fold needs: who can send one has changed."""
         self._wanted = self._gather.size(self._reachable())
 
     def _reachable(self) -> int | None:
@@ -347,13 +347,13 @@ class Sequencer:
             self._cancel_late()
 
     def _cancel_late(self) -> None:
-        """Whoever still computes from an older version, and was not told yet, is told to drop it."""
+        """Cancel the work of all who still compute from an older version and were not told yet."""
         for seat in self.members.seats.values():
             if seat.waiting is None and seat.computing < self.version and not seat.called_off:
                 self._call_off(seat)
 
     def _call_off(self, seat: Seat) -> None:
-        """That answers its next number."""
+        """Cancel what `seat` is computing: that answers the contribution it would have sent next."""
         number, staleness = seat.next_number, self.version - seat.computing
         admission = self.ledger.admit(seat.worker, seat.incarnation, number)
         assert admission is Admission.NEW, "promise 1: a number in the making was not answered"
@@ -361,15 +361,15 @@ class Sequencer:
         self._effects.append(Cancel(seat.worker, number, self.version))
         seat.next_number, seat.computing, seat.called_off = number + 1, self.version, True
 
-    def _knows(self, seat: Seat) -> None:
-        """`seat` knows what it was told last; if it is behind again by now, it is told at once."""
+    def _learned(self, seat: Seat) -> None:
+        """`seat` has learned of its last cancellation; if the version it goes on from is old by now, cancel again."""
         if seat.called_off:
             seat.called_off = False
             if seat.computing < self.version:
                 self._call_off(seat)
 
     def _release_by_clock(self) -> None:
-        """Grant to every waiting worker whom the release rule lets go on: the others only once the slowest moved."""
+        """Release waiting workers by the release rule: all of them if the slowest clock moved, else only the sender."""
         members, slowest = self.members, self.members.slowest
         sender = members.seats.get(self._sender)
         moved, self._released_at = slowest != self._released_at, slowest
