@@ -16,7 +16,7 @@ from typing import Protocol
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
-from plesio.errors import StopRun
+from plesio.errors import StepCancelled, StopRun
 from plesio.fabric.doorbell import Answer, Header, Note
 from plesio.faults import Pace
 from plesio.rules import Every, Gradient
@@ -136,6 +136,21 @@ class Exchange(Protocol):
     def end(self) -> None:
         """The training function returned."""
         ...
+
+
+class WithoutServer:
+    """What exchanges without a server have in common: the optimizer steps in the worker, and nobody calls work off."""
+
+    cancels = False
+    local = True
+
+    def cancelled(self) -> bool:
+        """Never."""
+        return False
+
+    def abandon(self) -> None:
+        """Never asked for."""
+        raise StepCancelled("nobody calls work off without a server")
 
 
 class Used:

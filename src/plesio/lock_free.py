@@ -9,8 +9,8 @@ import msgspec
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
-from plesio.errors import StepCancelled, StopRun
-from plesio.exchange import REPORT_S, Pacer, Standing, Used
+from plesio.errors import StopRun
+from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.doorbell import Doorbell, Header, Note, Report
 from plesio.strategy import Strategy
@@ -19,11 +19,8 @@ from plesio.tensors.replica import Replica
 from plesio.warn import warn_not_finite
 
 
-class SharedMemoryExchange:
+class SharedMemoryExchange(WithoutServer):
     """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
-
-    cancels = False
-    local = True
 
     def __init__(
         self,
@@ -116,14 +113,6 @@ class SharedMemoryExchange:
         self._steps = self._missing = 0
         self._staleness.clear()
         self._reported_s = time.monotonic()
-
-    def cancelled(self) -> bool:
-        """Never: nobody calls work off."""
-        return False
-
-    def abandon(self) -> None:
-        """Never asked for."""
-        raise StepCancelled("nobody calls work off without a server")
 
     def end(self) -> None:
         """The training function returned."""

@@ -24,8 +24,8 @@ from plesio.all_reduce.tally import Tally
 from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
-from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, PlesioError, StepCancelled, StopRun
-from plesio.exchange import REPORT_S, Pacer, Standing, Used
+from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, PlesioError, StopRun
+from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.fabric.doorbell import Doorbell, Header, Note
@@ -42,7 +42,7 @@ PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""
 
 
-class AllReduceExchange:
+class AllReduceExchange(WithoutServer):
     """A worker's part in it.
 
     Args:
@@ -54,9 +54,6 @@ class AllReduceExchange:
         regrouped: waits for the server to name the next group.
         timeout_s: how long to wait for anybody.
     """
-
-    cancels = False
-    local = True
 
     def __init__(
         self,
@@ -369,14 +366,6 @@ class AllReduceExchange:
             self._ring[0].copy_from(self._replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
             self._mirrors = wanted
             self._doorbell.send(Header(Note.MIRRORED, number=wanted, ready_s=time.monotonic()))
-
-    def cancelled(self) -> bool:
-        """Never: nobody calls work off."""
-        return False
-
-    def abandon(self) -> None:
-        """Never asked for."""
-        raise StepCancelled("nobody calls work off without a server")
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is, and those
