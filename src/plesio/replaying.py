@@ -374,11 +374,19 @@ class _Replay:
         return answers
 
     def _answer(self, effect: Grant | Cancel, verdict: Verdict, staleness: int) -> Answer:
-        buffer = self._server.publish(effect.worker)
-        if not effect.number:
+        number = effect.number
+        if not number:  # the first answer says how far this worker was before the run was resumed
             before = self._seats[effect.worker].before
-            return Answer(False, verdict, False, buffer, before.steps, before.contributions, effect.version)
-        return Answer(isinstance(effect, Cancel), verdict, False, buffer, staleness, effect.number, effect.version)
+            number, staleness = before.contributions, before.steps
+        return Answer(
+            cancel=isinstance(effect, Cancel),
+            verdict=verdict,
+            stop=False,
+            buffer=self._server.publish(effect.worker),
+            staleness=staleness,
+            number=number,
+            version=effect.version,
+        )
 
     def _answered(self, effect: Grant | Cancel) -> None:
         if effect.number:

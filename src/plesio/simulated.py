@@ -268,7 +268,15 @@ def _answer(decision: Decision, buffer: int) -> Any:
     """What a worker is told, in its own terms."""
     if isinstance(decision, Leased):
         return LeaseReply(decision.batches, epoch=decision.epoch)
-    if isinstance(decision, Cancel):
-        return Answer(True, Verdict.CANCELLED, False, buffer, 0, decision.number, decision.version)
-    assert isinstance(decision, Grant)
-    return Answer(False, decision.verdict, False, buffer, decision.staleness, decision.number, decision.version)
+    verdict, staleness = Verdict.CANCELLED, 0
+    if isinstance(decision, Grant):
+        verdict, staleness = decision.verdict, decision.staleness
+    return Answer(
+        cancel=isinstance(decision, Cancel),
+        verdict=verdict,
+        stop=False,
+        buffer=buffer,
+        staleness=staleness,
+        number=decision.number,
+        version=decision.version,
+    )

@@ -83,7 +83,16 @@ class Rendezvous:
         """`buffer` of the answer is the call; `staleness`, whether the workers' settings differ."""
         version, mirrors, stopping = self._progress()
         differ, call = int(not outcome.same_settings), int(outcome.call)
-        write_answer(self._answers[worker], False, 0, stopping, call, differ, outcome.generation, version)
+        write_answer(
+            self._answers[worker],
+            cancel=False,
+            verdict=0,
+            stop=stopping,
+            buffer=call,
+            staleness=differ,
+            number=outcome.generation,
+            version=version,
+        )
         if outcome.call is Call.REGROUP:
             source = -1 if outcome.source is None else outcome.source
             self._tell(
