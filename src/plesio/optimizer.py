@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError, ModelMismatchError
+from plesio.tensors.model import self_limiting
 from plesio.warn import warn_written
 
 
@@ -36,8 +37,7 @@ class Parts:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        limited = [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
-        steady = own - {id(one) for module in limited for one in module.parameters(recurse=False)}
+        steady = own - {id(one) for module in self_limiting(model) for one in module.parameters(recurse=False)}
         named = list(model.named_parameters())
         trainable = [(name, one) for name, one in named if one.requires_grad]
         self.frozen: Named = [(name, one) for name, one in named if id(one) in own and not one.requires_grad]

@@ -80,6 +80,15 @@ def device_of(model: nn.Module) -> torch.device:
     return device
 
 
+def self_limiting(model: nn.Module) -> list[nn.Module]:
+    """The modules whose forward pass writes into their own parameters, as `nn.Embedding(max_norm=...)` does.
+
+    >>> self_limiting(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, max_norm=1.0)))
+    [Embedding(3, 2, max_norm=1.0)]
+    """
+    return [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
+
+
 def _groups(optimizer: Optimizer | None) -> dict[int, int]:
     if optimizer is None:
         return {}

@@ -26,7 +26,7 @@ from plesio.rules import Gradient
 from plesio.strategy import Strategy
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
-from plesio.tensors.model import device_of
+from plesio.tensors.model import device_of, self_limiting
 from plesio.warn import warn_frozen
 
 IN_PLACE_BYTES = 1 << 20
@@ -278,8 +278,7 @@ def reads_in_place(layout: Layout, model: nn.Module) -> bool:
     if device_of(model) != CPU:
         return False
     sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind is Kind.TRAINED]
-    writes = any(getattr(module, "max_norm", None) is not None for module in model.modules())
-    return not writes and sum(sizes) >= IN_PLACE_BYTES and sum(sizes) >= IN_PLACE_MEAN_BYTES * len(sizes)
+    return not self_limiting(model) and sum(sizes) >= IN_PLACE_BYTES and sum(sizes) >= IN_PLACE_MEAN_BYTES * len(sizes)
 
 
 def replica_of(
