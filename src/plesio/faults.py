@@ -14,7 +14,7 @@ class Slow:
     """Worker `worker` takes `factor` times as long for each step.
 
     Raises:
-        ConfigurationError: a factor below 1 or infinite, a worker that is no number.
+        ConfigurationError: a factor below 1 or infinite, a worker that is not a whole number.
 
     >>> Slow(worker=0, factor=10)
     Slow(worker=0, factor=10)
@@ -34,7 +34,7 @@ class Kill:
     """Kill a process outright (SIGKILL), `after_s` seconds into training: a worker, or the server if none is named.
 
     Raises:
-        ConfigurationError: a negative time, a worker that is no number.
+        ConfigurationError: a negative time, a worker that is not a whole number.
 
     >>> Kill(worker=1, after_s=2.5)
     Kill(worker=1, after_s=2.5)

@@ -146,7 +146,7 @@ def run(
         on_worker_error: an exception in one worker: "raise" ends the run, "continue" goes on without that worker.
         on_nonfinite: a contribution with a NaN or an infinity: "discard" drops and counts it, "raise" ends the run. If all
             contributions of a run were dropped for that reason, it ends with an error either way.
-        timeout_s: the longest that any process waits for another.
+        timeout_s: seconds after which any wait of a process for another ends in a DeadlineError.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
             not visited yet. In lock step the result is the same as without the interruption, bit for bit; but an

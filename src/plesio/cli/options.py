@@ -50,7 +50,7 @@ Untils = Annotated[
                  "or at a number of samples, or of steps (a resumed run goes on counting). May be repeated."),
 ]  # fmt: skip
 BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
-Seed = Annotated[int, typer.Option(help="Of everything random: initial weights, order of data, jitter.")]
+Seed = Annotated[int, typer.Option(help="Seeds everything random: initial weights, order of data, jitter.")]
 EvaluateEveryS = Annotated[float, typer.Option(metavar="SECONDS", help="Pause between two evaluations.")]
 Data = Annotated[
     str, typer.Option(metavar="leases|shards", help="leases: fast workers take more of the data; shards: equal parts.")

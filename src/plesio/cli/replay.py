@@ -32,7 +32,7 @@ Weights = Annotated[
         "--weights", metavar="FILE", help="Where to write them; beside the journal if left out.", show_default=False
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Go on though script, libraries or machine are not the same.")]
+Force = Annotated[bool, typer.Option("--force", help="Go on even if script, libraries or machine are not the same.")]
 
 
 def replay(

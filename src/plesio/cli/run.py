@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CheckpointEveryS = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Keep the run this often in its run folder.", show_default=False),
+    typer.Option(metavar="SECONDS", help="Write a checkpoint into the run folder this often.", show_default=False),
 ]
 Resume = Annotated[
     Path | None,

@@ -24,7 +24,7 @@ FAILURES_SHOWN = 5
 REDRAW_S = 0.1
 
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds: each is a cluster, a strategy and a mix of faults.")]
-FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Workers of each; drawn from 1 to 6 if not given.")]
 Contributions = Annotated[
     int | None, typer.Option(min=1, help="Contributions of each worker; drawn from 5 to 40 if not given.")

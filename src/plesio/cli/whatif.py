@@ -32,14 +32,16 @@ Names = Annotated[
     str | None,
     typer.Option("--strategies", metavar="A,B,...", help="As for compare. Without it: the eight usual ones."),
 ]
-Workers = Annotated[int | None, typer.Option(help="With so many workers; more are drawn from those there were.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Assume this many workers; any beyond those measured are drawn from them.")
+]
 Bandwidth = Annotated[
     str | None,
     typer.Option(
-        metavar="BYTES", help="Over links that carry so many bytes a second, such as 125MB; without it as was."
+        metavar="BYTES", help="Assume links of this many bytes a second, such as 125MB; without it, as measured."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the steps and workers drawn beyond those measured.")]
+Seed = Annotated[int, typer.Option(help="Seeds the draws of steps and workers beyond those measured.")]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the table.")]
 
 

@@ -1,7 +1,7 @@
 """Hogwild! for sparse models: linear models, matrix factorisation, word2vec, and your own kernel, at memory's speed.
 
 Where an example touches few parameters, threads may update one shared model without locks and hardly ever meet
-(Niu, Recht, Ré and Wright, 2011). The kernels are compiled by Numba: `pip install plesio[hogwild]`.
+(Niu, Recht, Ré and Wright, 2011). The kernels are compiled by Numba: `pip install -e '.[hogwild]'` in a clone.
 
 `plesio.hogwild` is also the recipe for dense models, `ps.run(train, ps.hogwild())`: the module can be called.
 

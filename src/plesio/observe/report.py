@@ -36,13 +36,15 @@ _GLOSSARY = {
     "worker": "One copy of the training loop, working on its own share of the data.",
     "version": "The number of times the global parameters have been changed. Each fold makes the next version.",
     "contribution, fold": "What a worker sends (a gradient, or a change of the parameters), and its being worked into "
-    "the global parameters. A discarded contribution was sent but not used.",
+    "the global parameters. A discarded contribution was not used: it was too stale, it held a NaN, or its step was called "
+    "off.",
     "staleness": "How many versions were made by others between the one a contribution was computed from and its own "
     "fold. A fresh contribution has staleness 0.",
     "waiting": "The share of the workers' time in which they stood still because they had to wait for others.",
     "exchange": "Time a worker spends sending its contribution and taking the new parameters back.",
     "share of ideal": "Steps a second, against the sum of what the workers could each do if nobody ever waited "
-    "and nothing they did was thrown away.",
+    "and nothing they did was thrown away. A worker that never finished a step counts as fast as its longest step that was "
+    "called off: the share is then a lower bound.",
 }
 
 
