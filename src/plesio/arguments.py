@@ -10,6 +10,9 @@ from plesio.recipes import RECIPES, recipe
 from plesio.strategy import Strategy
 from plesio.until import Until
 
+LONGEST_S = 1e6
+"""Eleven days; poll() takes milliseconds in 31 bits, and some waits are for twice the time."""
+
 
 def as_strategy(strategy: Strategy | str | Callable[..., Strategy]) -> Strategy:
     """A strategy, given as one, as the name of a recipe, or as the recipe itself.
@@ -45,11 +48,13 @@ def check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: f
     """Raise `ConfigurationError` for a number out of bounds; there are at `most` so many workers."""
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= most:
         raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {most} on one host")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0 and below 2**63")
     for name, value in (("evaluate_every_s", evaluate_every_s), ("timeout_s", timeout_s)):
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST_S:
+            raise ConfigurationError(
+                f"{name}={value!r}: a number of seconds above 0 and of at most {LONGEST_S:,.0f}, eleven days"
+            )
 
 
 def check_kinds(train: object, evaluate: object, until: object) -> None:

@@ -198,7 +198,7 @@ class SimulatedEngine:
         assert self._judgement is not None
         metrics = self._judgement(self.server.model())
         self.outcome.judged(Evaluation(time_s, version, self.run_of.samples, metrics), self._judgement.raised)
-        self._live.metrics, self._live.evaluate_raised = metrics, self._judgement.raised
+        self._live.judged(metrics, self._judgement.raised)
 
 
 class _Participant:

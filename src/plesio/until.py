@@ -62,17 +62,26 @@ class Until:
         for name, wanted in self.metrics.items():
             got = live.metrics.get(name)
             if got is not None and is_met(name, got, wanted):
-                return f"{name} {wanted:g} reached"
+                return f"{name} {_shown(wanted)} reached"
         samples, steps = samples_before + live.samples, steps_before + live.steps
         now = {"seconds": live.time_s, "samples": samples, "steps": steps}
         for name, limit in self._limits.items():
             if now[name] >= limit:
-                return f"{limit:g} {name} were up"
+                return f"{_shown(limit)} {name} were up" if limit != 1 else f"1 {name.removesuffix('s')} was up"
         return None
 
     def __repr__(self) -> str:
         parts = {**self.metrics, **self._limits}
-        return f"Until({', '.join(f'{name}={value:g}' for name, value in parts.items())})"
+        return f"Until({', '.join(f'{name}={_shown(value)}' for name, value in parts.items())})"
+
+
+def _shown(value: float) -> str:
+    """All its digits: with `:g` 1234567 steps would be 1.23457e+06.
+
+    >>> _shown(1_234_567), _shown(30.0), _shown(0.9512345)
+    ('1234567', '30', '0.9512345')
+    """
+    return f"{value:.15g}"
 
 
 def _is_number(value: object) -> bool:

@@ -21,6 +21,7 @@ from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
 from plesio.cli.work import MetricMissingError, Work, work_of
 from plesio.cluster.presets import PRESETS
+from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.observe.report import finding, write_report
 from plesio.observe.summary import GONE, Summary, telling
@@ -154,9 +155,9 @@ def _run_all(console: Console, path: Path, work: Work, chosen: Sequence[Strategy
         for number, strategy in enumerate(chosen):
             try:
                 summary = work.run(script, strategy, board.watch(number)).summary
-            except MetricMissingError:
-                raise
             except Exception as error:  # one strategy's failure is a row of the table, whatever it was
+                if isinstance(error, MetricMissingError) and not results.rows:
+                    raise  # the others would fail alike
                 why = _first_line(error)
                 results.rows.append(Failed(strategy.name, why))
                 results.details.append(str(error))
@@ -221,6 +222,8 @@ def closing(work: Work, summaries: Sequence[Summary]) -> str:
         words = f"No strategy got to {goals} within {work.budget_s:g} s. {words}"
     elif any(one.time_to(*work.target) is not None for one in summaries):
         return words
+    if sum(one.discarded.get(Verdict.NOT_FINITE.words, 0) for one in summaries) > sum(one.folded for one in summaries):
+        return f"{words} Most contributions held a NaN or an infinity: try a lower learning rate."
     if all(one.ended == "finished" or " stopped the run" in one.ended for one in summaries):
         return f"{words} All were through with train(worker) by then: try more epochs, or a lower target."
     return f"{words} Try more than --budget-s {work.budget_s:g}, or a lower target."

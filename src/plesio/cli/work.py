@@ -55,7 +55,7 @@ def typed(words: str) -> Iterator[None]:
 
 
 class MetricMissingError(ConfigurationError):
-    """`evaluate` does not return what the run is to stop at: no strategy will change that."""
+    """`evaluate` does not return what the run is to stop at: no strategy is likely to change that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Work:
         for name, value in self.metrics.items():
             if live.metrics and name not in live.metrics:
                 raise MetricMissingError(
-                    f"--until {name}={value:g}: evaluate never returns {name!r}; it returns {', '.join(live.metrics)}"
+                    f"--until {name}={value:g}: evaluate does not return {name!r}; it returned {', '.join(live.metrics)}"
                 )
 
     def setting(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from plesio.cluster.check import INFINITE, LEAST, OR_INFINITE, numbers
-from plesio.cluster.faults import AnyFault, Join, Outage, Slow, Turn
+from plesio.cluster.faults import AnyFault, Fault, Join, Outage, Slow, Turn
 from plesio.cluster.steps import StepTime
 from plesio.cluster.timetable import Timetable
 from plesio.errors import ConfigurationError, unknown_name
@@ -35,6 +35,10 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not isinstance(self.workers, int) or isinstance(self.workers, bool) or self.workers < 1:
             raise ConfigurationError(f"Group(workers={self.workers!r}): workers must be a whole number of at least 1")
+        if not isinstance(self.step, StepTime):
+            raise ConfigurationError(
+                f"Group(step={self.step!r}): a law of step times, such as plesio.cluster.Constant(0.1)"
+            )
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,9 +65,17 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.groups:
             raise ConfigurationError("Cluster(groups=()): a cluster has at least one group of workers")
+        for number, group in enumerate(self.groups):
+            if not isinstance(group, Group):
+                raise ConfigurationError(f"groups[{number}]: {group!r}: a plesio.cluster.Group(workers, step)")
         alive: dict[int, bool] = {}
         workers = self.workers
         for number, fault in enumerate(self.faults):
+            if not isinstance(fault, Fault):
+                raise ConfigurationError(
+                    f"faults[{number}]: {fault!r}: a simulated fault is one of plesio.cluster's, such as "
+                    "plesio.cluster.Slow(worker=0, factor=10) or Crash(worker=1, at_s=5); ps.Slow and ps.Kill are for processes"
+                )
             if not isinstance(fault.worker, int) or not 0 <= fault.worker < workers:
                 raise ConfigurationError(f"faults[{number}]: {fault}: there are workers 0 to {workers - 1}")
         for turn in self.turns():

@@ -75,6 +75,10 @@ class Live:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluate_raised: str = ""
 
+    def judged(self, metrics: dict[str, float], raised: str) -> None:
+        """A snapshot was evaluated. A metric that it lacks stays as it was: not every evaluation need measure everything."""
+        self.metrics, self.evaluate_raised = {**self.metrics, **metrics}, raised
+
 
 Watch = Callable[[Live], str | None]
 """Called as the run goes; says why it is to stop, if it is."""

@@ -47,6 +47,7 @@ from plesio.fabric.memory import SharedBlock
 from plesio.faults import Kill
 from plesio.observe.summary import Incident
 from plesio.observe.summary import Logged as LoggedMean
+from plesio.rules import Server
 from plesio.tensors.arena import Layout
 
 START_S = 60.0
@@ -271,7 +272,7 @@ class LocalEngine:
 
     def _evaluated(self, message: Evaluated) -> None:
         self._outcome.judged(message.evaluation, message.raised)
-        self._live.metrics, self._live.evaluate_raised = message.evaluation.metrics, message.raised
+        self._live.judged(message.evaluation.metrics, message.raised)
         self._judged_s = time.monotonic()
         self._final_judged = self._final_judged or message.final
 
@@ -308,6 +309,11 @@ class LocalEngine:
 
     def _what_is_left(self) -> str:
         """Of a run whose server is lost."""
+        if not isinstance(self._job.strategy.via, Server):
+            return (
+                f"under {self._job.strategy.name} no checkpoints are kept: what a run is to go on from, save worker 0's model "
+                "in the training function"
+            )
         keeping = self._job.keeping
         for place in filter(None, (keeping.folder, keeping.resume)):
             with contextlib.suppress(CheckpointError):

@@ -217,7 +217,7 @@ def _lanes(index: int, s: Summary, length: float) -> str:
         if len(spans) > len(shown)
         else ""
     )
-    about = f"waiting {100 * s.waiting_share:.0f}%, from {number(start)} s{more}"
+    about = f"waiting {100 * s.waiting_share:.0f}%, from {number(round(start, 3))} s{more}"
     head = f"<h3>{svg.named(index, s.strategy)}<small>{about}</small></h3>"
     return f'<div class="lanes">{head}{"".join(rows)}</div>'
 
@@ -239,7 +239,8 @@ def staleness(summaries: Sequence[Summary]) -> str:
         beyond = f" The last bar holds all that is staler than {limit:,} too." if cut else ""
         parts.append(
             f'<figure><div class="panels">{panels}</div><figcaption>Staleness of the folded contributions. '
-            "A bar is a share of that worker's contributions; heights compare within a strategy, "
+            f"A bar is a share of that worker's contributions (of all, where there are more than {_HISTOGRAM_ROWS_MAX} workers); "
+            "heights compare within a strategy, "
             f"the horizontal scale is the same for all.{beyond}</figcaption></figure>"
         )
     return "".join(parts)

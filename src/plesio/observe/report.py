@@ -110,8 +110,10 @@ def _finding_of_speed(summaries: Sequence[Summary]) -> str:
         shares = f"{_percent(best.ideal_share)} of the ideal; its workers waited {_percent(best.waiting_share)}"
         return f"{best.strategy} made {rate}, {shares} of the time."
     rival = _rival(order[0], summaries, order[1:])
-    times = f", {number(best.steps_per_s / rival.steps_per_s, 2)} times" if rival.steps_per_s > 0 else ", against"
-    return f"{best.strategy} made the most steps, {rate}{times} the {number(rival.steps_per_s)} of {rival.strategy}."
+    of_rival = f"{number(rival.steps_per_s)} of {rival.strategy}"
+    times = best.steps_per_s / rival.steps_per_s if rival.steps_per_s > 0 else math.inf
+    against = f"{number(times, 2)} times the" if 1.05 <= times < math.inf else "against the"
+    return f"{best.strategy} made the most steps, {rate}, {against} {of_rival}."
 
 
 def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) -> str:
@@ -219,7 +221,10 @@ def _time_cell(time_s: float | None, best: float | None) -> str:
 
 
 def _cells(s: Summary, metric: str | None) -> list[str]:
-    shares = [f"{100 * s.ideal_share:.0f}", f"{100 * s.waiting_share:.0f}"]
+    shares = [
+        f"{'≥ ' if s.ideal_share_is_least else ''}{100 * s.ideal_share:.0f}",
+        f"{100 * s.waiting_share:.0f}",
+    ]
     stale = [f"{s.staleness.mean:.2f}", f"{s.staleness.max:,}"]
     final = number(s.final(metric) if metric else None, 4)
     counts = [f"{count:,}" for count in (s.folded, sum(s.discarded.values()), s.samples)]
@@ -253,7 +258,7 @@ def _incidents(summaries: Sequence[Summary]) -> str:
 
 
 def _losses(s: Summary) -> Iterator[str]:
-    if s.batches_unvisited:
+    if s.batches_unvisited and s.ended == "finished":  # where it was stopped, they are but the rest of the epoch
         yield f"{s.strategy}: {s.batches_unvisited:,} batches were leased out and not folded when the run ended."
     if s.discarded:
         reasons = ", ".join(f"{count:,} ({reason})" for reason, count in sorted(s.discarded.items()))

@@ -69,21 +69,25 @@ class Staleness(msgspec.Struct, frozen=True):
 
 
 LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll")
-"""A metric with one of these in its name is the better the lower it is; any other, the higher."""
+"""A metric with one of these in its name is the better the lower it is; any other, the higher, and so is one that begins
+with `NEGATED`."""
+NEGATED = "neg_"
+"""scikit-learn's way to turn a loss into a score, as in neg_log_loss."""
 
 
 def is_met(metric: str, got: float, wanted: float) -> bool:
     """Whether `got` is as good as `wanted`, or better.
 
-    >>> is_met("accuracy", 0.96, 0.95), is_met("test_rmse", 5.0, 0.9)
-    (True, False)
+    >>> is_met("accuracy", 0.96, 0.95), is_met("test_rmse", 5.0, 0.9), is_met("neg_log_loss", -0.2, -0.3)
+    (True, False, True)
     """
     return got <= wanted if lower_is_better(metric) else got >= wanted
 
 
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of `metric` is better, by its name."""
-    return any(word in metric.lower() for word in LOWER)
+    name = metric.lower()
+    return not name.startswith(NEGATED) and any(word in name for word in LOWER)
 
 
 GONE = ("died", "evicted", "raised")
@@ -193,6 +197,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         """
         ideal = sum(worker.ideal_steps(self.wall_s) for worker in self.workers)
         return (self.steps - sum(worker.in_vain for worker in self.workers)) / ideal if ideal > 0 else 0.0
+
+    @property
+    def ideal_share_is_least(self) -> bool:
+        """Whether `ideal_share` is a lower bound: how fast a worker is that never finished a step, nobody knows."""
+        return any(worker.speed == 0 and worker.called_off_s > 0 for worker in self.workers)
 
     @property
     def waiting_share(self) -> float:

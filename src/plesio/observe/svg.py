@@ -2,7 +2,7 @@
 
 The shapes stretch with the page (`preserveAspectRatio="none"`, strokes that do not scale with them) while the words
 keep their size, so that one chart can be read on a wide screen and on a phone. A strategy is drawn by its index: CSS
-gives class `s0` ... `s7` a colour, and the dash changes with every index, so two lines differ even without colour.
+gives class `s0` ... `s9` a colour, and the dash changes with every index, so two lines differ even without colour.
 
 Everything here takes plain numbers and names, and escapes the names.
 """
@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
-COLOURS = 8
+COLOURS = 10
 LANE_COLUMNS = 900
 LANE_KINDS = ("compute", "wait", "exchange")
 
@@ -100,8 +101,7 @@ def linear_axis(low: float, high: float, wanted: int = 6, *, tight: bool = False
         low, high = first * step, last * step
     slack = step * 1e-6
     values = [k * step for k in range(first, last + 1) if low - slack <= k * step <= high + slack]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return Axis(low, high, False, tuple((value, _tick(value, decimals)) for value in values))
+    return Axis(low, high, False, tuple((value, _tick(value, step)) for value in values))
 
 
 def log_axis(low: float, high: float) -> Axis:
@@ -116,10 +116,20 @@ def log_axis(low: float, high: float) -> Axis:
     return Axis(low, high, True, tuple((v, f"{v:,g}" if v < 1e6 else f"{v:.0e}") for v in values if low <= v <= high))
 
 
-def _tick(value: float, decimals: int) -> str:
-    if abs(value) >= 1e7 or decimals > 5:
-        return f"{value:.2g}"
-    return f"{value:,.{decimals}f}"
+def _tick(value: float, step: float) -> str:
+    """With as many digits as tell it from its neighbours, one `step` away.
+
+    >>> _tick(0.25, 0.05), _tick(123_400_000.0, 100_000.0)
+    ('0.25', '1.234e+08')
+    """
+    decimals = max(0, -_exponent(step))
+    if abs(value) < 1e7 and decimals <= 5:
+        return f"{value:,.{decimals}f}"
+    return f"{value:.{max(2, _exponent(value) - _exponent(step) + 1)}g}" if abs(value) > step / 2 else "0"
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(abs(value)) + 1e-9)
 
 
 def line_chart(
@@ -173,15 +183,8 @@ def _grid(x_axis: Axis, y_axis: Axis) -> str:
 def _line(one: Series, x_axis: Axis, y_axis: Axis) -> str:
     stride = max(1, math.ceil(len(one.points) / _POINTS_MAX))
     points = [*one.points[:-1:stride], *one.points[-1:]]
-    path, pen = [], "M"
-    for x, y in points:
-        if not y_axis.shows(y):
-            pen = "M"
-            continue
-        path.append(f"{pen}{_across(x_axis, x)} {_down(y_axis, y)}")
-        pen = "L"
-    if len(path) == 1:
-        path.append("h3")  # a single evaluation: a dash, as a line needs two ends
+    stretches = groupby(points, key=lambda point: y_axis.shows(point[1]))
+    path = "".join(_stroke(list(stretch), x_axis, y_axis) for shown, stretch in stretches if shown)
     # A stroke of no length with round ends is a dot, and stays round when the plot is stretched.
     dots = "".join(
         f"M{_across(x_axis, x)} {_down(y_axis, y)}h0" for x, y in one.dots if y_axis.shows(y) and x <= x_axis.high
@@ -189,10 +192,16 @@ def _line(one: Series, x_axis: Axis, y_axis: Axis) -> str:
     name = f"<title>{escape(one.name)}</title>"
     return (
         f'<g class="{colour(one.index)}" data-s="{one.index}">{name}'
-        f'<path class="line" d="{"".join(path)}"{_dashes(one.index)}/>'
+        f'<path class="line" d="{path}"{_dashes(one.index)}/>'
         + (f'<path class="dot" d="{dots}"/>' if dots else "")
         + "</g>"
     )
+
+
+def _stroke(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
+    """Through all the points; where there is one only, a dash, as a line needs two ends."""
+    places = [f"{_across(x_axis, x)} {_down(y_axis, y)}" for x, y in points]
+    return f"M{'L'.join(places)}{'h3' if len(places) == 1 else ''}"
 
 
 def colour(index: int) -> str:

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from rich import box
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from plesio.observe.report import byte_size
 from plesio.observe.summary import EXTREMES, Summary, telling
+from plesio.observe.svg import number
 
 WIDTH = 118
 ROOMY = 120
@@ -64,7 +66,7 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             str(one.worker),
             f"{one.steps:,}",
             f"{one.samples:,}",
-            f"{one.speed:,.1f}",
+            f"{one.speed:,.1f}" if one.speed else "-",
             f"{one.waiting_share:.0%}",
             f"{one.exchange_s / one.there_s:.0%}" if one.there_s else "-",
             mean,
@@ -81,7 +83,7 @@ def _headline(summary: Summary) -> str:
     parts = [
         f"{summary.strategy}: {summary.ended}{comma} after {summary.wall_s:.2f} s",
         f"version {summary.version:,}",
-        f"{summary.steps_per_s:,.0f} steps/s ({summary.ideal_share:.0%} of ideal)",
+        f"{summary.steps_per_s:,.0f} steps/s ({_ideal(summary)} of ideal)",
         f"waiting {summary.waiting_share:.0%}",
         f"staleness {stale.mean:.2f} mean, {stale.p50} p50, {stale.p99} p99, {stale.max} max",
         f"{byte_size(summary.bytes)} exchanged",
@@ -182,15 +184,28 @@ def _time_cell(summary: Summary, time: float | None) -> str:
     return f"{time:.2f} s"
 
 
+def _metric_cell(value: float) -> str:
+    """Four decimals where these tell it, else four digits.
+
+    >>> _metric_cell(0.95), _metric_cell(3.2e-5), _metric_cell(9.6e29)
+    ('0.9500', '3.200e-05', '9.600e+29')
+    """
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e6 or not isfinite(value) else number(value, 4)
+
+
+def _ideal(summary: Summary) -> str:
+    return f"{'≥ ' if summary.ideal_share_is_least else ''}{summary.ideal_share:.0%}"
+
+
 def _cells(summary: Summary, metric: str | None) -> list[str]:
     final = summary.final(metric) if metric else None
     return [
         f"{summary.steps_per_s:,.0f}",
-        f"{summary.ideal_share:.0%}",
+        _ideal(summary),
         f"{summary.waiting_share:.0%}",
         f"{summary.staleness.mean:.2f}/{summary.staleness.max}",
         byte_size(summary.bytes),
-        "-" if final is None else f"{final:.4f}",
+        "-" if final is None else _metric_cell(final),
         f"{summary.folded:,}",
         f"{sum(summary.discarded.values()):,}",
         f"{summary.samples:,}",

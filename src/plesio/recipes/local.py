@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plesio.errors import StrategyError
 from plesio.recipes.naming import call
 from plesio.rules import AfterFold, Average, BySamples, Equal, Every, Fresh, Parameters, Round, Seconds, Steps
 from plesio.strategy import Strategy
@@ -25,6 +26,10 @@ def local_sgd(every: int | Every = 16) -> Strategy:
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
     """
     if not isinstance(every, (Steps, Seconds)):
+        if isinstance(every, float):
+            raise StrategyError(
+                f"local_sgd(every={every!r}): whole steps, such as every=16, or every=ps.Seconds({every!r})"
+            )
         every = Steps(every)
     return Strategy(
         name=call(local_sgd, str(every)),
