@@ -16,7 +16,18 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 import plesio as ps
-from plesio.checkpoint import FOLDER, FORMAT, MANIFEST, PREFIX, WEIGHTS, CheckpointStore, Manifest, latest, read
+from plesio.checkpoint import (
+    FOLDER,
+    FORMAT,
+    MANIFEST,
+    PREFIX,
+    WEIGHTS,
+    CheckpointStore,
+    Manifest,
+    check_free,
+    latest,
+    read,
+)
 from plesio.core.sequencer import Sequencer
 from plesio.journal import read_journal
 from plesio.strategy import Strategy
@@ -69,6 +80,20 @@ def put(store: CheckpointStore, version: int, value: float = 0.0) -> Path:
     return store.save(manifest, {"w": torch.full((3,), value)}, {})
 
 
+@pytest.mark.parametrize("keep", [0, -1, True, 1.5, "2"])
+def test_at_least_one_is_kept(keep: Any) -> None:
+    with pytest.raises(ps.ConfigurationError, match=rf"^Checkpoint\(keep={keep!r}\): a whole number of at least 1$"):
+        ps.Checkpoint(keep=keep)
+
+
+@pytest.mark.parametrize("every_s", [0, -1.0, float("nan"), "60"])
+def test_checkpoints_are_some_time_apart(every_s: Any) -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=rf"^Checkpoint\(every_s={every_s!r}\): a number of seconds above 0$"
+    ):
+        ps.Checkpoint(every_s=every_s)
+
+
 # Another run's
 
 
@@ -100,6 +125,18 @@ def test_nor_does_a_run_that_is_resumed_from_elsewhere_or_from_an_older_one(tmp_
         ):
             trained(tmp_path, resume=place, checkpoint=ps.Checkpoint(folder))
     assert contents(folder) == before
+
+
+def test_its_own_folder_is_known_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(CheckpointStore(tmp_path / "ck", keep=1), 1)
+    (tmp_path / "link").symlink_to("ck")
+    monkeypatch.chdir(tmp_path)
+    names = [tmp_path / "ck", Path("ck"), Path("link")]
+    for folder in names:
+        for place in names:
+            check_free(folder, latest(place))
+    with pytest.raises(ps.CheckpointError, match="of another run"):
+        check_free(Path("link"), None)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
@@ -202,6 +239,16 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([alive.name, at(tmp_path, 1).name])
 
 
+def test_what_a_killed_server_of_the_same_number_left_is_removed(tmp_path: Path) -> None:
+    """In a container the same numbers come again and again. What no server names so is left alone."""
+    mine, others = (tmp_path / f".{PREFIX}00000001.{end}" for end in (os.getpid(), "kept"))
+    for one in (mine, others):
+        one.mkdir()
+        (one / WEIGHTS).touch()
+    put(CheckpointStore(tmp_path, keep=1), 1)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([others.name, at(tmp_path, 1).name])
+
+
 def test_one_that_names_no_optimizer_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """It would be taken for any optimizer's, until a key is missing in the server."""
     path = put(CheckpointStore(tmp_path / FOLDER, keep=1), 1)
@@ -285,3 +332,20 @@ def test_updates_after_the_checkpoint_are_counted_by_the_old_journal(tmp_path: P
     assert newest <= got
     undone = "1 update undone" if got - older == 1 else f"{got - older} updates undone"
     assert f"the run had got to version {got}: {undone}" in second.incidents[0].what
+    assert "passing over" not in second.incidents[0].what
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["deleted", "never kept"])
+def test_without_the_old_journal_nobody_knows_what_is_undone(kept: bool, tmp_path: Path) -> None:
+    """That is put on record and no reason to warn."""
+    checkpoint = ps.Checkpoint(tmp_path / "ck")
+    first = ps.run(
+        LONG, "sync_sgd", workers=2, until=CUT, runs=tmp_path / "first" if kept else None, checkpoint=checkpoint,
+        timeout_s=60,
+    )  # fmt: skip
+    if kept:
+        (kept_in_run(first) / "journal.bin").unlink()
+    second = trained(tmp_path, resume=tmp_path / "ck", until=ps.Until(steps=100))
+    said = second.incidents[0].what
+    assert said.endswith("; how many later updates are undone is not known: there is no journal")
+    assert read_journal(kept_in_run(second)).missing is None

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -149,6 +150,34 @@ def test_a_fresh_gradient_is_left_as_it_is(correction: Correction) -> None:
     before = gradient.memory.clone()
     correction.correct(gradient, w, w)
     assert torch.equal(gradient.memory, before), "bit for bit"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DelayCompensation(DelayCompensated(), Arena.private(LAYOUT)),
+        lambda: GapAwareness(GapAware(decay=0.9)),
+        GapDamping,
+    ],
+)
+def test_what_a_checkpoint_keeps_is_all_it_goes_on_from(make: Callable[[], Correction]) -> None:
+    rng = np.random.default_rng(8)
+    one, other = make(), make()
+    for _ in range(3):
+        one.correct(arena(draw(rng)), arena(draw(rng)), arena(draw(rng)))
+        one.stepped(arena(draw(rng)), arena(draw(rng)))
+    kept = one.kept()
+    other.restore(msgspec.json.decode(msgspec.json.encode(kept.numbers)))
+    for name, tensor in other.kept().tensors.items():
+        tensor.copy_(kept.tensors[name])
+    for _ in range(3):
+        g, now, then = draw(rng), arena(draw(rng)), arena(draw(rng))
+        gradients = arena(g), arena(g)
+        for correction, gradient in zip((one, other), gradients, strict=True):
+            correction.correct(gradient, now, then)
+            correction.stepped(then, now)
+        assert torch.equal(gradients[0].memory, gradients[1].memory), "bit for bit"
+        assert not torch.equal(gradients[0].memory, arena(g).memory)
 
 
 def test_gaps_that_overflow_are_not_remembered() -> None:

@@ -119,6 +119,16 @@ def test_nobody_is_given_a_later_epoch_than_it_asked_for() -> None:
 
 
 @pytest.mark.parametrize("stealing", [True, False])
+def test_not_even_one_that_was_given_back(stealing: bool) -> None:
+    leases = DataLeases(2, stealing)
+    leases.take(0, epoch=1, total=4, most=10)
+    leases.left(0)
+    for epoch in (0, 1):
+        rest = leases.take(1, epoch, total=4, most=10)
+        assert sorted(rest) == [(epoch, batch) for batch in range(4)]
+
+
+@pytest.mark.parametrize("stealing", [True, False])
 def test_a_dead_workers_batches_are_visited_in_their_own_epoch(stealing: bool) -> None:
     leases = DataLeases(2, stealing)
     held = leases.take(0, epoch=0, total=8, most=2)
@@ -208,3 +218,10 @@ def test_how_far_the_data_is_given_out(workers: int) -> None:
             assert progress == [2 / 8] * workers
         else:
             assert progress == pytest.approx([2 / 4, 0.0] if workers == 2 else [1 / 3, 0.0, 1 / 2])
+        assert (again.done, again.skipped, again.unvisited) == (2, 0, 6)
+
+
+def test_of_data_shared_out_a_single_batch_is_all_of_a_workers_and_none_is_nothing() -> None:
+    leases = DataLeases(3, stealing=False)
+    leases.take(0, epoch=0, total=2, most=1)
+    assert [leases.progress(worker) for worker in range(3)] == [1.0, 0.0, 1.0]

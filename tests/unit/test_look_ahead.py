@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -427,9 +428,86 @@ def test_one_worker_is_the_plain_optimizer_bit_for_bit(kind: type[Optimizer], se
             assert torch.equal(read[1], gradient[1]), "a model's buffers are taken over whole"
 
 
+NORMED = (
+    TensorSpec("a", (5,), "float32", Kind.TRAINED, 0),
+    TensorSpec("statistics", (3,), "float32", Kind.BUFFER),
+)
+
+
+@pytest.mark.parametrize("settings", [MOMENTUM, {"lr": 0.1}], ids=["look-ahead", "no momentum"])
+def test_a_models_buffers_move_by_the_share_of_the_workers_that_came(settings: dict[str, Any]) -> None:
+    start, ones = ([make(spec.shape) for spec in NORMED] for make in (torch.zeros, torch.ones))
+    server = Server(partial(SGD, **settings), 4, NORMED, start)
+    for worker, wanted in ((1, 1 / 4), (2, 1 - (3 / 4) ** 2)):
+        server.push(worker, ones)
+        for read in (server.sent(worker), server.now()):
+            torch.testing.assert_close(read[1], torch.full((3,), wanted))
+
+
+def test_and_by_that_of_all_in_a_buffer() -> None:
+    start, ones = ([make(spec.shape) for spec in NORMED] for make in (torch.zeros, torch.ones))
+    server = Server(partial(SGD, lr=0.1), 4, NORMED, start, buffered(2))
+    for worker in (0, 3):
+        server.hold(worker, ones)
+    torch.testing.assert_close(server.now()[1], torch.zeros(3))
+    server.fold_held((0, 3), 1, 1 / 2)
+    torch.testing.assert_close(server.now()[1], torch.full((3,), 1 / 2))
+
+
 def test_an_optimizer_without_momentum_is_folded_as_it_is() -> None:
     for make in (partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)):
         assert isinstance(Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder, Folding)
+
+
+@pytest.mark.parametrize("first", [0.0, 0.9])
+def test_a_momentum_in_one_group_is_looked_ahead_by(first: float) -> None:
+    make = groups_of(SGD, {**MOMENTUM, "momentum": first}, {"momentum": 0.9 - first})
+    assert isinstance(Server(make, 2, APART, shaped(np.zeros(ELEMENTS))).folder, LookAheadFolding)
+
+
+DAMPENED = {**MOMENTUM, "dampening": 0.3}
+
+
+def test_whoever_comes_back_begins_its_momentum_as_torch_begins_one() -> None:
+    """With the whole first gradient; dampening holds from the second one on."""
+    server, _ = pair(SGD, DAMPENED, 2)
+    for worker, momentum in ((0, 1.0), (0, 0.9 + 0.7), (1, 1.0)):
+        server.push(worker, shaped(np.ones(ELEMENTS)))
+        np.testing.assert_allclose(server.momenta[worker].flat[0].numpy(), momentum)
+        server.ring.of(worker).copy_from(server.ring.buffers[server.folder.snapshot(EVALUATOR)])  # no gap to damp
+    server.folder.forget(0)
+    server.folder.publish(0)
+    server.push(1, shaped(np.zeros(ELEMENTS)))
+    server.folder.publish(0)
+    server.ring.of(0).copy_from(server.ring.buffers[server.folder.snapshot(EVALUATOR)])
+    server.push(0, shaped(np.ones(ELEMENTS)))
+    np.testing.assert_allclose(server.momenta[0].flat[0].numpy(), 1.0)
+
+
+def test_a_momentum_that_an_optimizer_brings_is_dampened_from_the_next_gradient_on() -> None:
+    tensors = shaped(np.random.default_rng(1).normal(size=ELEMENTS))
+    optimizer = SGD(tensors, **DAMPENED)
+    gradients = [shaped(one) for one in np.random.default_rng(3).normal(size=(5, ELEMENTS))]
+
+    def step(gradient: Sequence[torch.Tensor]) -> None:
+        for tensor, slope in zip(tensors, gradient, strict=True):
+            tensor.grad = slope
+        optimizer.step()
+
+    step(gradients[0])
+    step(gradients[1])
+    server = Server(lambda new: SGD(new, **DAMPENED), 1, SPECS, tensors)
+    carried = Carried.by(optimizer, tensors)
+    assert carried is not None
+    arenas = [Arena.private(Layout(SPECS)) for _ in range(1 + len(carried.keys))]
+    torch_goes_on = copy.deepcopy(optimizer.state_dict())
+    hand_over(optimizer, carried, tensors, arenas, first=True)
+    optimizer.load_state_dict(torch_goes_on)
+    server.folder.begin_from(carried, arenas[1:])
+    for gradient in gradients[2:]:
+        server.push(0, gradient, 1.0)
+        step(gradient)
+        assert all(torch.equal(got, want) for got, want in zip(server.now(), tensors, strict=True))
 
 
 APART = (SPECS[0], TensorSpec("b", (8,), "float64", Kind.TRAINED, 1))

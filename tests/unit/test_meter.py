@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plesio.observe.meter import Meter, WorkerMeter
-from plesio.observe.summary import WorkerSummary
+from plesio.observe.summary import Staleness, Summary, WorkerSummary, telling
 
 
 def a_meter() -> tuple[Meter, WorkerMeter]:
@@ -100,12 +100,74 @@ def test_a_wait_that_lasts_to_the_end_is_one() -> None:
     ]  # fmt: skip
 
 
+def test_every_stretch_of_an_exchange_is_on_the_timeline_since_training_began() -> None:
+    """Also what went into a step that was called off, in which nothing was finished."""
+    meter = Meter(1)
+    meter.begin(100.0)
+    one = meter.workers[0]
+    one.pushed(102.0, steps=3, samples=1)
+    one.held_since_s = 102.5
+    one.granted(105.5, released_s=105.0)
+    one.cancelled(107.0)
+    one.pushed(108.0, steps=1, samples=1)
+    one.held_since_s = 108.25
+    one.granted(108.5, None)
+    assert [(span.kind, span.start_s, span.end_s, span.steps) for span in meter.timeline()] == [
+        ("compute", 0.0, 2.0, 3), ("exchange", 2.0, 2.5, 0), ("wait", 2.5, 5.0, 0), ("exchange", 5.0, 5.5, 0),
+        ("compute", 5.5, 7.0, 0), ("compute", 7.0, 8.0, 1), ("exchange", 8.0, 8.5, 0),
+    ]  # fmt: skip
+    found = one.summary(0)
+    assert (found.compute_s, found.wait_s, found.exchange_s) == (4.5, 2.5, 1.5)
+
+
+def test_what_was_reported_is_computing_then_a_wait_then_an_exchange() -> None:
+    meter, one = a_meter()
+    one.reported(10.0, steps=4, samples=64, wait_s=3.0, exchange_s=1.0)
+    one.reported(20.0, steps=5, samples=80, wait_s=0.0)
+    assert [(span.kind, span.start_s, span.end_s, span.steps) for span in meter.timeline()] == [
+        ("compute", 0.0, 6.0, 4), ("wait", 6.0, 9.0, 0), ("exchange", 9.0, 10.0, 0), ("compute", 10.0, 20.0, 5),
+    ]  # fmt: skip
+    found = one.summary(0)
+    assert (found.compute_s, found.wait_s, found.exchange_s) == (16.0, 3.0, 1.0)
+    assert (found.steps, found.samples, meter.steps, meter.samples) == (9, 144, 9, 144)
+    assert found.waiting_share == pytest.approx(3 / 20)
+
+
+def test_what_does_not_count_is_counted_by_worker_and_by_reason() -> None:
+    meter = Meter(2)
+    for worker, reason in ((0, "stale"), (1, "stale"), (1, "cancelled")):
+        meter.dropped(worker, reason)
+    assert [one.summary(0).discarded for one in meter.workers] == [1, 2]
+    assert meter.discarded == {"stale": 2, "cancelled": 1}
+
+
 def test_of_steps_reported_together_the_last_is_lost() -> None:
     meter, one = a_meter()
     one.reported(1.0, steps=10, samples=10, wait_s=0.0)
     meter.dropped(0, "not finite")
     assert counted(one) == (10, 1)
     assert one.summary(0).speed == pytest.approx(10.0)
+
+
+def test_the_share_of_waiting_is_of_all_the_time_that_workers_took_part() -> None:
+    workers = (
+        WorkerSummary(0, 1, 1, 1, 0, compute_s=2.0, wait_s=3.0, exchange_s=5.0, speed=1.0),
+        WorkerSummary(1, 1, 1, 1, 0, compute_s=8.0, wait_s=1.0, exchange_s=1.0, speed=1.0),
+    )
+    run = Summary(
+        strategy="own", recipe="own", workers=workers, wall_s=10.0, version=2, steps=2, samples=2, folded=2,
+        discarded={}, bytes=0, staleness=Staleness(),
+    )  # fmt: skip
+    assert [one.waiting_share for one in workers] == [0.3, 0.1]
+    assert run.waiting_share == pytest.approx(4 / 20)
+
+
+@pytest.mark.parametrize(("workers", "shown"), [(16, 16), (17, 16), (24, 16)])
+def test_of_more_workers_than_can_be_shown_the_slowest_and_the_fastest_are(workers: int, shown: int) -> None:
+    every = [WorkerSummary(k, 1, 1, 1, 0, 1.0, 0.0, 0.0, speed=k) for k in range(workers)]
+    found = [one.worker for one in telling(every)]
+    assert found == [*range(8), *range(workers - 8, workers)]
+    assert len(found) == shown
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plesio import recipes
-from plesio.core.events import Grant, Joined, Leased, LeaseWanted, Left, Reported, Verdict
+from plesio.core.events import Abandoned, Grant, Joined, Leased, LeaseWanted, Left, Reported, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from support.sequencing import Run, only
@@ -59,6 +59,20 @@ def test_batches_a_worker_will_not_use_go_to_somebody_else() -> None:
     assert set(rest) < set(run.lease(1, most=10))
     run.push(0, batches=1)
     assert run.leases.done == 1, first
+
+
+def test_the_data_of_a_worker_that_came_back_is_not_its_older_incarnations() -> None:
+    run = Run(recipes.async_sgd(), workers=2)
+    run.join(0)
+    run.lease(0, most=2)
+    late = (Abandoned(0, 1, batches=1), LeaseWanted(0, 1, epoch=0, total=6, most=1, unused=1))
+    assert [run.sequencer.receive(event, 0.0) for event in late] == [[], []]
+    run.push(0, batches=2)
+    assert (run.leases.done, run.leases.unvisited) == (2, 4)
+    run.die(0)
+    late = (Abandoned(0, 2, batches=1), LeaseWanted(0, 2, epoch=0, total=6, most=1))
+    assert [run.sequencer.receive(event, 0.0) for event in late] == [[], []]
+    assert len(run.lease(1, most=10)) == 4
 
 
 def test_what_the_fabric_folded_itself_is_counted() -> None:

@@ -148,6 +148,13 @@ def test_a_newer_incarnation_fences_the_older_one() -> None:
     assert granted(run.push(0)) == [0], "the old one's end is not the new one's"
 
 
+def test_a_join_that_comes_twice_is_fenced_and_its_worker_keeps_its_seat() -> None:
+    run = Run(recipes.async_sgd())
+    run.push(0)
+    assert run.sequencer.receive(Joined(0, 1), 0.0) == [Discard(0, 1, 0, Verdict.FENCED, 0)]
+    assert granted(run.push(0)) == [0]
+
+
 def test_a_push_with_a_number_far_ahead_is_refused() -> None:
     run = Run(recipes.async_sgd())
     assert [type(one) for one in run.push_number(0, 1000)] == [Discard]

@@ -20,6 +20,7 @@ from plesio.rules import (
     Average,
     Buffer,
     BySamples,
+    DelayAdaptive,
     DelayCompensated,
     Each,
     Equal,
@@ -130,6 +131,13 @@ def test_answers_has_one_line_a_question() -> None:
     assert all(recipes.async_sgd().answers().values())
 
 
+@pytest.mark.parametrize("weigh", [Equal(), Inverse(), Polynomial(), Hinge(), DelayAdaptive(), BySamples()], ids=repr)
+def test_every_weight_says_what_it_is_in_words(weigh: rules.Weigh) -> None:
+    words = Strategy(name="own", weigh=weigh).answers()["weigh"]
+    assert words
+    assert type(weigh).__name__ not in words
+
+
 @pytest.mark.parametrize(
     ("correct", "kind", "look_ahead"),
     [
@@ -224,6 +232,16 @@ BAD_PAIRS = [
         {"gather": Buffer(3), "correct": GapAware()},
         ["correct=gap-aware", "gather=buffer of 3", "use gather=Each()"],
     ),
+    (
+        {
+            "gather": Round(),
+            "admit": FRESH,
+            "release": AfterFold(),
+            "correct": WorkerMomentum(),
+            "adopt": LookAhead(),
+        },
+        ["correct=momentum by worker", "gather=round of all", "use gather=Each() or Buffer(k)"],
+    ),
     ({"adopt": LookAhead()}, ["adopt=look-ahead", "correct=none", "use both or neither"]),
     ({"correct": WorkerMomentum()}, ["adopt=replace", "correct=momentum by worker", "use both or neither"]),
     ({"via": SharedMemory(), "gather": Buffer(2)}, ["via=shared memory", "gather=buffer of 2", "use gather=Each()"]),
@@ -297,6 +315,9 @@ BAD_NUMBERS = [
     (lambda: Seconds(0), "Seconds(seconds=0): seconds must be a number above 0"),
     (lambda: Seconds(float("inf")), "Seconds(seconds=inf): seconds must be a number above 0"),
     (lambda: Seconds(float("nan")), "Seconds(seconds=nan): seconds must be a number above 0"),
+    (lambda: Round(first=0), "Round(first=0): first must be a whole number of at least 1"),
+    (lambda: Buffer(0), "Buffer(k=0): k must be a whole number of at least 1"),
+    (lambda: Within(-1), "Within(clocks=-1): clocks must be a whole number of at least 0"),
     (lambda: Fresh(-1), "Fresh(within=-1): within must be a whole number of at least 0"),
     (lambda: Polynomial(-0.5), "Polynomial(a=-0.5): a must be a number of at least 0"),
     (lambda: Hinge(a=0), "Hinge(a=0): a must be a number above 0"),
@@ -370,6 +391,16 @@ def test_a_missing_setting_is_named_with_an_example() -> None:
 )
 def test_an_unknown_correction_or_weight_lists_the_known_ones(build: Callable[[], Any], said: str) -> None:
     assert refusal(build).startswith(said)
+
+
+def test_an_answer_in_a_file_that_nobody_knows_lists_the_known_ones() -> None:
+    data = {**recipes.sync_sgd().as_data(), "gather": {"is": "Rounds", "first": None}}
+    message = refusal(lambda: Strategy.from_data("own", data))
+    assert "answer to gather" in message
+    assert "'Rounds'" in message
+    assert "Round" in message.replace("'Rounds'", "")
+    data["gather"].pop("is")
+    assert "answer to gather" in refusal(lambda: Strategy.from_data("own", data))
 
 
 def test_settings_reach_the_recipe() -> None:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from plesio.errors import ConfigurationError
+from plesio.recipes.asynchronous import async_sgd, buffered
+from plesio.rules import DelayCompensated
+from plesio.strategy import Strategy
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.finite import PIECE, FiniteCheck, is_finite
+from plesio.tensors.folding import state_copies
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.outer import kept_copies
+from plesio.tensors.outer import ServerOptimizer, kept_copies
 from plesio.tensors.versions import Versions
 
 specs = st.lists(
@@ -104,6 +111,19 @@ def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
     part.views[0].normal_()
     mean_into(out, [part], [1.0])
     assert torch.equal(out.views[0], part.views[0])
+
+
+def test_equal_shares_are_summed_first_and_divided_once() -> None:
+    """As torch's own mean over workers does it, to the last bit."""
+    layout = Layout(MODEL)
+    generator = torch.Generator().manual_seed(1)
+    parts = [Arena.private(layout) for _ in range(3)]
+    for part in parts:
+        part.views[0].normal_(generator=generator)
+    first, second, third = (part.views[0].clone() for part in parts)
+    mean_into(parts[0], parts, [1 / 3] * 3)
+    assert torch.equal(parts[0].views[0], (first + second + third) * (1 / 3))
+    assert not torch.equal(parts[0].views[0], first * (1 / 3) + second * (1 / 3) + third * (1 / 3))
 
 
 @pytest.mark.parametrize(("dtype", "value", "count"), [("float16", 30_000.0, 4), ("bfloat16", 1.0, 600)])
@@ -372,6 +392,24 @@ def test_what_an_optimizer_keeps_is_known_before(optimizer: object, copies: int)
     assert kept_copies(OptimizerSpec.of(built), laid_out((2,))) == copies
 
 
+@pytest.mark.parametrize(
+    ("strategy", "momentum", "copies"),
+    [
+        (async_sgd(DelayCompensated(adaptive=True)), 0.0, 1),  # the mean square
+        (async_sgd(DelayCompensated(adaptive=False)), 0.0, 0),
+        (async_sgd("gap_aware"), 0.0, 0),
+        (async_sgd("plain"), 0.9, 1),
+        (buffered(3, correct="plain"), 0.0, 1),  # one buffer, however many go into it
+        (async_sgd(), 0.9, 1 + 4),  # a momentum for each worker
+        (buffered(3), 0.9, 1 + 4 + 3),  # and what is held
+        (buffered(3), 0.0, 1),
+    ],
+)
+def test_what_a_strategy_keeps_is_known_before(strategy: Strategy, momentum: float, copies: int) -> None:
+    spec = OptimizerSpec.of(torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=momentum))
+    assert state_copies(strategy, spec, laid_out((2,)), workers=4) == copies
+
+
 def laid_out(*shapes: tuple[int, ...]) -> Layout:
     return Layout([TensorSpec(f"t{i}", shape, "float32", Kind.TRAINED, 0) for i, shape in enumerate(shapes)])
 
@@ -396,6 +434,55 @@ def test_an_optimizer_that_fails_when_tried_is_refused() -> None:
     spec = OptimizerSpec.of(torch.optim.Muon([nn.Parameter(torch.zeros(5, 3))]))
     with pytest.raises(ConfigurationError, match=r"Muon cannot step at the server: .* ValueError: .*such as local_sgd"):
         kept_copies(spec, laid_out((5, 3, 2)))
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in the group itself, as schedule-free optimizers do, and steps by a part of the rate."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr, "steps": 0})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["steps"] += 1
+            for one in group["params"]:
+                one.data.sub_(one.grad, alpha=group["lr"] / group["steps"])
+
+
+def server_optimizer(optimizer: torch.optim.Optimizer, layout: Layout) -> ServerOptimizer:
+    return ServerOptimizer(OptimizerSpec.of(optimizer), filled(layout, 0.0), lambda: Arena.private(layout))
+
+
+def test_what_an_optimizer_counts_in_its_groups_outlives_new_settings_and_a_checkpoint() -> None:
+    layout = laid_out((3,))
+    weights, gradient = filled(layout, 0.0), filled(layout, 1.0)
+    first = server_optimizer(Counting([torch.zeros(3)]), layout)
+    for _ in range(2):
+        first.step(weights, weights, gradient, 1.0)
+    first.set_groups([{**group, "lr": 0.5, "initial_lr": 1.0} for group in first.groups])  # a scheduler came
+    first.step(weights, weights, gradient, 1.0)
+    second = server_optimizer(Counting([torch.zeros(3)]), layout)
+    second.restore(msgspec.json.decode(msgspec.json.encode(first.kept().numbers)))
+    second.step(weights, weights, gradient, 1.0)
+    torch.testing.assert_close(weights.views[0], torch.full((3,), -(1 + 1 / 2 + 0.5 / 3 + 0.5 / 4)))
+
+
+@pytest.mark.parametrize(
+    "register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook], ids=["before", "after"]
+)
+def test_a_hook_for_every_optimizer_does_not_see_the_servers(register: Any) -> None:
+    layout = laid_out((3,))
+    weights, seen = filled(layout, 0.0), []
+    handle = register(lambda *_: seen.append(1))
+    try:
+        server_optimizer(torch.optim.Adam([torch.zeros(3)]), layout).step(weights, weights, filled(layout, 1.0), 1.0)
+        assert not seen
+        own = nn.Parameter(torch.zeros(3))
+        own.grad = torch.ones(3)
+        torch.optim.Adam([own]).step()
+        assert seen == [1]
+    finally:
+        handle.remove()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])

@@ -76,6 +76,16 @@ def test_a_weighted_async_step_is_smaller_by_its_weight() -> None:
     assert fold.scale == pytest.approx(1 / 2 * 1 / 4)
 
 
+@pytest.mark.parametrize("weigh", [Inverse(), Polynomial(), Hinge(b=2), DelayAdaptive()], ids=repr)
+def test_every_weight_by_staleness_makes_the_step_smaller(weigh: Weigh) -> None:
+    run = Run(recipes.async_sgd(weigh=weigh), workers=2)
+    for _ in range(4):
+        run.push(0)
+    (fold,) = only(Fold, run.push(1))
+    assert fold.scale == pytest.approx(1 / 2 * weigh.weight(4, 2, 32))
+    assert fold.scale < 1 / 2
+
+
 @pytest.mark.parametrize(("folded", "workers", "expected"), [(1, 4, 0.25), (3, 4, 0.75), (4, 4, 1.0), (9, 4, 1.0)])
 def test_a_fold_of_k_of_n_moves_by_k_nths_of_the_rate(folded: int, workers: int, expected: float) -> None:
     assert UserOptimizer().scale(folded, workers) == expected
