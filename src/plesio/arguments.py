@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.faults import Pace
 from plesio.recipes import RECIPES, recipe
+from plesio.simulated import Simulated
 from plesio.strategy import Strategy
 from plesio.until import Until
 
@@ -57,8 +59,16 @@ def check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: f
             )
 
 
-def check_kinds(train: object, evaluate: object, until: object) -> None:
-    """Raise `ConfigurationError` for something else than a function or an `Until`, or a target nobody measures."""
+def check_kinds(train: object, engine: object, evaluate: object, until: object, watch: object, runs: object) -> None:
+    """Raise `ConfigurationError` for an argument of another kind than it must be, or a target nobody measures."""
+    if engine != "local" and not isinstance(engine, Simulated):
+        raise ConfigurationError(
+            f"engine={engine!r}: 'local', or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
+        )
+    if watch is not None and not callable(watch):
+        raise ConfigurationError(f"watch={watch!r}: a function that takes the state of the run")
+    if runs is not None and not isinstance(runs, (str, Path)):
+        raise ConfigurationError(f"runs={runs!r}: a folder for run folders, such as 'runs'")
     if not callable(train):
         raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
     if evaluate is not None and not callable(evaluate):

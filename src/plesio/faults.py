@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plesio.errors import ConfigurationError
@@ -91,8 +92,10 @@ class Pace:
         return self.step_s * max(0.0, rng.gauss(1.0, self.jitter)) if self.jitter else self.step_s
 
 
-def check_faults(faults: list[Fault] | tuple[Fault, ...], workers: int) -> None:
-    """Raise `ConfigurationError` for a fault of a worker that there is not."""
+def check_faults(faults: Sequence[Fault], workers: int) -> None:
+    """Raise `ConfigurationError` for a fault of a worker that there is not, or for something else than faults."""
+    if not isinstance(faults, (list, tuple)):
+        raise ConfigurationError(f"faults={faults!r}: a list of ps.Slow(...) and ps.Kill(...)")
     for fault in faults:
         if not isinstance(fault, (Slow, Kill)):
             raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")

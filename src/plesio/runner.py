@@ -36,7 +36,6 @@ from plesio.until import Until
 from plesio.whatif import advice
 from plesio.working_directory import check_working_directory
 
-ENGINES = ("local",)
 _turn = threading.Lock()
 _refusal = ""
 
@@ -175,16 +174,14 @@ def run(
     strategy = as_strategy(strategy)
     pace = as_pace(pace)
     simulated = isinstance(engine, Simulated)
-    if not isinstance(engine, Simulated):
-        check_choice("engine", engine, ENGINES)
     check_choice("data", data, DATA)
     check_choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
     check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
     check_numbers(workers, seed, evaluate_every_s, timeout_s, SIMULATED_MAX if simulated else PROCESSES_MAX)
-    check_kinds(train, evaluate, until)
+    check_kinds(train, engine, evaluate, until, watch, runs)
     _check_runs_when_called(train)
     strategy.check_workers(workers)
-    check_faults(tuple(faults), workers)
+    check_faults(faults, workers)
     job = Job(
         train=train,
         strategy=strategy,

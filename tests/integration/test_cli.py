@@ -414,7 +414,17 @@ def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", script(metric="error"), "--workers", "1", "--until", "accuracy=0.9"]) == 2
-    assert "evaluate never returns 'accuracy'; it returns error" in capsys.readouterr().err
+    assert "evaluate does not return 'accuracy'; it returned error" in capsys.readouterr().err
+
+
+def test_a_metric_that_does_not_come_any_more_is_that_strategys_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    count = "Path('begun').open('a').write('x')"
+    path = script(first=count, metric='accuracy" if Path("begun").read_text() == "x" else "error')
+    options = ["--strategies", "async_sgd,buffered", "--workers", "1", "--until", "accuracy=2", "--until", "steps=20"]
+    assert main(["compare", path, *options]) == 1
+    out = capsys.readouterr().out
+    assert "async_sgd did not reach accuracy 2 " in out
+    assert "buffered(k=2) failed: --until accuracy=2: evaluate does not return 'accuracy'; it returned error" in out
 
 
 # What cannot be

@@ -252,18 +252,27 @@ def test_printing_a_run_says_what_it_cost() -> None:
     ("arguments", "words"),
     [
         ({"workers": 0}, r"workers=0: a whole number from 1 to"),
-        ({"workers": 2, "engine": "slurm"}, r"unknown engine 'slurm'; known: local"),
+        ({"workers": 2, "engine": "slurm"}, r"engine='slurm': 'local', or ps\.Simulated\(cluster\)"),
+        ({"workers": 2, "engine": ps.Simulated}, r"engine=<class .*>: 'local', or ps\.Simulated\(cluster\)"),
+        ({"workers": 2, "engine": ps.Cluster.preset("uniform", 2)}, r"'local', or ps\.Simulated\(cluster\)"),
+        ({"workers": 2, "faults": ps.Slow(worker=0, factor=2)}, r"faults=Slow\(.*\): a list of ps\.Slow"),
+        ({"workers": 2, "watch": 1}, r"watch=1: a function that takes the state of the run"),
+        ({"workers": 2, "runs": True}, r"runs=True: a folder for run folders, such as 'runs'"),
         ({"workers": 2, "strategy": "asynch"}, r"unknown strategy 'asynch'; known: allreduce, .* did you mean"),
         ({"workers": 2, "strategy": ps.first_of(3)}, r"the first 3 of 2 workers will never come; allowed: 1 to 2"),
         ({"workers": 2, "until": ps.Until(accuracy=0.9)}, r"needs evaluate=, a function that measures accuracy"),
         ({"workers": 2, "faults": [ps.Slow(worker=5, factor=2)]}, r"there are workers 0 to 1"),
         ({"workers": 2, "data": "split"}, r"unknown data 'split'; known: leases, shards"),
         ({"workers": 2, "timeout_s": 0}, r"timeout_s=0: a number of seconds above 0"),
+        ({"workers": 2, "timeout_s": float("inf")}, r"timeout_s=inf: a number .* of at most 1,000,000"),
+        ({"workers": 2, "evaluate_every_s": 3e6}, r"evaluate_every_s=3000000\.0: a number .* of at most 1,000,000"),
+        ({"workers": 2, "evaluate_every_s": True}, r"evaluate_every_s=True: a number of seconds"),
         ({"workers": 2, "pace": "fast"}, r"pace='fast': seconds a step, such as 0\.02, or ps\.Pace\(step_s=0\.02"),
         ({"workers": 2, "pace": True}, r"pace=True: seconds a step"),
         ({"workers": 2, "pace": -0.02}, r"Pace\(step_s=-0\.02\): step_s must be a number of seconds of at least 0"),
         ({"workers": 2, "pace": float("inf")}, r"Pace\(step_s=inf\): step_s must be a number of seconds"),
         ({"workers": 2, "seed": -1}, r"seed=-1"),
+        ({"workers": 2, "seed": 2**63}, r"seed=9223372036854775808: .* below 2\*\*63"),
         ({"workers": 2, "on_nonfinite": "ignore"}, r"unknown on_nonfinite 'ignore'; known: discard, raise"),
     ],
 )
@@ -280,6 +289,31 @@ def test_a_metric_nobody_measures_is_not_waited_for() -> None:
 def test_an_evaluation_that_returns_no_numbers_is_explained() -> None:
     with pytest.raises(ps.PlesioError, match=r"evaluate returned 0\.5; it is to return names and numbers"):
         ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=half, until=ps.Until(seconds=20))
+
+
+class MeasuresThisThenThat:
+    """Its metrics take turns."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        self.calls += 1
+        return {"accuracy": 0.1} if self.calls % 2 else {"auc": 0.5 + 0.1 * self.calls}
+
+
+def test_not_every_evaluation_need_measure_everything() -> None:
+    run = ps.run(
+        partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=100),
+        ps.async_sgd(),
+        workers=1,
+        engine=ps.Simulated("uniform"),
+        evaluate=MeasuresThisThenThat(),
+        evaluate_every_s=1.0,
+        until=ps.Until(accuracy=0.9, seconds=4.5),
+    )
+    assert run.ended == "4.5 seconds were up"
+    assert [list(one.metrics) for one in run.history[:3]] == [["accuracy"], ["auc"], ["accuracy"]]
 
 
 def half(model: nn.Module) -> float:

@@ -17,6 +17,7 @@ from plesio.cli.compare import closing
 from plesio.cli.work import work_of
 from plesio.observe.report import byte_size, finding, setting, write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
+from plesio.observe.tables import compare_table, render, run_table
 
 FAST_S, SLOW_S, EXCHANGE_S = 0.008, 0.08, 0.0006
 WORKERS = 4
@@ -371,6 +372,40 @@ def test_the_closing_line_where_somebody_did_is_the_finding(untils: list[str]) -
     work = work_of(workers=2, untils=untils, budget_s=30)
     runs = [reaching("sync_sgd", 12.6), reaching("async_sgd", 2.0)]
     assert closing(work, runs) == finding(runs, work.target)
+
+
+def test_where_most_was_not_finite_the_closing_line_says_so() -> None:
+    work = work_of(workers=2, untils=["accuracy=0.95"], budget_s=30)
+    spoiled = msgspec.structs.replace(
+        reaching("async_sgd", None), discarded={"not finite": 11}, ended="30 seconds were up"
+    )
+    assert closing(work, [spoiled]).endswith("Most contributions held a NaN or an infinity: try a lower learning rate.")
+
+
+def test_as_many_steps_are_not_called_more() -> None:
+    words = finding([reaching("sync_sgd", 1.0, 10.0), reaching("async_sgd", 1.0, 9.9)], None)
+    assert words == "async_sgd made the most steps, 101 steps a second, against the 100 of sync_sgd."
+
+
+def test_a_share_of_an_ideal_that_nobody_knows_is_marked(tmp_path: Path) -> None:
+    """A worker whose steps were all called off counts as fast as the longest of them."""
+    known = WorkerSummary(0, 100, 100, 100, 0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, speed=10.0)
+    never = WorkerSummary(1, 0, 0, 0, 9, compute_s=10.0, wait_s=0.0, exchange_s=0.0, speed=0.0, called_off_s=1.0)
+    run = msgspec.structs.replace(bare("first_of(1)"), workers=(known, never), steps=100, wall_s=10.0)
+    assert "(≥ 91% of ideal)" in run_table(run, None)
+    assert "≥ 91%" in render(compare_table([run], None, None))
+    assert "≥ 91" in page(tmp_path, [run])[0]
+    alone = msgspec.structs.replace(run, workers=(known,))
+    assert "≥" not in run_table(alone, None) + render(compare_table([alone], None, None)) + page(tmp_path, [alone])[0]
+
+
+def test_points_between_gaps_are_drawn(tmp_path: Path) -> None:
+    values = (math.nan, 0.5, math.nan, 0.6, math.nan, 0.7, 0.8)
+    history = tuple(Evaluation(float(t), 1, 1, {"accuracy": value}) for t, value in enumerate(values))
+    text, _ = page(tmp_path, [msgspec.structs.replace(bare(), history=history, wall_s=6.0)])
+    lines = re.findall(r'<path class="line" d="(M[^"]*)"', text)
+    assert [len(re.findall("h3", line)) for line in lines] == [2]
+    assert [line.count("M") for line in lines] == [3]
 
 
 def test_setting_names_the_slow_worker(runs: list[Summary]) -> None:
