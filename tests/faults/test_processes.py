@@ -126,6 +126,7 @@ def test_the_servers_death_is_one_clear_error(name: str) -> None:
             timeout_s=30,
         )
     assert "lost" in str(caught.value)
+    assert ("checkpoint=ps.Checkpoint" in str(caught.value)) == (name not in ("hogwild", "allreduce"))
     assert time.monotonic() - seen[-1] < 4.0
 
 

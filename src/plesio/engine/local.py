@@ -310,10 +310,8 @@ class LocalEngine:
     def _what_is_left(self) -> str:
         """Of a run whose server is lost."""
         if not isinstance(self._job.strategy.via, Server):
-            return (
-                f"under {self._job.strategy.name} no checkpoints are kept: what a run is to go on from, save worker 0's model "
-                "in the training function"
-            )
+            how = "worker 0's training function can save the model"
+            return f"the weights are lost ({self._job.strategy.name} keeps no checkpoints; {how})"
         keeping = self._job.keeping
         for place in filter(None, (keeping.folder, keeping.resume)):
             with contextlib.suppress(CheckpointError):
