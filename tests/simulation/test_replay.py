@@ -300,7 +300,7 @@ def pausing(worker: Any, looks: bool) -> None:
     """Worker 2 pauses now and then, while the others make many versions; between pauses it is the fastest."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     rows = torch.randn(1200, 8)
     model, optimizer, loader = worker.prepare(
         model, optimizer, DataLoader(TensorDataset(rows, rows[:, :2]), batch_size=4, shuffle=True)
