@@ -2,6 +2,9 @@
 
 Every letter names its sender's incarnation and the server's epoch, so that one that comes late is known for what it is.
 A request also bears a serial number; its answer bears the same. Tensors travel beside the letters, not in them.
+
+For connections between hosts. Until there is a fabric for those, the fault simulation (`plesio.torture`) is the only one
+that sends letters: processes of one host talk over pipes, which lose nothing (`plesio.fabric.doorbell`).
 """
 
 from __future__ import annotations
