@@ -53,8 +53,10 @@ class ReplicatedModel(nn.Module):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(shell, hidden)  # type: ignore[no-untyped-call]
         # Looking for unused parameters is also what keeps the buckets as they are: otherwise each worker would sort them
         # anew after its first step, by what came first there, and they would no longer fit together.
+        # Gradients are no views of the buckets, which costs a copy each way and their memory once more: `.grad.data = ...`
+        # (loss scaling, centring) would take a view out of its bucket, and all later means would miss the parameter.
         reducer = DistributedDataParallel(
-            shell, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=True, init_sync=False
+            shell, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=False, init_sync=False
         )
         reducer.register_comm_hook(None, lambda state, bucket: hook(bucket))  # it reads annotations, and not as strings
         self.__dict__.update(_model=model, _reducer=reducer, _check=check, _expect=expect)

@@ -247,6 +247,32 @@ def test_a_hook_before_the_step_has_its_way_with_the_gradient(strategy: str) -> 
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 4 * 0.1 * 0.5))
 
 
+def centre(model: nn.Module, optimizer: torch.optim.Optimizer, to_none: bool) -> None:
+    """Gradients are changed by `.grad.data = ...`, as many people centre or scale them."""
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=to_none)
+        model(torch.arange(4.0) + step).square().sum().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data = parameter.grad.data - parameter.grad.data.mean()
+        optimizer.step()
+
+
+def centred(worker: ps.Worker, to_none: bool) -> None:
+    model = line()
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.001), None)
+    centre(model, optimizer, to_none)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("strategy", ["local_sgd", "allreduce", "hogwild"])
+def test_a_gradient_may_be_given_other_data(strategy: str, to_none: bool) -> None:
+    model = line()
+    centre(model, torch.optim.SGD(model.parameters(), lr=0.001), to_none)
+    run = ps.run(partial(centred, to_none=to_none), strategy, workers=1, timeout_s=30.0)
+    assert torch.equal(run.state_dict["weight"], model.weight)
+
+
 def hooked_for_all(worker: ps.Worker) -> None:
     """Hooks for every optimizer of the process: they see the user's, once a step, and nobody else's."""
     seen: list[tuple[str, torch.optim.Optimizer]] = []
