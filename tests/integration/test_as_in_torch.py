@@ -265,7 +265,7 @@ def centred(worker: ps.Worker, to_none: bool) -> None:
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("strategy", ["local_sgd", "allreduce", "hogwild"])
+@pytest.mark.parametrize("strategy", EVERY)
 def test_a_gradient_may_be_given_other_data(strategy: str, to_none: bool) -> None:
     model = line()
     centre(model, torch.optim.SGD(model.parameters(), lr=0.001), to_none)

@@ -189,7 +189,7 @@ class GradientReplica(_Bound):
             elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-                tensor.grad = view
+                tensor.grad = view.detach()  # else `.grad.data = ...` would give the slot's view other memory
         if self._slot is not self._sent:
             self._sent.copy_from(self._slot, Kind.TRAINED)
         for sent, mine in self._buffers:
