@@ -66,9 +66,10 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test in a folder of its own, with a path that it may change, and no terminal."""
+    """Each test in a folder of its own, with a path and arguments that it may change, and no terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
     for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -294,6 +295,15 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
     (folder,) = Path("here").iterdir()
     assert {"run.toml", "metrics.jsonl", "weights.safetensors", "report.html"} <= {one.name for one in folder.iterdir()}
     assert 'faults = [\n    "Slow(worker=0, factor=3.0)",' in (folder / "run.toml").read_text()
+
+
+def test_a_training_function_that_parses_its_arguments_finds_none() -> None:
+    """Whoever calls it: a worker process, a simulation, a replay. What was typed after `plesio` is not the script's."""
+    name = script(first="import argparse; argparse.ArgumentParser(exit_on_error=False).parse_args()")
+    assert main(["run", name, "--workers", "1", "--until", "steps=20", "--runs", "here"]) == 0
+    assert main(["simulate", name, "--cluster", "uniform", "--workers", "2", "--until", "steps=20"]) == 0
+    (folder,) = Path("here").iterdir()
+    assert main(["replay", str(folder)]) == 0
 
 
 def test_run_survives_a_killed_worker(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,45 @@ def test_a_momentum_that_is_not_looked_ahead_by_is_told_once(tmp_path: Path) -> 
     assert said.count("NAdam: no look-ahead is known for it, so async_sgd folds it plainly") == 1
 
 
+OPTIONS = """
+import argparse
+
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("--lr", type=float)
+PARSER.add_argument("--data")
+GIVEN = PARSER.parse_args()
+"""
+PARSING = """
+import os, torch
+import options
+import plesio as ps
+
+def train(worker):
+    given = options.PARSER.parse_args()
+    assert os.fsencode(given.data) == b"caf\\xe9"
+    model = torch.nn.Linear(2, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=given.lr), None)
+    model(torch.ones(1, 2)).sum().backward()
+    worker.log(lr=optimizer.param_groups[0]["lr"])
+    optimizer.step()
+
+def evaluate(model):
+    return {"lr": options.GIVEN.lr}
+
+if __name__ == "__main__":
+    run = ps.run(train, "sync_sgd", workers=1, evaluate=evaluate)
+    print(run.logged[0].metrics["lr"], run.history[-1].metrics["lr"])
+"""
+
+
+def test_workers_are_given_the_programs_arguments(tmp_path: Path) -> None:
+    """In `train`, in `evaluate` and in modules they import; also those that are not in UTF-8."""
+    (tmp_path / "script.py").write_text(PARSING)
+    (tmp_path / "options.py").write_text(OPTIONS)
+    script = [sys.executable, str(tmp_path / "script.py"), "--lr", "0.25", "--data", os.fsdecode(b"caf\xe9")]
+    assert subprocess.run(script, capture_output=True, text=True, timeout=60, check=True).stdout == "0.25 0.25\n"
+
+
 def usual_loop(worker: Any, steps: int) -> None:
     """Two parameter groups, a scheduler, two backward passes a step, clipping: as in any training script."""
     run_loop(steps, lambda model, optimizer: worker.prepare(model, optimizer, None)[:2])

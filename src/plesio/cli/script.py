@@ -6,8 +6,7 @@ import inspect
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ def load(path: Path, metrics: Mapping[str, float], processes: bool = True) -> Sc
         why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
         raise ConfigurationError(f"{why}; give a Python script that defines train(worker)")
     sys.path.insert(0, str(path.resolve().parent))
+    sys.argv = [str(path)]  # as the program, here and in its workers, without arguments: ours are not its own
     if processes:
         ForkServer.shared(PRELOAD)
     names = _execute(path)
@@ -68,7 +68,7 @@ def _execute(path: Path) -> dict[str, Any]:
     from plesio.runner import alone  # imports torch, which another process does by now
 
     try:
-        with _arguments(str(path)), alone(f"{path}: {UNGUARDED}"):
+        with alone(f"{path}: {UNGUARDED}"):
             return runpy.run_path(str(path), run_name=RUN_NAME)
     except PlesioError:
         raise
@@ -78,16 +78,6 @@ def _execute(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}{_where(path, error)}"
         ) from error
-
-
-@contextmanager
-def _arguments(path: str) -> Iterator[None]:
-    """The script sees itself as the program, without arguments: ours are not its own."""
-    before, sys.argv = sys.argv, [path]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def _where(path: Path, error: Exception) -> str:

@@ -32,12 +32,13 @@ PR_SET_PDEATHSIG = 1
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine: be as it is (module path, folder, environment, how many descriptors a process may have, what torch was
-    told), unpickle `payload` (a dict of objects), keep it under `run`."""
+    """The engine: be as it is (module path, program's arguments, folder, environment, how many descriptors a process may have,
+    what torch was told), unpickle `payload` (a dict of objects), keep it under `run`."""
 
     run: int
     payload: bytes
     path: tuple[str, ...]
+    program: tuple[bytes, ...]
     folder: str
     environment: dict[bytes, bytes]
     descriptors: int
@@ -130,6 +131,7 @@ class Forker:
         import cloudpickle
 
         sys.path[:] = message.path
+        sys.argv[:] = map(os.fsdecode, message.program)  # before the user's modules come: one may parse them
         os.environb.clear()
         os.environb.update(message.environment)
         try:

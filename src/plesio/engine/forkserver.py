@@ -96,8 +96,9 @@ class ForkServer:
         """
         environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in FORKING.items()}}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        program = tuple(os.fsencode(str(one)) for one in sys.argv)
         told = TorchSettings.of_this_process()
-        reply = self._ask(Load(run, payload, tuple(sys.path), os.getcwd(), environment, descriptors, told))
+        reply = self._ask(Load(run, payload, tuple(sys.path), program, os.getcwd(), environment, descriptors, told))
         assert isinstance(reply, Loaded)
         self._files.update(reply.files)
         if reply.failure:
