@@ -161,7 +161,8 @@ class Worker:
         """Marks one step, so that it can be left early when it no longer counts.
 
         Inside the block, every layer checks before its forward pass whether the step was cancelled. If so, the block ends
-        there, its gradients so far are dropped, and the loop goes on with the next batch.
+        there, its gradients so far are dropped, and the loop goes on with the next batch. In a compiled model (torch.compile)
+        none of them checks: the step ends where it ends.
 
             for inputs, labels in loader:
                 with worker.step():
@@ -275,19 +276,12 @@ class Worker:
         parts = Parts(model, optimizer)
         self._exchange, model = self._station.join(model, optimizer, self._used)
         if self._exchange.cancels:
-            self._look_before_each_layer(model)
+            for module in model.modules():
+                if next(module.children(), None) is None:
+                    module.register_forward_pre_hook(_Look(self))
         if parts.outside and self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
             warn_outside([name for name, _ in parts.outside])
         return model, ExchangedOptimizer(optimizer, self._exchange, parts.frozen, parts.steady), self._loader
-
-    def _look_before_each_layer(self, model: nn.Module) -> None:
-        def look(*_: object) -> None:
-            if self._in_step and self.cancelled:
-                raise StepCancelled("this step no longer counts")
-
-        for module in model.modules():
-            if next(module.children(), None) is None:
-                module.register_forward_pre_hook(look)
 
     def end(self) -> None:
         """The training function returned."""
@@ -296,3 +290,22 @@ class Worker:
             self._exchange.end()
         else:
             self._station.leave()
+
+
+class _Look:
+    """Before a layer's forward pass: whether the step was called off. Layers in a compiled part of the model do not look.
+
+    A saved or copied model has, in its place, what looks nothing up: it is to load where there is no run, and no plesio.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._worker._in_step and self._worker.cancelled:
+            raise StepCancelled("this step no longer counts")
+
+    def __reduce__(self) -> Any:
+        return getattr, ({}, "get")  # {}.get(module, inputs) gives the inputs back, as they are

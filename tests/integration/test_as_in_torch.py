@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import signal
 import warnings
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -403,6 +405,39 @@ def test_an_optimizers_own_methods_are_there_where_it_steps() -> None:
     ps.run(with_a_method, ps.local_sgd(), workers=1, timeout_s=30.0)
     with pytest.raises(ps.WorkerError, match="'evaluate': Scheduled steps at the server"):
         ps.run(with_a_method, ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+def kept(worker: ps.Worker, folder: str) -> None:
+    model = nn.Sequential(line(), nn.Linear(1, 1))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    steps(model, optimizer, lambda _: 1.0)
+    torch.save(model, Path(folder, "model"))
+    inputs = torch.ones(1, 4)
+    for twin in (copy.deepcopy(model), torch.load(Path(folder, "model"), weights_only=False)):
+        assert torch.equal(twin(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("strategy", [*EVERY, ps.first_of(1)])
+def test_a_prepared_model_is_saved_whole_and_copied(strategy: str | ps.Strategy, tmp_path: Path) -> None:
+    """What is in the file needs no plesio to load."""
+    ps.run(partial(kept, folder=str(tmp_path)), strategy, workers=1, timeout_s=30.0)
+    with zipfile.ZipFile(tmp_path / "model") as saved:
+        assert b"plesio" not in saved.read("model/data.pkl")
+
+
+def compiled(worker: ps.Worker) -> None:
+    model = nn.Sequential(line(), nn.Linear(1, 1))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    whole: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model, fullgraph=True, backend="eager")
+    for _ in range(3):
+        with worker.step():
+            optimizer.zero_grad()
+            whole(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+
+def test_a_model_may_be_compiled_in_one_graph_where_steps_are_called_off() -> None:
+    assert ps.run(compiled, ps.first_of(1), workers=1, timeout_s=30.0).folded == 3
 
 
 def visiting(worker: ps.Worker, folder: str) -> None:
