@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +33,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.engine.messages import Hello, LeaseReply, LeaseRequest, Ready
-from plesio.errors import PlesioError, StopRun, WorkerError, as_utf8
+from plesio.errors import PlesioError, WorkerError, as_utf8
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
 from plesio.fabric.doorbell import Answer, Header, Note, nothing
 from plesio.rules import Every
@@ -44,7 +43,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.replica import replica_of
-from plesio.worker import Worker
+from plesio.worker import Worker, call
 
 Request = Hello | Ready | LeaseRequest | Header
 FOREVER_S = float("inf")
@@ -131,9 +130,7 @@ class GreenletWorker:
         seed_everything(self._station.seed)
         worker = Worker(self._station)
         try:
-            with suppress(StopRun):
-                self._train(worker)
-            worker.end()
+            call(self._train, worker)
         except PlesioError as error:
             self.error = error
         except Exception as error:

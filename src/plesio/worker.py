@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.errors import ConfigurationError, StepCancelled, as_utf8
+from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.exchange import Exchange, Used
 from plesio.loader import LeasedLoader
 from plesio.lock_free import SharedMemoryExchange
@@ -25,6 +25,10 @@ LOG_S = 0.1
 SEVERAL = (
     "for several (a GAN's two), put the models into one module, give one optimizer a group for each, and compute all losses "
     "for its one step()"
+)
+ALL_TAKEN = (
+    "an epoch may hold no batch for a worker, where others took all of them, and next() of its iterator raises this at once; "
+    "let a loop end each epoch: while True: for batch in loader: ..."
 )
 
 
@@ -290,6 +294,18 @@ class Worker:
             self._exchange.end()
         else:
             self._station.leave()
+
+
+def call(train: Callable[[Worker], object], worker: Worker) -> None:
+    """Call the training function; it ends when it returns or, if it goes on stepping, with the run."""
+    try:
+        with suppress(StopRun):
+            train(worker)
+    except StopIteration as error:
+        if worker._loader is not None:  # else it is of an iterator that is none of ours
+            error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
+        raise
+    worker.end()
 
 
 class _Look:

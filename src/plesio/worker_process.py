@@ -8,7 +8,6 @@ import random
 import signal
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -50,7 +49,7 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import device_of
 from plesio.tensors.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
-from plesio.worker import Worker
+from plesio.worker import Worker, call
 
 CHILD_S = 0.2
 """How long after its line broke the end of a process is told at the latest."""
@@ -215,7 +214,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     assert isinstance(strategy, Strategy) and callable(train)
     worker = Worker(ProcessStation(config, strategy, engine, server, doorbell))
     try:
-        _train(train, worker)
+        call(train, worker)
         engine.send(Finished())
     except ChannelClosedError:
         pass  # nobody is left to tell
@@ -275,9 +274,3 @@ def _end_children() -> None:
             child.terminate()
     for child in multiprocessing.active_children():
         child.join()
-
-
-def _train(train: Callable[[Worker], object], worker: Worker) -> None:
-    with suppress(StopRun):
-        train(worker)
-    worker.end()

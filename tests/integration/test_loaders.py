@@ -320,3 +320,26 @@ def test_processes_are_started_as_the_user_said(method: str | None) -> None:
     source = DataLoader(range(8), batch_size=2, num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type, var-annotated]
     got = _Relay(source)._loader.multiprocessing_context
     assert (got and got.get_start_method()) == method
+
+
+def impatient(worker: ps.Worker) -> None:
+    model = loops.mlp()
+    loader = DataLoader(Anything(), batch_size=ROWS)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    next(iter(loader))
+    model(torch.ones(1, loops.FEATURES)).sum().backward()
+    optimizer.step()
+
+
+def by_next_alone(worker: ps.Worker) -> None:
+    worker.prepare(model := loops.mlp(), loops.sgd(model), None)
+    next(iter(()))
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["processes", "simulated"])
+def test_who_takes_a_batch_of_an_epoch_that_others_took_is_told(engine: str | ps.Simulated) -> None:
+    words = r"raised StopIteration: an epoch may hold no batch for a worker.*while True: for batch in loader"
+    with pytest.raises(ps.WorkerError, match=words):
+        ps.run(impatient, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
+    with pytest.raises(ps.WorkerError, match=r"raised StopIteration: \n"):
+        ps.run(by_next_alone, "async_sgd", workers=1, engine=engine, timeout_s=30.0)
