@@ -243,6 +243,8 @@ class Worker:
               the loop, or a forward pass such as nn.Embedding(max_norm=...), writes into parameters lasts until the next
               version replaces it. A parameter without a gradient (frozen, or not used in this loss) contributes zeros:
               weight decay and momentum go on moving it, where torch would skip it.
+            - There, a model of 1 MiB or more is read from the server's version of the moment: what was taken of its weights
+              once (`state_dict()`, `.data`, `.detach()`) may show older ones after a step. Take it anew after each.
             - A layer may be frozen after prepare, but not unfrozen: prepare everything that will ever be trained as
               trainable.
             - What the loop writes into parameters that need no gradient (a teacher's moving average) stays with its worker,
