@@ -148,7 +148,10 @@ class ExchangedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after prepare: the model's memory is laid out by then."""
         if getattr(self, "_sealed", False):
-            raise ConfigurationError("add_param_group after prepare: give all parameter groups before prepare")
+            raise ConfigurationError(
+                "add_param_group after prepare: give all parameter groups before prepare, one that is to join later with lr=0, "
+                "and raise that then (optimizer.param_groups[1]['lr'] = 0.01)"
+            )
         super().add_param_group(param_group)
 
     def __getattr__(self, name: str) -> Any:

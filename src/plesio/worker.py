@@ -264,7 +264,10 @@ class Worker:
             SharedMemoryError: the host has too little shared memory.
         """
         if self._exchange is not None:
-            raise ConfigurationError(f"prepare was called before; one model is trained in a run: {SEVERAL}")
+            raise ConfigurationError(
+                "prepare was called before; one model is trained in a run: for several folds call ps.run once each; "
+                f"{SEVERAL}"
+            )
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
                 f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer; {SEVERAL}"

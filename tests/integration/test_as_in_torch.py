@@ -133,6 +133,29 @@ def test_an_optimizer_that_forgets_what_it_was_given_is_refused() -> None:
         ps.run(partial(warming, forgets=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer that makes its inner one of a class, and keeps that under the argument's name, as most of SAM's kind do."""
+
+    def __init__(self, params: object, inner: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
+        super().__init__(params, {"lr": 0.1})  # type: ignore[arg-type]
+        self.inner = inner(self.param_groups)
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def around(worker: ps.Worker) -> None:
+    model = line()
+    model, optimizer, _ = worker.prepare(model, Around(model.parameters()), None)
+    steps(model, optimizer, lambda _: 1.0)
+
+
+def test_who_cannot_be_built_at_the_server_is_told_where_it_can_step() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"Around cannot be built at the server .*, such as local_sgd$"):
+        ps.run(around, ps.sync_sgd(), workers=1, timeout_s=30.0)
+    assert ps.run(around, ps.local_sgd(), workers=1, timeout_s=30.0).steps == 8
+
+
 class Counted(torch.optim.Optimizer):
     """Warms up over five steps: counts them in its group, and keeps the rates it saw there, too."""
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,34 @@ def prepared_twice(worker: ps.Worker, how: str) -> None:
 def test_a_second_optimizer_is_told_its_place(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=rf"{words}.*one optimizer a group for each"):
         ps.run(partial(prepared_twice, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+
+
+def joining(model: nn.Sequential, prepare: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> None:
+    """The second layer joins after three steps."""
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.0}]
+    trained, optimizer, _ = prepare(model, torch.optim.Adam(groups, lr=0.1))
+    for step in range(6):
+        if step == 3:
+            optimizer.param_groups[1]["lr"] = 0.01
+        one_step(trained, optimizer)
+
+
+def joined_later(worker: ps.Worker) -> None:
+    joining(two_layers(), lambda model, optimizer: worker.prepare(model, optimizer, None))
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce", "hogwild"])
+def test_a_group_joins_later_by_its_rate(strategy: str) -> None:
+    """What is said of add_param_group after prepare."""
+    model = two_layers()
+    joining(model, lambda model, optimizer: (model, optimizer, None))
+    run = ps.run(joined_later, strategy, workers=1, timeout_s=30.0)
+    torch.testing.assert_close(run.state_dict, model.state_dict())
 
 
 # Weights that come too late

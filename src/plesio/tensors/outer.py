@@ -376,5 +376,6 @@ def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]])
     except TypeError as error:
         raise ConfigurationError(
             f"{spec.kind.__name__} cannot be built at the server from its defaults {sorted(defaults)}: {error}; "
-            "give its __init__ the names that its defaults have"
+            "give its __init__ the names that its defaults have, or take a strategy whose optimizer stays in the worker, such as "
+            "local_sgd"
         ) from error
