@@ -96,6 +96,10 @@ class Standing:
     number: int = 0
     """The contribution it works on, counted from the beginning of this process."""
 
+    def concluded(self) -> int:
+        """A number that is another one after each step, also after one that was called off."""
+        return self.steps + self.discarded
+
     def begin(self, number: int) -> None:
         """Contribution `number` begins."""
         self.number = number

@@ -8,6 +8,9 @@ So every worker must be given the same data, all of it, and draw the same order.
 Python's global sources (and a sampler's torch.Generator) seeded alike. Workers that drew different orders all the same, by
 a source that nobody seeded or by rank, are told apart by a digest of what they drew. Samples that differ under equal numbers
 are not seen: data that is split already must not be given to `prepare`.
+
+An iteration that is left early gives back what it did not use. If no step followed either, it was a look at the data: what
+it showed goes back as well, and the next iteration is of the same epoch.
 """
 
 from __future__ import annotations
@@ -51,7 +54,14 @@ class LeasedLoader:
     """
 
     def __init__(
-        self, loader: Any, lease: Lease, seed: int, workers: int, used: Used, reseed: Callable[[], None]
+        self,
+        loader: Any,
+        lease: Lease,
+        seed: int,
+        workers: int,
+        used: Used,
+        reseed: Callable[[], None],
+        concluded: Callable[[], int],
     ) -> None:
         self._source = _as_loader(loader)
         self._order = _Order(self._source, seed)
@@ -72,6 +82,9 @@ class LeasedLoader:
         """How far the run is through the data, in epochs, as of the last lease."""
         self._used = used
         self._reseed = reseed
+        self._concluded = concluded
+        self._shown = self._shown_samples = 0  # batches given out since the iteration began,
+        self._shown_at = 0  # and the number of the step before it
         self._relay = _Relay(self._source) if self._source.num_workers or self._source.pin_memory else None
 
     def __len__(self) -> int:
@@ -85,15 +98,29 @@ class LeasedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches."""
-        self._unused += len(self._granted) + len(self._ahead)  # the last epoch was left early
-        self._granted.clear()
-        self._ahead.clear()
+        self.leave()
         epoch = self._epoch
         self._epoch += 1
+        self._shown_at = self._concluded()
         for size, batch in self._fetched_ahead(epoch) if self._relay is not None else self._fetched(epoch):
             self._used.batches += 1
             self._used.samples += size
+            self._shown += 1
+            self._shown_samples += size
             yield batch
+        self._shown = 0
+
+    def leave(self) -> None:
+        """If the last iteration was left early, what is not used of it goes back: all, where it was no more than a look."""
+        self._unused += len(self._granted) + len(self._ahead)
+        self._granted.clear()
+        self._ahead.clear()
+        if self._shown and self._concluded() == self._shown_at:
+            self._unused += self._shown
+            self._used.batches -= self._shown
+            self._used.samples -= self._shown_samples
+            self._epoch -= 1
+        self._shown = self._shown_samples = 0
 
     def _fetched(self, epoch: int) -> Iterator[tuple[int, Any]]:
         """Batches made here, each as it is needed."""

@@ -280,7 +280,13 @@ class Worker:
         seed_device(device_of(model))
         if loader is not None:
             self._loader = LeasedLoader(
-                loader, self._station.lease, self.seed, self.workers, self._used, self._standing.reseed
+                loader,
+                self._station.lease,
+                self.seed,
+                self.workers,
+                self._used,
+                self._standing.reseed,
+                self._standing.concluded,
             )
         parts = Parts(model, optimizer)
         self._exchange, model = self._station.join(model, optimizer, self._used)
@@ -295,6 +301,8 @@ class Worker:
     def end(self) -> None:
         """The training function returned."""
         self._flush()
+        if self._loader is not None:
+            self._loader.leave()
         if self._exchange is not None:
             self._exchange.end()
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import (
     DataLoader,
@@ -140,7 +141,7 @@ def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> Leas
             digests.append(digest)
         return LeaseReply(leases.take(0, epoch, total, most))
 
-    return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None)
+    return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None, concluded=lambda: 0)
 
 
 def rows_of(loader: LeasedLoader) -> list[int]:
@@ -262,6 +263,87 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_is_no_single_loader_of_the_whole_data_is_refused(loader: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         leased(loader())
+
+
+# A look at the data
+
+
+def look(worker: ps.Worker, looks: int, processes: int = 0, seen: str = "") -> None:
+    """Two epochs, with looks at the first batches before and between them, and after them where nobody waits for those."""
+    model = nn.Sequential(nn.Dropout(0.3), loops.mlp())
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader_of(shuffle=True, num_workers=processes))
+    rows: list[str] = []
+    for _ in range(2):
+        for _ in range(looks):
+            first = [numbers for (numbers, *_), _ in zip(loader, range(looks), strict=False)]
+        for step, (numbers, inputs, labels) in enumerate(loader):
+            if worker.workers == 1 and step < looks:
+                assert torch.equal(numbers, first[step]), "it comes as it was seen"
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            rows += [str(int(number)) for number in numbers]
+    if looks and worker.workers == 1:
+        next(iter(loader))
+    if seen:
+        Path(seen, f"{worker.rank}.txt").write_text(" ".join(rows))
+
+
+EVERYWHERE = [
+    ps.sync_sgd(), ps.async_sgd(), ps.allreduce(), ps.first_of(1), ps.local_sgd(every=5), ps.hogwild(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
+def test_a_look_at_the_data_changes_nothing(strategy: ps.Strategy) -> None:
+    """It is in no epoch, in no step and in no count."""
+    plain, looked = (ps.run(partial(look, looks=looks), strategy, workers=1, timeout_s=60) for looks in (0, 2))
+    assert (looked.steps, looked.samples) == (plain.steps, plain.samples) == (2 * ROWS // BATCH, 2 * ROWS)
+    for name, value in plain.state_dict.items():
+        assert torch.equal(looked.state_dict[name], value), name
+
+
+@pytest.mark.parametrize("processes", [0, 2], ids=["made here", "made ahead"])
+@pytest.mark.parametrize(
+    ("strategy", "engine"),
+    [(ps.sync_sgd(), "local"), (ps.allreduce(), "local"), (ps.async_sgd(), ps.Simulated("uniform"))],
+    ids=["sync_sgd", "allreduce", "async_sgd"],
+)
+def test_what_was_looked_at_is_trained_on_once_an_epoch(
+    strategy: ps.Strategy, engine: Any, processes: int, tmp_path: Path
+) -> None:
+    train = partial(look, looks=2, processes=processes, seen=str(tmp_path))
+    assert ps.run(train, strategy, workers=2, engine=engine, timeout_s=60).samples == 2 * ROWS
+    seen = Counter(int(row) for file in tmp_path.glob("*.txt") for row in file.read_text().split())
+    assert seen == dict.fromkeys(range(ROWS), 2)
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("one-straggler")], ids=["local", "simulated"])
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.first_of(1), ps.local_sgd(every=5)], ids=str)
+def test_a_run_with_looks_is_replayed(strategy: ps.Strategy, engine: Any, tmp_path: Path) -> None:
+    train = partial(look, looks=2)
+    run = ps.run(train, strategy, workers=2, engine=engine, runs=tmp_path, timeout_s=60)
+    assert str(ps.replay(run.folder, train)).startswith("bit-identical")
+
+
+def test_an_epoch_left_after_a_step_is_an_epoch() -> None:
+    """What is left of it comes first in the next: each batch is given out as often as any other."""
+
+    def train(worker: ps.Worker) -> None:
+        model = loops.mlp()
+        model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader_of())
+        rows: list[int] = []
+        for stop in (BATCH, 3 * BATCH, 2 * ROWS):
+            for numbers, inputs, labels in loader:
+                optimizer.zero_grad()
+                cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+                rows += map(int, numbers)
+                if len(rows) == stop:
+                    break
+        assert rows == [*range(ROWS), *range(ROWS)][: len(rows)]
+
+    ps.run(train, ps.sync_sgd(), workers=1, engine=ps.Simulated("uniform"))
 
 
 # How far the run is
