@@ -246,7 +246,8 @@ class Worker:
             - There, a model of 1 MiB or more is read from the server's version of the moment: what was taken of its weights
               once (`state_dict()`, `.data`, `.detach()`) may show older ones after a step. Take it anew after each.
             - A layer may be frozen after prepare, but not unfrozen: prepare everything that will ever be trained as
-              trainable.
+              trainable. Layers are added, replaced, pruned and parametrised before prepare, or after the last step, which
+              changes nothing in the result.
             - What the loop writes into parameters that need no gradient (a teacher's moving average) stays with its worker,
               except under all-reduce and in shared memory: use buffers for it, or keep that module outside of the prepared
               one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations, prune
 
 import plesio as ps
 from support import loops
@@ -150,6 +152,127 @@ def changed_amid(worker: ps.Worker, how: str) -> None:
 def test_a_model_that_changes_amid_training(how: str, words: str, strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ModelMismatchError, match=words):
         ps.run(partial(changed_amid, how=how), strategy, workers=2)
+
+
+def layer_added(model: Any) -> None:
+    model.append(nn.Linear(loops.CLASSES, loops.CLASSES))
+
+
+def layer_replaced(model: Any) -> None:
+    model[2] = nn.Linear(8, loops.CLASSES)
+
+
+def layer_removed(model: Any) -> None:
+    model[2].register_parameter("bias", None)
+
+
+def pruned(model: Any) -> None:
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+
+
+def normalised(model: Any) -> None:
+    parametrizations.weight_norm(model[0])
+
+
+def calibrated(model: Any) -> None:
+    model.register_buffer("temperature", torch.ones(()))
+
+
+REBUILT: dict[str, tuple[Callable[[Any], None], str]] = {
+    "added": (layer_added, r"3\.weight was not in the model when it was prepared"),
+    "replaced": (layer_replaced, r"2\.weight was another tensor when it was prepared"),
+    "gone": (layer_removed, r"2\.bias is no longer in the model, and was when it was prepared"),
+    "pruned": (pruned, r"0\.weight_mask was not in the model when it was prepared"),
+    "parametrized": (normalised, r"0\.parametrizations\.weight\.original0 was not in the model"),
+    "a buffer": (calibrated, r"temperature was not in the model when it was prepared"),
+}
+
+
+def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
+    """At that step the model gets other tensors; under all-reduce it is the user's own that does."""
+    inputs, labels = loops.data()
+    own = loops.mlp()
+    model, optimizer, _ = worker.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
+    for step in range(5):
+        if step == at:
+            how(own)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    if at == 5:
+        how(own)
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+@pytest.mark.parametrize(("how", "words"), REBUILT.values(), ids=REBUILT)
+def test_tensors_that_come_after_prepare_would_be_in_no_result(
+    how: Callable[[Any], None], words: str, strategy: ps.Strategy
+) -> None:
+    with pytest.raises(ps.ModelMismatchError, match=rf"{words}.*; add, .* before prepare"):
+        ps.run(partial(rebuilt, how=how, at=3), strategy, workers=2, timeout_s=30.0)
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+def test_what_is_made_of_the_model_after_its_last_step_is_the_users(strategy: ps.Strategy) -> None:
+    """To export it: the result has what was trained."""
+    assert ps.run(partial(rebuilt, how=layer_added, at=5), strategy, workers=2, timeout_s=30.0).steps == 10
+
+
+class Caching(nn.Module):
+    """Adds to itself as it is called: a cache that is not saved; and saves one more tensor, made anew each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.utils.parametrizations.spectral_norm(nn.Linear(loops.FEATURES, loops.CLASSES))
+        self.again = nn.Linear(loops.CLASSES, loops.CLASSES)
+        self.again.weight = nn.Parameter(torch.eye(loops.CLASSES))
+        self.twin = self.again
+        self.register_buffer("empty", None)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "positions"):
+            self.register_buffer("positions", torch.arange(3.0), persistent=False)
+        self.table = torch.zeros(len(inputs), 1)
+        out: torch.Tensor = self.twin(self.again(self.inner(inputs))) + self.positions + self.table
+        return out
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(2)
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+class Wrapped(nn.Module):
+    """Another name for the tensors of a layer."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(inputs)
+        return out
+
+
+def wrap(model: Any) -> None:
+    model.again = model.twin = Wrapped(model.again)
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+def test_caches_and_wrappers_are_no_change(strategy: ps.Strategy) -> None:
+    def train(worker: ps.Worker) -> None:
+        inputs, labels = loops.data()
+        own = Caching()
+        model, optimizer, _ = worker.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
+        for step in range(5):
+            if step == 3 and worker.rank == 0:
+                wrap(own)
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+    assert ps.run(train, strategy, workers=2, timeout_s=30.0).steps == 10
 
 
 def unfreezing(worker: ps.Worker, own: bool) -> None:

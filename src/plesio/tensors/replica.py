@@ -26,6 +26,7 @@ from plesio.rules import Gradient
 from plesio.strategy import Strategy
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
+from plesio.tensors.inventory import Inventory
 from plesio.tensors.model import device_of, self_limiting
 from plesio.warn import warn_frozen
 
@@ -75,9 +76,12 @@ class _Bound:
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
         self._addresses = self._addresses_now()
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, int]] = []
+        self._inventory: Inventory | None = None
 
     def follow(self, model: nn.Module) -> None:
-        """Look for this model's buffers where its modules keep them: a forward pass may put new tensors there."""
+        """Look for this model's tensors where its modules keep them: they are to be the same at each step, but for buffers,
+        where a forward pass may put new tensors."""
+        self._inventory = Inventory(model, self.tensors)
         places = {id(tensor): place for place, tensor in enumerate(self.tensors)}
         for module in model.modules():
             for name, buffer in module._buffers.items():
@@ -111,13 +115,18 @@ class _Bound:
         if (now := self._addresses_now()) != self._addresses:
             self._refuse(next(i for i, address in enumerate(now) if address != self._addresses[i]))
 
+    def _check_inventory(self) -> None:
+        if self._inventory is not None:
+            self._inventory.check()
+
     def check_gradients(self) -> bool:
         """Before an optimizer steps in this process: whether the gradient is finite. Parameters without one are counted.
 
         Raises:
-            ModelMismatchError: as from `check`.
+            ModelMismatchError: as from `check`; or the model has other tensors than when it was prepared.
         """
         self.check()
+        self._check_inventory()
         gradients = [self.tensors[index].grad for index in self._trained]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
@@ -180,6 +189,7 @@ class GradientReplica(_Bound):
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
         self.missing = 0
         self.bring_back()
+        self._check_inventory()
         for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
                 self._refuse(index)
