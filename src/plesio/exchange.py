@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
 from typing import Protocol
@@ -24,7 +23,7 @@ from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.replica import Replica
-from plesio.warn import warn_kept_back, warn_not_finite
+from plesio.warn import warn_kept_back, warn_not_finite, warn_unsent
 
 REPORT_S = 0.05
 """How often a worker that asks nobody tells what it did."""
@@ -99,6 +98,10 @@ class Standing:
     def concluded(self) -> int:
         """A number that is another one after each step, also after one that was called off."""
         return self.steps + self.discarded
+
+    def warns_at_the_end(self) -> bool:
+        """Whether this is worker 0, and its training function was not ended by the run's stop."""
+        return self.worker == 0 and not self.stopped
 
     def begin(self, number: int) -> None:
         """Contribution `number` begins."""
@@ -335,7 +338,10 @@ class ServerExchange:
         """The training function returned: local steps that were not sent yet are."""
         if self.local and self._steps and not self._standing.stopped:
             self._push()
+        if self._standing.warns_at_the_end() and (
+            unsent := self._replica.unsent()
+        ):  # nobody overwrites that version yet
+            warn_unsent(unsent)
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
         if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
-            with suppress(RuntimeWarning):  # a filter that makes errors of warnings would cost the run now
-                warn_kept_back(rewritten)
+            warn_kept_back(rewritten)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 INSIDE = ("plesio.", "torch.")
 """Whose frames lie between the training loop and what warns: a scheduler of torch wraps `step`, too."""
@@ -52,14 +53,27 @@ def warn_written(names: Sequence[str]) -> None:
 
 
 def warn_kept_back(names: Sequence[str]) -> None:
-    """Tell that some of what training made is in no result."""
-    warnings.warn(
+    """Tell, at the end, that some of what training made is in no result."""
+    _warn_at_the_end(
         f"worker 0 wrote into parameters that need no gradient: {_listed(names)}. Nobody exchanges these: the run's weights and "
         "evaluate have them as they were at the beginning. A moving average of the weights can be made of buffers instead, "
-        "which are exchanged, or be kept and saved outside of the model given to prepare",
-        RuntimeWarning,
-        stacklevel=_users_level(),
+        "which are exchanged, or be kept and saved outside of the model given to prepare"
     )
+
+
+def warn_unsent(names: Sequence[str]) -> None:
+    """Tell, at the end, that what was written into buffers last is in no result."""
+    _warn_at_the_end(
+        f"worker 0 wrote into buffers after its last exchange: {_listed(names)}. The run's weights and evaluate have them as "
+        "they were then: do it before the last step(), or to run.state_dict after ps.run (batch-norm statistics by a model that "
+        "loaded it)"
+    )
+
+
+def _warn_at_the_end(message: str) -> None:
+    """A filter that makes errors of warnings would cost the run now."""
+    with suppress(RuntimeWarning):
+        warnings.warn(message, RuntimeWarning, stacklevel=_users_level())
 
 
 def warn_untied(first: str, second: str) -> None:

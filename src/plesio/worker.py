@@ -255,7 +255,8 @@ class Worker:
               the largest value: a counter that counts down or wraps round does so with one worker, and with several only
               where all of them do it in the same round.
             - A warning says so when weights were written between prepare and the first step, when trainable parameters
-              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters.
+              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters, or into buffers
+              after its last exchange (which is in no result).
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared

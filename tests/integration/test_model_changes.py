@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -477,3 +479,83 @@ def test_a_warning_at_the_end_costs_no_run() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ps.run(marking, ps.sync_sgd(), workers=2, engine=SIMULATED).steps == 10
+
+
+def tuning_last(worker: ps.Worker, steps: int, persistent: bool = True, write: bool = True) -> None:
+    """After the last step a buffer is written into, another one assigned; before it, and by forward passes, they are, too."""
+    inputs, labels = loops.data()
+    own = loops.batch_norm()
+    own.register_buffer("temperature", torch.ones(()), persistent)
+    own.register_buffer("scale", torch.ones(()), persistent)
+    model, optimizer, _ = worker.prepare(own, loops.sgd(own), None)
+    try:
+        for step in range(steps):
+            optimizer.zero_grad()
+            own.temperature.fill_(float(step))
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    finally:
+        own.eval()(inputs)
+        if write:
+            own.temperature.fill_(2.5)
+            own.scale = torch.tensor(2.5)
+
+
+LOST = r"wrote into buffers after its last exchange: temperature, scale\. .*to run\.state_dict after ps\.run"
+
+
+@pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
+def test_buffers_that_are_written_into_after_the_last_exchange_are_told(strategy: ps.Strategy) -> None:
+    with pytest.warns(RuntimeWarning, match=LOST) as caught:
+        run = ps.run(partial(tuning_last, steps=8), strategy, workers=2, engine=SIMULATED)
+    assert len(caught) == 1
+    assert float(run.state_dict["scale"]) == 1.0
+
+
+def writing_down(worker: ps.Worker, train: Callable[..., None], folder: Path) -> None:
+    """What this process is told in warnings, also after `train`."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        with Path(folder, "warnings.txt").open("a") as file:
+            file.write(f"worker {worker.rank} is told: {message}\n")
+
+    warnings.simplefilter("always")
+    warnings.showwarning = show
+    train(worker)
+
+
+def told(train: Callable[..., None], strategy: ps.Strategy, folder: Path, **options: Any) -> tuple[Any, str]:
+    """The run in processes, and what they were told."""
+    run = ps.run(partial(writing_down, train=train, folder=folder), strategy, workers=2, timeout_s=30.0, **options)
+    file = folder / "warnings.txt"
+    return run, file.read_text() if file.exists() else ""
+
+
+def test_and_so_they_are_without_a_server(tmp_path: Path) -> None:
+    run, words = told(partial(tuning_last, steps=8), ps.allreduce(), tmp_path)
+    assert len(re.findall(f"worker 0 is told: .*{LOST}", words)) == words.count("told") == 1
+    assert (float(run.state_dict["temperature"]), float(run.state_dict["scale"])) == (7.0, 1.0)
+
+
+@pytest.mark.parametrize("strategy", [ps.allreduce(), ps.hogwild(), ps.sync_sgd()], ids=str)
+@pytest.mark.parametrize(
+    ("options", "until"),
+    [
+        ({"steps": 8, "write": False}, None),
+        ({"steps": 8, "persistent": False}, None),
+        ({"steps": 10**6}, ps.Until(steps=8)),
+    ],
+    ids=["not written", "not saved", "stopped"],
+)
+def test_nothing_is_told_where_nothing_is_lost(
+    options: dict[str, Any], until: ps.Until | None, strategy: ps.Strategy, tmp_path: Path
+) -> None:
+    _, words = told(partial(tuning_last, **options), strategy, tmp_path, until=until)
+    assert words == ""
+
+
+def test_what_goes_with_the_last_local_steps_is_exchanged() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = ps.run(partial(tuning_last, steps=6), LOCAL, workers=2, engine=SIMULATED)
+    assert float(run.state_dict["temperature"]) == 2.5

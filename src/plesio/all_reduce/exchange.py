@@ -32,7 +32,7 @@ from plesio.fabric.doorbell import Doorbell, Header, Note
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
-from plesio.warn import warn_not_finite
+from plesio.warn import warn_not_finite, warn_unsent
 
 TRIES = 6
 """How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
@@ -370,7 +370,11 @@ class AllReduceExchange(WithoutServer):
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is, and those
         that end at once write the same bits."""
+        saved = self._replica.saved_buffers() if self._standing.warns_at_the_end() else {}
+        written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
+        if unsent := self._replica.differing(written, self._replica.arena.views):
+            warn_unsent(unsent)
         self._ring[-1].copy_from(self._replica.arena)
         self.report()
         self._doorbell.send(Header(Note.FINISH, number=self._version, ready_s=time.monotonic()))

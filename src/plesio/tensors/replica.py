@@ -52,6 +52,8 @@ class Replica(Protocol):
 
     def rewritten(self) -> list[str]: ...
 
+    def unsent(self) -> list[str]: ...
+
 
 class _Bound:
     """A model's tensors over an arena of this process."""
@@ -77,6 +79,7 @@ class _Bound:
         self._addresses = self._addresses_now()
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, int]] = []
         self._inventory: Inventory | None = None
+        self._adopted = 0  # the buffer of the ring that was
 
     def follow(self, model: nn.Module) -> None:
         """Look for this model's tensors where its modules keep them: they are to be the same at each step, but for buffers,
@@ -143,6 +146,23 @@ class _Bound:
             for spec, mine, theirs in zip(self.layout.specs, self.tensors, self._ring[0].views, strict=True)
             if spec.kind is Kind.FROZEN and _was_written(mine.detach(), theirs)
         ]
+
+    def saved_buffers(self) -> dict[int, torch.Tensor]:
+        """The buffers that the state_dict holds, by their place, as they are now."""
+        there = {place: home.get(name) for home, name, place in self._homes}
+        return {
+            place: now.detach()
+            for place, now in there.items()
+            if now is not None and self._inventory is not None and self.tensors[place] in self._inventory
+        }
+
+    def differing(self, now: dict[int, torch.Tensor], exchanged: Sequence[torch.Tensor]) -> list[str]:
+        """The names of those of them in which what was exchanged last has another number."""
+        return [self.layout.specs[place].name for place, one in now.items() if _was_written(one, exchanged[place])]
+
+    def unsent(self) -> list[str]:
+        """The buffers that were written into since the last version was adopted: nobody will get that."""
+        return self.differing(self.saved_buffers(), self._ring[self._adopted].views)
 
     def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
         tensor, spec = self.tensors[index] if now is None else now, self.layout.specs[index]
@@ -217,6 +237,7 @@ class GradientReplica(_Bound):
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
         self.bring_back()
+        self._adopted = buffer
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = self._follows  # what nobody moves is there by now
         if not self._in_place:
@@ -248,6 +269,7 @@ class ParameterReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
+        self._adopted = buffer
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
         self.missing = 0
