@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -344,6 +345,32 @@ def test_an_epoch_left_after_a_step_is_an_epoch() -> None:
         assert rows == [*range(ROWS), *range(ROWS)][: len(rows)]
 
     ps.run(train, ps.sync_sgd(), workers=1, engine=ps.Simulated("uniform"))
+
+
+# Fewer batches than workers
+
+
+def few(worker: ps.Worker, epochs: int | None) -> None:
+    """Two batches an epoch; None: for ever."""
+    model = loops.mlp()
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), DataLoader(loops.Numbered(8), batch_size=4))
+    for _ in itertools.count() if epochs is None else range(epochs):
+        for _, inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "engine"),
+    [(ps.sync_sgd(), "local"), (ps.allreduce(), "local"), (ps.sync_sgd(), ps.Simulated("uniform"))],
+    ids=["sync_sgd", "allreduce", "simulated"],
+)
+def test_in_lock_step_a_worker_without_a_part_may_not_loop_for_ever(strategy: ps.Strategy, engine: Any) -> None:
+    """The others would wait for it as long as it asks."""
+    assert ps.run(partial(few, epochs=3), strategy, workers=3, engine=engine, timeout_s=60).samples == 3 * 8
+    with pytest.raises(ConfigurationError, match=r"worker 2 got no batch in 10,000 epochs: .* or workers=2 at most"):
+        ps.run(partial(few, epochs=None), strategy, workers=3, engine=engine, timeout_s=60)
 
 
 # How far the run is

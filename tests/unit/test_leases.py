@@ -102,6 +102,22 @@ def test_without_stealing_a_fast_worker_takes_its_own_share_only() -> None:
     assert len(leases.take(0, epoch=0, total=40, most=100)) == 20
 
 
+def test_a_worker_that_asks_for_ever_in_vain_is_refused() -> None:
+    """Where each gets its own part of an epoch, and there are fewer batches than workers; a loop that ends is let be."""
+
+    def refusal(worker: int, total: int, epoch: int = 10_000, stealing: bool = False, gone: int | None = None) -> str:
+        leases = DataLeases(3, stealing)
+        if gone is not None:
+            leases.left(gone)
+        return leases.disagreement(worker, epoch, total, digest=17)
+
+    assert "worker 2 got no batch in 10,000 epochs: one has 2, " in refusal(worker=2, total=2)
+    assert "have at least 3 batches an epoch (a smaller batch_size) or workers=1 at most" in refusal(worker=1, total=1)
+    assert refusal(worker=2, total=2, epoch=9_999) == "", "its loop may end"
+    assert refusal(worker=1, total=2) == refusal(worker=2, total=3) == "", "it has a part"
+    assert refusal(worker=2, total=2, stealing=True) == refusal(worker=2, total=2, gone=0) == "", "it gets others'"
+
+
 def test_stealing_is_from_the_longest_queue_and_after_ones_own() -> None:
     leases = DataLeases(3, stealing=True)
     assert leases.take(0, epoch=0, total=6, most=2) == ((0, 0), (0, 3))

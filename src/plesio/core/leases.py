@@ -22,6 +22,9 @@ from typing import Self
 
 import msgspec
 
+IN_VAIN_MAX = 10_000
+"""Epochs that a worker may ask for though none has a batch for it: more than a loop that ends will have."""
+
 Batch = tuple[int, int]
 """(epoch, batch number)"""
 
@@ -92,7 +95,8 @@ class DataLeases:
         return self._total
 
     def disagreement(self, worker: int, epoch: int, total: int, digest: int) -> str:
-        """Why an epoch of that many batches, told by that digest (0: by none), is not the others'; empty if it is.
+        """Why an epoch of that many batches, told by that digest (0: by none), is not the others'; or why `worker`, which never
+        gets a batch, seems to ask for ever. Empty if there is nothing wrong.
 
         >>> leases = DataLeases(workers=2, stealing=True)
         >>> leases.disagreement(0, epoch=0, total=3, digest=17)
@@ -108,6 +112,13 @@ class DataLeases:
             return (
                 f"worker {worker}: its loader has {total} batches an epoch, {self._whose} {agreed}; "
                 "give all the same data"
+            )
+        if epoch >= IN_VAIN_MAX and not self.stealing and worker >= total and not self._gone:
+            return (
+                f"worker {worker} got no batch in {epoch:,} epochs: one has {total}, shared out in equal parts (as in lock step "
+                f"and with data='shards') among {self.workers} workers. Its loop seems to have no end, and in lock step the "
+                f"others wait for it: have at least {self.workers} batches an epoch (a smaller batch_size) or "
+                f"workers={total} at most, or let the loop end after some epochs"
             )
         first, drawn = self._drawn.setdefault(epoch, (worker, digest)) if digest else (worker, digest)
         if digest == drawn:
