@@ -338,10 +338,8 @@ class ServerExchange:
         """The training function returned: local steps that were not sent yet are."""
         if self.local and self._steps and not self._standing.stopped:
             self._push()
-        if self._standing.warns_at_the_end() and (
-            unsent := self._replica.unsent()
-        ):  # nobody overwrites that version yet
-            warn_unsent(unsent)
+        if self._standing.warns_at_the_end() and (unsent := self._replica.unsent()):
+            warn_unsent(unsent)  # before the farewell: from then on that version may be overwritten
         self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
         if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
             warn_kept_back(rewritten)

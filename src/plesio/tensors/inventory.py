@@ -42,9 +42,8 @@ class Inventory:
         known = set(map(id, tensors))
         state = self._state()
         self._names = {id(value): name for name, value in state.items() if id(value) in known}
-        self._others = {
-            name for name, value in state.items() if id(value) not in known
-        }  # made anew whenever it is asked for
+        # tensors that a module makes for its state_dict, anew each time
+        self._others = {name for name, value in state.items() if id(value) not in known}
         self._take_stock()
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
