@@ -15,11 +15,11 @@ it showed goes back as well, and the next iteration is of the same epoch.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import torch
@@ -291,11 +291,22 @@ def _is_usual(sampler: Any) -> bool:
     return type(sampler) is SequentialSampler
 
 
-@functools.lru_cache(maxsize=64)
+class _Batches(list[Any]):
+    """A list that can be referred to weakly."""
+
+
+_shared: WeakValueDictionary[tuple[int, int, bool, bool, int], _Batches] = WeakValueDictionary()
+"""The orders of the usual samplers that somebody in this process keeps."""
+
+
 def _usual(samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed: int) -> Sequence[Any]:
-    """The batches of the usual samplers; drawn once for all workers that share a process."""
-    inner: Any = RandomSampler(range(samples)) if shuffled else SequentialSampler(range(samples))
-    return _drawn(BatchSampler(inner, batch_size, drop_last), seed)
+    """The batches of the usual samplers; drawn once for all workers that share a process, for as long as one keeps them."""
+    key = (samples, batch_size, drop_last, shuffled, seed)
+    batches = _shared.get(key)
+    if batches is None:
+        inner: Any = RandomSampler(range(samples)) if shuffled else SequentialSampler(range(samples))
+        batches = _shared[key] = _Batches(_drawn(BatchSampler(inner, batch_size, drop_last), seed))
+    return batches
 
 
 def _drawn(sampler: Any, seed: int) -> Sequence[Any]:

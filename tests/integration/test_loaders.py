@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,7 +37,7 @@ from plesio.engine.virtual_messages import Answer, Finish, Lease, Request
 from plesio.engine.virtual_workers import NoFolder
 from plesio.errors import ConfigurationError
 from plesio.exchange import Used
-from plesio.loader import LeasedLoader, _Relay
+from plesio.loader import LeasedLoader, _Order, _Relay
 from support import loops
 
 ROWS, BATCH = 48, 4
@@ -371,6 +372,20 @@ def test_in_lock_step_a_worker_without_a_part_may_not_loop_for_ever(strategy: ps
     assert ps.run(partial(few, epochs=3), strategy, workers=3, engine=engine, timeout_s=60).samples == 3 * 8
     with pytest.raises(ConfigurationError, match=r"worker 2 got no batch in 10,000 epochs: .* or workers=2 at most"):
         ps.run(partial(few, epochs=None), strategy, workers=3, engine=engine, timeout_s=60)
+
+
+def test_an_order_is_drawn_once_for_all_who_share_a_process_and_kept_no_longer_than_they_need_it() -> None:
+    """An epoch's order can be large: a worker keeps two, and nobody any that no worker does."""
+    loader = DataLoader(range(ROWS), batch_size=BATCH, shuffle=True)
+    one, other = _Order(loader, seed=5), _Order(loader, seed=5)
+    first = one.batches(0)
+    assert other.batches(0) is first
+    for worker in (one, other):
+        worker.batches(1)
+        worker.batches(2)
+    nobodys = list(first)
+    assert sys.getrefcount(first) == sys.getrefcount(nobodys)
+    assert one.batches(2) is other.batches(2)
 
 
 # How far the run is
