@@ -130,6 +130,38 @@ def test_edits_between_two_runs_are_seen(
     assert ForkServer.shared().pid == second, "nothing was edited"
 
 
+ELSEWHERE = f"""
+import sys
+sys.path.insert(0, {str(Path(ps.__file__).parents[1])!r})
+import plesio as ps
+from support import loops
+
+FOUND = ps.__file__
+
+def train(worker):
+    assert ps.__file__ == FOUND, ps.__file__
+    loops.follow(worker, build=loops.mlp, optimizers=loops.sgd, steps=2)
+
+if __name__ == "__main__":
+    print(ps.run(train, "async_sgd", workers=1).steps)
+"""
+
+
+@pytest.mark.parametrize("name", ["select.py", "plesio/__init__.py"])
+def test_the_processes_of_a_run_import_from_where_the_script_does(name: str, tmp_path: Path) -> None:
+    """Not from the current folder, and from where only the script says too."""
+    script, shadow = tmp_path / "script" / "train.py", tmp_path / "current" / name
+    for file, text in ((script, ELSEWHERE), (shadow, "raise SystemExit('the current folder was searched')")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, cwd=tmp_path / "current", env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
 def test_nothing_is_left_open_at_the_end_of_a_program() -> None:
     """Python warns of it in development mode; nobody else would notice."""
     program = (

@@ -219,7 +219,6 @@ def main() -> None:
     """
     if parent := int(sys.argv[2]):
         die_with_parent(parent)
-    sys.path[:] = os.environ.pop("PLESIO_PATH").split(os.pathsep)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
     import torch

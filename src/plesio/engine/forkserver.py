@@ -23,6 +23,9 @@ from plesio.torch_settings import TorchSettings
 PRELOAD = ("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process")
 """What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
 START_S = 120.0
+FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
+"""The first thing that it runs: the current folder, where Python would look before all else, may hold a `select.py` or a
+`plesio`. (Python itself has imported these two modules by then.)"""
 FORKING = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Set where processes are forked from: libraries are to start no threads, and `torch.cuda.is_available()` in a module of the
 user's is not to begin using the GPU, which no forked process could then do."""
@@ -39,7 +42,7 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         mine, theirs = channel_pair()
-        program = "from plesio.engine.forker import main; main()"
+        program = FROM_THE_SAME_PATH + "from plesio.engine.forker import main; main()"
         main_thread = threading.current_thread() is threading.main_thread()
         parent = str(os.getpid() if main_thread else 0)  # to the kernel, the parent is the thread
         try:
