@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import os
@@ -160,6 +161,26 @@ def test_the_processes_of_a_run_import_from_where_the_script_does(name: str, tmp
         command, cwd=tmp_path / "current", env=environment, capture_output=True, text=True, timeout=100
     )
     assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def cell() -> Callable[[ps.Worker], None]:
+    """What a notebook's cell makes anew each time it is run: a class, and a training function that refers to it."""
+
+    class Data:
+        pass
+
+    def train(worker: ps.Worker) -> None:
+        worker.log(there=sum(type(one) is type and one.__name__ == Data.__name__ for one in gc.get_objects()))
+        loops.follow(worker, build=loops.mlp, optimizers=loops.sgd, steps=2)
+
+    return train
+
+
+def test_what_a_run_brought_is_gone_with_it() -> None:
+    """A notebook's cell that is run again and again fills no memory: a worker finds its own class alone."""
+    for _ in range(3):
+        run = ps.run(cell(), ps.async_sgd(), workers=1)
+        assert run.logged[0].metrics["there"] == 1.0
 
 
 def test_nothing_is_left_open_at_the_end_of_a_program() -> None:

@@ -120,6 +120,9 @@ class Forker:
             self._channel.send(Loaded(self._load(message), self._files_imported()))
         elif isinstance(message, Drop):
             self._objects.pop(message.run, None)
+            # A class is in a cycle with itself, and holds what its functions use: an idle process would keep both, and every
+            # process forked from it would inherit them. What was imported at first is frozen: its pages stay shared.
+            gc.collect()
         else:
             pid = self._fork(message, descriptors)
             self._children.add(pid)
