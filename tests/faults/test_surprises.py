@@ -183,6 +183,19 @@ def test_what_a_run_brought_is_gone_with_it() -> None:
         assert run.logged[0].metrics["there"] == 1.0
 
 
+def test_a_training_function_may_refer_to_more_data_than_a_message_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data at the top of a script, or of a notebook, travels with the function."""
+    monkeypatch.setattr("plesio.fabric.channel.MESSAGE_BYTES_MAX", 1_000_000)
+    data = torch.arange(1_000_000)
+
+    def train(worker: ps.Worker) -> None:
+        worker.log(total=data.sum())
+        loops.follow(worker, build=loops.mlp, optimizers=loops.sgd, steps=2)
+
+    run = ps.run(train, ps.async_sgd(), workers=1)
+    assert run.logged[0].metrics["total"] == data.sum()
+
+
 def test_nothing_is_left_open_at_the_end_of_a_program() -> None:
     """Python warns of it in development mode; nobody else would notice."""
     program = (

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import traceback
+from typing import BinaryIO
 
 import msgspec
 
@@ -33,10 +34,9 @@ PR_SET_PDEATHSIG = 1
 
 class Load(msgspec.Struct, tag=True, frozen=True):
     """The engine: be as it is (module path, program's arguments, folder, environment, how many descriptors a process may have,
-    what torch was told), unpickle `payload` (a dict of objects), keep it under `run`."""
+    what torch was told), unpickle the file that comes along (a dict of objects), keep it under `run`."""
 
     run: int
-    payload: bytes
     path: tuple[str, ...]
     program: tuple[bytes, ...]
     folder: str
@@ -117,7 +117,9 @@ class Forker:
     def _serve(self) -> None:
         message, descriptors = self._channel.receive(ORDER_S)
         if isinstance(message, Load):
-            self._channel.send(Loaded(self._load(message), self._files_imported()))
+            with open(descriptors[0], "rb") as payload:
+                failure = self._load(message, payload)
+            self._channel.send(Loaded(failure, self._files_imported()))
         elif isinstance(message, Drop):
             self._objects.pop(message.run, None)
             # A class is in a cycle with itself, and holds what its functions use: an idle process would keep both, and every
@@ -129,7 +131,7 @@ class Forker:
             close_quietly(*descriptors)
             self._channel.send(Spawned(pid))
 
-    def _load(self, message: Load) -> str:
+    def _load(self, message: Load, payload: BinaryIO) -> str:
         """The failure, or nothing."""
         import cloudpickle
 
@@ -141,7 +143,7 @@ class Forker:
             os.chdir(message.folder)
             _allow_descriptors(message.descriptors)
             message.torch.apply()
-            self._objects[message.run] = cloudpickle.loads(message.payload)
+            self._objects[message.run] = cloudpickle.load(payload)
             message.torch.apply()  # a module that was imported for it may have had other ideas
         except BaseException:
             return as_utf8(traceback.format_exc())

@@ -91,8 +91,8 @@ class ForkServer:
         """Readable when a child ended."""
         return self._channel.fileno()
 
-    def load(self, run: int, payload: bytes) -> None:
-        """Hand over what the processes of `run` share.
+    def load(self, run: int, payload: int) -> None:
+        """Hand over what the processes of `run` share, pickled in the file with the descriptor `payload`.
 
         Raises:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
@@ -101,7 +101,8 @@ class ForkServer:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         program = tuple(os.fsencode(str(one)) for one in sys.argv)
         told = TorchSettings.of_this_process()
-        reply = self._ask(Load(run, payload, tuple(sys.path), program, os.getcwd(), environment, descriptors, told))
+        order = Load(run, tuple(sys.path), program, os.getcwd(), environment, descriptors, told)
+        reply = self._ask(order, [payload])
         assert isinstance(reply, Loaded)
         self._files.update(reply.files)
         if reply.failure:

@@ -22,6 +22,7 @@ from plesio.engine.messages import ToEngineFromEvaluator, ToEngineFromServer, To
 from plesio.engine.provenance import head_of
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.fabric.channel import Channel, channel_pair, close_quietly
+from plesio.fabric.memory import anonymous_file
 from plesio.faults import slowness
 from plesio.journal import JournalHead, JournalWriter
 
@@ -120,8 +121,10 @@ class Processes:
 
         Raises:
             ConfigurationError: the training function cannot be sent, or not be loaded where it arrives.
+            SharedMemoryError: there is no room for what it refers to.
         """
-        self._fork_server.load(self._run, _payload(job))
+        with _payload(job) as payload:
+            self._fork_server.load(self._run, payload)
         threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
         with contextlib.ExitStack() as ours:  # what is open here for others only
             lines = [WorkerLine.open(ours) for _ in range(job.workers)]
@@ -204,7 +207,19 @@ def _alive(pid: int) -> bool:
         return not Path("/proc/self/stat").exists()
 
 
-def _payload(job: Job) -> bytes:
+@contextlib.contextmanager
+def _payload(job: Job) -> Iterator[int]:
+    """The descriptor of a file, in memory, of what the processes share. It may be large: the data of a script or a notebook
+    is in it, if the training function refers to that."""
+    packed = _packed(job)
+    with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
+        file.write(packed)
+        del packed
+        file.seek(0)  # for the reader, too: the place in it is shared
+        yield file.fileno()
+
+
+def _packed(job: Job) -> bytes:
     try:
         return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy}))
     except Exception as error:

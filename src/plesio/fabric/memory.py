@@ -48,20 +48,7 @@ class SharedBlock:
         Raises:
             SharedMemoryError: there is not that much memory to be had.
         """
-        check_room(nbytes, what)
-        fd = _anonymous_file()
-        try:
-            os.ftruncate(fd, nbytes)
-        except OSError as error:
-            os.close(fd)
-            if error.errno != errno.EFBIG:
-                raise
-            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            raise SharedMemoryError(
-                f"{what} needs {human(nbytes)} of shared memory, which counts as a file, and this process may write files "
-                f"of {human(most)} at most; raise that limit (ulimit -f)"
-            ) from error
-        return cls(fd, nbytes)
+        return cls(anonymous_file(nbytes, what), nbytes)
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> SharedBlock:
@@ -115,7 +102,29 @@ class CopyOnWriteView:
         return bool((((pages & _THERE) != 0) & ((pages & _FILES) == 0)).any())
 
 
-def _anonymous_file() -> int:
+def anonymous_file(nbytes: int, what: str) -> int:
+    """The descriptor of a new file in memory for `what`, `nbytes` zeros at first; it is gone with its last descriptor.
+
+    Raises:
+        SharedMemoryError: there is not that much memory to be had.
+    """
+    check_room(nbytes, what)
+    fd = _empty_file()
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        if error.errno != errno.EFBIG:
+            raise
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        raise SharedMemoryError(
+            f"{what} needs {human(nbytes)} of shared memory, which counts as a file, and this process may write files "
+            f"of {human(most)} at most; raise that limit (ulimit -f)"
+        ) from error
+    return fd
+
+
+def _empty_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("plesio", os.MFD_CLOEXEC)
     handle, path = tempfile.mkstemp(prefix="plesio-", dir=_folder())
