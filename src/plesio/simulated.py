@@ -246,7 +246,7 @@ class _Participant:
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Keep it."""
-        self._engine.outcome.logged.append(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
+        self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
 
     def stop(self, why: str) -> None:
         """The run ends when this worker's time is everybody's."""

@@ -183,7 +183,8 @@ class Worker:
             self._in_step = False
 
     def log(self, **metrics: Any) -> None:
-        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over about 0.1 s each.
+        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over about 0.1 s each,
+        or over longer spans where there would be more than 100,000 of them.
 
         Raises:
             ConfigurationError: something that is no number.

@@ -11,8 +11,8 @@ import torch
 from plesio.engine.keeping import Keeping
 from plesio.engine.messages import Final
 from plesio.faults import Fault, Pace
+from plesio.observe.logbook import Logbook
 from plesio.observe.summary import Evaluation, Incident
-from plesio.observe.summary import Logged as LoggedMean
 from plesio.strategy import Strategy
 
 
@@ -45,7 +45,7 @@ class Outcome:
     final: Final | None = None
     state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
     history: list[Evaluation] = field(default_factory=list)
-    logged: list[LoggedMean] = field(default_factory=list)
+    logged: Logbook = field(default_factory=Logbook)
     incidents: list[Incident] = field(default_factory=list)
     start_up_s: float = 0.0
     evaluate_raised: str = ""

@@ -268,7 +268,7 @@ class LocalEngine:
         assert process.worker is not None
         if self._zero_s is not None:
             time_s = message.monotonic_s - self._zero_s
-            self._outcome.logged.append(LoggedMean(time_s, process.worker, message.steps, message.metrics))
+            self._outcome.logged.add(LoggedMean(time_s, process.worker, message.steps, message.metrics))
 
     def _evaluated(self, message: Evaluated) -> None:
         self._outcome.judged(message.evaluation, message.raised)
