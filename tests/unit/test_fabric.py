@@ -24,12 +24,12 @@ from plesio.fabric.doorbell import Doorbell, Header, HeaderReader, write_answer
 from plesio.fabric.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 
-u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
 headers = st.builds(
     Header,
     note=st.integers(1, 5),
     finite=st.booleans(),
-    batches=u16,
+    batches=u32,
     steps=u32,
     number=u64,
     samples=u32,

@@ -124,9 +124,9 @@ ANY_FLOAT = st.floats(width=64)
 EVENTS = st.one_of(
     st.builds(Joined, COUNT, COUNT),
     st.builds(Left, COUNT, COUNT, st.booleans()),
-    st.builds(Pushed, COUNT, COUNT, BYTE4, BYTE4, BYTE4, COUNT, st.booleans()),
-    st.builds(Abandoned, COUNT, COUNT, COUNT, BYTE4),
-    st.builds(Reported, COUNT, COUNT, BYTE4, COUNT),
+    st.builds(Pushed, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4, st.booleans()),
+    st.builds(Abandoned, COUNT, COUNT, BYTE4, BYTE4),
+    st.builds(Reported, COUNT, COUNT, BYTE4, BYTE4),
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4),
 )
 RECEIVED = st.builds(Received, SECONDS, EVENTS, ANY_FLOAT).map(
@@ -188,20 +188,47 @@ def test_reading_can_begin_in_the_middle(tmp_path: Path) -> None:
         assert [repr(one) for one in journal.placed(end)] == [repr(one) for one in placed[index + 1 :]]
 
 
-def test_the_bytes_of_format_2_stay_what_they_are(tmp_path: Path) -> None:
-    written = small(tmp_path / "journal.bin").read_bytes()
-    assert written.hex() == GOLDEN_2.replace("\n", ""), "old journals must stay readable: count FORMAT up"
-    assert FORMAT == 2
+def of_format(number: int, path: Path) -> Path:
+    """What `small` wrote then."""
+    path.write_bytes(bytes.fromhex({1: GOLDEN_1, 2: GOLDEN_2}[number].replace("\n", "")))
+    assert read_journal(path).head.format == number
+    return path
+
+
+def test_the_bytes_of_format_3_stay_what_they_are(tmp_path: Path) -> None:
+    """All that format 2 knew is written as it was; there are records for more batches, too."""
+    written, before = small(tmp_path / "journal.bin"), of_format(2, tmp_path / "before.bin")
+    start = read_journal(written).start
+    assert written.read_bytes()[start:] == before.read_bytes()[start:], (
+        "old journals must stay readable: count FORMAT up"
+    )
+    writer = JournalWriter(tmp_path / "many.bin", RUN)
+    writer.event(Pushed(0, 1, 2, 3, 70_000, 65_536), 100.5, 2.5)
+    writer.event(Abandoned(1, 1, 65_536, look=2), 101.5)
+    writer.event(Reported(0, 1, 70_000, 65_536), 101.75)
+    writer.end(7, "00ff", 103.0)
+    assert (tmp_path / "many.bin").read_bytes().hex() == GOLDEN_3.replace("\n", ""), "as above"
+    assert FORMAT == 3
 
 
 def test_a_journal_of_format_1_is_read(tmp_path: Path) -> None:
     """It did not say where in a step it was dropped."""
-    old, new = tmp_path / "old.bin", small(tmp_path / "new.bin")
-    old.write_bytes(bytes.fromhex(GOLDEN_1.replace("\n", "")))
+    old, new = of_format(1, tmp_path / "old.bin"), small(tmp_path / "new.bin")
     for before, now in zip(read_journal(old), read_journal(new), strict=True):
         if isinstance(now, Received) and isinstance(now.event, Abandoned):
             now = msgspec.structs.replace(now, event=msgspec.structs.replace(now.event, look=0))
         assert repr(before) == repr(now)
+
+
+def test_a_journal_of_format_2_is_gone_on_with(tmp_path: Path) -> None:
+    """A resumed run goes on in the journal that it finds."""
+    path = of_format(2, tmp_path / "journal.bin")
+    *before, _ = ends(path)
+    records = [repr(one) for one in read_journal(path)]
+    writer = JournalWriter.resume(path, before[-1])
+    writer.event(many := Pushed(0, 1, 2, 70_000, 70_000, 70_000), 103.0)
+    writer.close()
+    assert [repr(one) for one in read_journal(path)] == [*records[:-1], repr(Received(103.0, many, NAN))]
 
 
 def test_a_contribution_costs_less_than_100_bytes(tmp_path: Path) -> None:
@@ -767,4 +794,15 @@ GOLDEN_2 = """
 b21a0b000000000080594001000000776f726b657220312077656e74207175696574150000003d2d660d0a00000000008059400100010000
 000000000029400e00000045e641c30300000000008059400100010001150000009ef87ab70c0000000000c0594007000000000000003030
 6666
+"""
+
+GOLDEN_3 = """
+89706c6573696f0afb00000075adb86e018fa6666f726d617403a87374726174656779a96173796e635f736764a66669656c647382a56576
+65727981a5737465707301a6676174686572a465616368a7776f726b65727302a47365656407a8737465616c696e67c3a973696c656e6365
+5f73cb4072c00000000000a77468726561647301a876657273696f6e7382a6707974686f6ea6332e31312e37a5746f726368a6322e31332e
+30a8706c6174666f726dac4c696e7578207838365f3634ae6370755f6361706162696c697479a441565832a6736372697074a0aa74726169
+6e5f68617368a23066ab6c61796f75745f68617368a23165ab6c6f63616c5f7374657073a631207374657026000000e3d07d510f00000000
+00205940000001000200000003000000701101000000010001000000000000044015000000de7b422d100000000000605940010001000000
+01000200000015000000ac718d0d1100000000007059400000010070110100000001001500000073054c920c0000000000c0594007000000
+0000000030306666
 """

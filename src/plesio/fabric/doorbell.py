@@ -20,7 +20,7 @@ import msgspec
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError
 
-HEADER_LAYOUT = struct.Struct("<BBHIQIIddI")
+HEADER_LAYOUT = struct.Struct("<BBIIQIIddI")
 """Of every note, not of PUSH alone."""
 ANSWER_LAYOUT = struct.Struct("<BBHIQQ")
 VERDICTS = tuple(Verdict)  # by number: a fifth of the time that Verdict(number) takes

@@ -3,8 +3,8 @@
     journal = MAGIC, record (the head), record, record, ...
     record  = length (4 bytes), checksum (4 bytes), body;  body = kind (1 byte), fields
 
-All numbers are little-endian. Workers, incarnations and batches are below 65,536; a contribution's number, steps and
-samples, a staleness and the versions reported at once below 2**32; versions and their checksums below 2**64.
+All numbers are little-endian. Workers and incarnations are below 65,536; a contribution's number, steps, samples and
+batches, a staleness and the versions reported at once below 2**32; versions and their checksums below 2**64.
 
 The checksum is the low half of xxh3-64 over the body, seeded with the record's place in the file: a record that was
 moved, repeated or left over from an older file is as wrong as one with a flipped bit, and after damage the next whole
@@ -52,8 +52,8 @@ from plesio.errors import ConfigurationError
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT = 2
-"""1 did not say where in a step it was dropped (`Abandoned.look`)."""
+FORMAT = 3
+"""1 did not say where in a step it was dropped (`Abandoned.look`); in 1 and 2 a contribution's batches were below 65,536."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
@@ -61,16 +61,23 @@ FRAME = Struct("<II")
 JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
 """The events that are kept: all but Ticked."""
 
-HEAD, PUSHED, FOLD, DISCARD, EVICT, NOTE, END, RESUME = 1, 4, 8, 9, 10, 11, 12, 13
+HEAD, FOLD, DISCARD, EVICT, NOTE, END, RESUME = 1, 8, 9, 10, 11, 12, 13
 EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
     Joined: (2, Struct("<BdHH")),
     Left: (3, Struct("<BdHH?")),
-    Pushed: (PUSHED, Struct("<BdHHIIIH?d")),
+    Pushed: (4, Struct("<BdHHIIIH?d")),
     Abandoned: (14, Struct("<BdHHHI")),
     Reported: (6, Struct("<BdHHIH")),
     LeaseWanted: (7, Struct("<BdHHIIII")),
 }
-KINDS = {kind: (event, layout) for event, (kind, layout) in EVENTS.items()}
+MANY = 1 << 16
+OF_MANY: dict[type[JournalEvent], tuple[int, Struct]] = {
+    Pushed: (15, Struct("<BdHHIIII?d")),
+    Abandoned: (16, Struct("<BdHHII")),
+    Reported: (17, Struct("<BdHHII")),
+}
+"""Those of so many batches or more, for which there is no room in the others: they are rare, and every byte counts."""
+KINDS = {kind: (event, layout) for events in (EVENTS, OF_MANY) for event, (kind, layout) in events.items()}
 KINDS[5] = (Abandoned, Struct("<BdHHH"))  # of format 1
 FOLD_LAYOUT, MEMBER_LAYOUT = Struct("<BQQd?"), Struct("<HHIId")
 DISCARD_LAYOUT = Struct("<BHHIBII")
@@ -200,8 +207,8 @@ def encode_head(head: JournalHead) -> bytes:
 
 def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
     """The body for an event; `loss` is kept with Pushed alone."""
-    kind, layout = EVENTS[type(event)]
-    if kind == PUSHED:
+    kind, layout = (OF_MANY if getattr(event, "batches", 0) >= MANY else EVENTS)[type(event)]
+    if type(event) is Pushed:
         return layout.pack(kind, time_s, *astuple(event), loss)
     return layout.pack(kind, time_s, *astuple(event))
 
