@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
+from itertools import groupby
 
 import msgspec
 import torch
@@ -86,17 +87,16 @@ class Layout:
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.specs = tuple(specs)
-        order = sorted(range(len(specs)), key=lambda i: (specs[i].kind, specs[i].group, specs[i].dtype, i))
         starts = [0] * len(specs)
         segments: list[Segment] = []
         at = 0
-        for index in order:
-            spec = specs[index]
-            starts[index] = at
-            size = spec.numel * spec.torch_dtype.itemsize
-            end = at + (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-            segments = _extend(segments, spec, index, at, (end - at) // spec.torch_dtype.itemsize)
-            at = end
+        order = sorted(range(len(specs)), key=lambda i: (*_together(specs[i]), i))
+        for (kind, group, dtype), some in groupby(order, key=lambda i: _together(specs[i])):
+            tensors, start, itemsize = tuple(some), at, getattr(torch, dtype).itemsize
+            for index in tensors:
+                starts[index] = at
+                at += (specs[index].numel * itemsize + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            segments.append(Segment(kind, group, dtype, start, (at - start) // itemsize, tensors))
         self.starts = tuple(starts)
         self.segments = tuple(segments)
         trained = [one for one in segments if one.kind is Kind.TRAINED]
@@ -143,14 +143,9 @@ def _words(value: object) -> str:
     return value.name.lower() if isinstance(value, Kind) else str(value)
 
 
-def _extend(segments: list[Segment], spec: TensorSpec, index: int, start: int, numel: int) -> list[Segment]:
-    """The segments with one more tensor: in the last one if it is of the same kind, group and dtype."""
-    if segments:
-        last = segments[-1]
-        if (last.kind, last.group, last.dtype) == (spec.kind, spec.group, spec.dtype):
-            grown = msgspec.structs.replace(last, numel=last.numel + numel, tensors=(*last.tensors, index))
-            return [*segments[:-1], grown]
-    return [*segments, Segment(spec.kind, spec.group, spec.dtype, start, numel, (index,))]
+def _together(spec: TensorSpec) -> tuple[Kind, int, str]:
+    """What the tensors of a segment have in common."""
+    return spec.kind, spec.group, spec.dtype
 
 
 class Arena:
