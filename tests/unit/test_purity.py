@@ -16,7 +16,7 @@ from plesio import recipes, rules
 from plesio.core import questions
 from plesio.strategy import Strategy
 
-ALLOWED = {"__future__", "collections", "dataclasses", "enum", "msgspec", "typing"}
+ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "msgspec", "typing"}
 ALLOWED_OF_OURS = ("plesio.core", "plesio.rules", "plesio.errors")
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 FILES = [

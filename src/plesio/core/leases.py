@@ -16,6 +16,7 @@ on nothing but N, what was given back included. A dead worker's part is open to 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from typing import Self
@@ -27,6 +28,8 @@ IN_VAIN_MAX = 10_000
 
 Batch = tuple[int, int]
 """(epoch, batch number)"""
+FEW = 64
+"""So many, a contribution's, are put in their places one by one, however many wait; more, a dead worker's, are sorted in."""
 
 
 class LeasesState(msgspec.Struct, frozen=True):
@@ -199,8 +202,11 @@ class DataLeases:
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """These batches were not folded: somebody else gets them, the earliest first."""
-        if batches:
+        if len(batches) > FEW:
             self._returned = deque(sorted((*self._returned, *batches)))
+            return
+        for batch in batches:
+            insort(self._returned, batch)
 
     def left(self, worker: int) -> None:
         """This worker is gone: what it held and what waited for it is open to all."""
