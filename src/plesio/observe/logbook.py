@@ -27,9 +27,8 @@ class Logbook:
         self._most = most
         self._each = 1  # how many of those that come make one that is whole
         self._whole: list[Logged] = []
-        self._under_way: dict[
-            int, tuple[Logged, int]
-        ] = {}  # by worker: what is not whole yet, and of how many it is made
+        # by worker: what is not whole yet, and of how many it is made
+        self._under_way: dict[int, tuple[Logged, int]] = {}
 
     def add(self, entry: Logged) -> None:
         """Its worker's next."""
