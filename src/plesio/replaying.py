@@ -218,9 +218,11 @@ class _Seat:
     # As a `plesio.rules.Every`: how long a worker trains on its own
 
     def due(self, steps: int, seconds: float) -> bool:
-        """As many local steps as it took then."""
+        """As many local steps as it took then; one that was not heard of again lies where it is."""
         following = self.upcoming[0] if self.upcoming else None
-        return isinstance(following, Pushed) and following.steps == steps
+        if isinstance(following, Pushed):
+            return following.steps == steps
+        return following is None or isinstance(following, (Left, Joined))
 
 
 class _Replay:

@@ -6,9 +6,11 @@ import contextlib
 import functools
 import itertools
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cli.main import main
-from plesio.cluster import Cluster, Group, Link, LogNormal
+from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal
 from plesio.core.events import Discard, Verdict
 from plesio.core.sequencer import Sequencer
 from plesio.journal import FILE_NAME, Received, Record, read_journal
@@ -89,6 +91,67 @@ def test_a_run_that_a_worker_stopped(strategy: Strategy, tmp_path: Path) -> None
     run = trained(strategy, tmp_path, train)
     assert run.ended == "worker 2 stopped the run: enough"
     assert_same(run, train)
+
+
+def endless(worker: Any, stops: bool = False, dies: Path | None = None) -> None:
+    """Data of its own, so that only the end of the run, or of its worker, ends the loop.
+
+    `stops`: worker 1 asks for the end in its sixth step. `dies`: it kills itself then, unless that file is there.
+    """
+    model = nn.Linear(4, 2)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    for step in itertools.count(1):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        if stops and (worker.rank, step) == (1, 6):
+            worker.stop("enough")
+        if dies is not None and (worker.rank, step) == (1, 6) and not dies.exists():
+            dies.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_ctrl_c(model: nn.Module, looks: Iterator[int]) -> dict[str, float]:
+    """Somebody presses it during the third evaluation."""
+    if next(looks) == 2:
+        signal.raise_signal(signal.SIGINT)
+    return {}
+
+
+ENOUGH = ps.Until(steps=40)
+DIES_AMID = Cluster((Group(2, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.65),))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("options", "of_train"),
+    [
+        ({"until": ENOUGH, "engine": ps.Simulated("uniform")}, {}),
+        ({"until": ENOUGH, "engine": ps.Simulated(DIES_AMID)}, {}),
+        ({"engine": ps.Simulated("uniform")}, {"stops": True}),
+        ({"until": ENOUGH, "pace": 0.005}, {}),
+        ({"until": ENOUGH, "pace": 0.005}, {"dies": True}),
+        ({"pace": 0.005}, {"stops": True}),
+    ],
+    ids=["until", "a worker dies", "a worker stops it", "processes", "a process dies", "a process stops it"],
+)
+def test_a_loop_without_end_that_was_ended_between_two_exchanges(
+    options: dict[str, Any], of_train: dict[str, Any], tmp_path: Path
+) -> None:
+    """What a worker did after its last contribution no journal has: the replay does not look for the end of that."""
+    train = functools.partial(endless, **{name: name == "stops" or tmp_path / name for name in of_train})
+    run = trained(ps.local_sgd(every=4), tmp_path, train, workers=2, **options)
+    assert run.version > 0
+    assert_same(run, train)
+
+
+@pytest.mark.timeout(30)
+def test_a_loop_without_end_that_was_interrupted(tmp_path: Path) -> None:
+    evaluate = functools.partial(with_ctrl_c, looks=itertools.count())
+    with pytest.raises(ps.RunInterrupted) as interrupted:
+        trained(ps.local_sgd(every=4), tmp_path, endless, workers=2, engine=ps.Simulated("uniform"), evaluate=evaluate)
+    assert interrupted.value.run.version > 0
+    assert_same(interrupted.value.run, endless)
 
 
 def test_it_stops_at_the_version_asked_for(tmp_path: Path) -> None:
