@@ -183,10 +183,15 @@ class _Seat:
         self.upcoming = upcoming
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None
+        self.incarnation = 0
         self.called_off: deque[Answer] = deque()  # steps that were, while nobody had noticed yet
         self.steps = 1  # of the contribution that came last
         self.before = Progress()  # when the run was resumed
         self.timer = self
+
+    def holds(self, event: JournalEvent) -> bool:
+        """Whether the process that said this is still a member."""
+        return self.worker is not None and event.incarnation == self.incarnation
 
     # As a `plesio.greenlets.Watcher`, with a time that stands still
 
@@ -271,7 +276,7 @@ class _Replay:
         elif isinstance(record, Resumed):
             self._resume(record)
         elif isinstance(record, Evicted):
-            self._do(self._sequencer.receive(Ticked(), record.time_s))
+            self._go_on(self._do(self._sequencer.receive(Ticked(), record.time_s)))
         elif isinstance(record, Folded):
             ours = self._checksums.pop(record.version, None)
             if ours != record.checksum:
@@ -307,13 +312,16 @@ class _Replay:
         seat = self._seats[event.worker]
         seat.upcoming.popleft()
         self._prepare(seat, event)
-        effects = self._sequencer.receive(event, record.time_s)
-        resumed = self._do(effects)
+        answered = self._do(self._sequencer.receive(event, record.time_s))
         if seat.called_off and isinstance(event, (Abandoned, Pushed)):
-            resumed.append((seat, seat.called_off.popleft()))
-        for one, answer in resumed:
-            if one.worker is not None:
-                one.request = one.worker.resume(answer)
+            answered.append((seat, seat.called_off.popleft()))
+        self._go_on(answered)
+
+    def _go_on(self, answered: list[tuple[_Seat, Any]]) -> None:
+        """Whoever has an answer runs up to its next request."""
+        for seat, answer in answered:
+            if seat.worker is not None:
+                seat.request = seat.worker.resume(answer)
 
     def _prepare(self, seat: _Seat, event: JournalEvent) -> None:
         """Before the sequencer hears of it: it must be what this worker wants."""
@@ -324,6 +332,8 @@ class _Replay:
                 seat.worker.kill()
                 seat.worker = None
             self._server.forget(event.worker)
+        elif not seat.holds(event):
+            return  # it was under way when its worker was evicted: the sequencer, too, takes no notice of it
         elif isinstance(event, LeaseWanted):
             request = seat.request
             wanted = (event.epoch, event.total, event.most, event.unused)
@@ -341,6 +351,7 @@ class _Replay:
         head = self._journal.head
         if seat.worker is not None:
             seat.worker.kill()
+        seat.incarnation = event.incarnation
         every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
         seat.worker = GreenletWorker(self._train, self._strategy, event.worker, head.workers, head.seed, seat, every)
         if not self._server.seat(seat.worker):

@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cli.main import main
-from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal
-from plesio.core.events import Discard, Verdict
+from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked
+from plesio.core.events import Abandoned, Discard, Joined, LeaseWanted, Pushed, Verdict
 from plesio.core.sequencer import Sequencer
-from plesio.journal import FILE_NAME, Received, Record, read_journal
+from plesio.journal import FILE_NAME, Evicted, Received, Record, read_journal
 from plesio.older_journals import RepeatCancelSequencer, sequencers
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
@@ -49,7 +49,8 @@ FAR_AND_NEAR = Cluster((Group(2, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNo
 
 
 def trained(strategy: Strategy, folder: Path, train: Any = chancy, workers: int = 4, **options: Any) -> ps.Run:
-    return ps.run(train, strategy, workers=workers, runs=folder, timeout_s=60, **options)
+    options = {"timeout_s": 60, **options}
+    return ps.run(train, strategy, workers=workers, runs=folder, **options)
 
 
 def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
@@ -356,6 +357,41 @@ def cooling(worker: Any) -> None:
 def test_where_in_a_step_it_was_called_off(workers: int, m: int, options: dict[str, Any], tmp_path: Path) -> None:
     run = trained(ps.first_of(m), tmp_path, cooling, workers=workers, **options)
     assert run.summary.discarded["cancelled"] > 0
+    assert_same(run, cooling)
+
+
+CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0.25, until_s=1.5),))
+
+
+@pytest.mark.parametrize("train", [cooling, endless], ids=["leased data", "data of its own"])
+@pytest.mark.parametrize(
+    "strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=lambda one: one.name
+)
+def test_an_eviction_lets_the_others_go_on(strategy: Strategy, train: Any, tmp_path: Path) -> None:
+    """What the evicted worker had sent comes later, and it joins anew."""
+    until = ps.Until(steps=60)
+    run = trained(strategy, tmp_path, train, 3, engine=ps.Simulated(CUT_OFF), timeout_s=0.5, until=until)
+    assert run.folder is not None
+    journal = read_journal(run.folder)
+    evicted_s = [one.time_s for one in journal if isinstance(one, Evicted)]
+    assert len(evicted_s) == 1
+    later = [one.event for one in journal if isinstance(one, Received) and one.time_s > evicted_s[0]]
+    of_it = [(type(one), one.incarnation) for one in later if one.worker == 1]
+    assert of_it[:2] == [(Pushed, 1), (Joined, 2)]
+    assert_same(run, train)
+
+
+@pytest.mark.parametrize(("at_s", "sent"), [(0.35, [Abandoned, Pushed]), (0.45, [Pushed, LeaseWanted])])
+def test_all_that_an_evicted_worker_had_sent_is_passed_over(at_s: float, sent: list[type], tmp_path: Path) -> None:
+    """Two messages of one that is far away, and whose steps are called off, are under way when it is cut off."""
+    groups = Group(2, Ranked(0.1)), Group(1, Constant(0.2), Link(0.1))
+    cut_off = Cluster(groups, faults=(Partition(worker=2, at_s=at_s, until_s=at_s + 1.5),))
+    run = trained(ps.first_of(2), tmp_path, cooling, 3, engine=ps.Simulated(cut_off), timeout_s=0.5)
+    assert run.folder is not None
+    journal = list(read_journal(run.folder))
+    evicted = next(place for place, one in enumerate(journal) if isinstance(one, Evicted))
+    later = [one.event for one in journal[evicted:] if isinstance(one, Received) and one.event.worker == 2]
+    assert [(type(one), one.incarnation) for one in later[:3]] == [(sent[0], 1), (sent[1], 1), (Joined, 2)]
     assert_same(run, cooling)
 
 

@@ -22,14 +22,16 @@ from plesio.cluster import (
     Link,
     LogNormal,
     Partition,
+    Ranked,
     Restart,
     Slow,
     StepTime,
     Timetable,
 )
 from plesio.cluster.faults import AnyFault
-from plesio.core.events import Cancel, Fold, Grant, Leased
+from plesio.core.events import Cancel, Event, Fold, Grant, Leased, Ticked
 from plesio.engine.messages import Final
+from plesio.engine.recording import Recorder
 from plesio.engine.virtual import Limits, VirtualRun
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Push, Request
 from plesio.engine.virtual_workers import NoFolder, TimedWorker, timed_workers
@@ -422,6 +424,30 @@ def test_who_is_cut_off_for_too_long_is_evicted_and_joins_anew() -> None:
     assert 12.0 < run.incidents[0].time_s <= 13.5
     assert [one.folded for one in final.workers] == [2 + 48, 2 + 10]
     assert final.workers[1].left is None
+
+
+class Told(Recorder):
+    """Keeps what the sequencer was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def told(self, event: Event, now_s: float) -> None:
+        self.events.append(event)
+
+
+def test_who_joins_anew_has_dropped_what_it_was_at() -> None:
+    """Back again, it learns with one message that it was evicted, and with another of a step called off: the first counts."""
+    near = Group(2, Ranked(0.04), Link(0.02))
+    cut_off = Partition(worker=2, at_s=0.1, until_s=1.5)
+    cluster = Cluster((near, Group(1, Constant(0.08), Link(0.02))), faults=(cut_off,))
+    strategy, told = first_of(2), Told()
+    workers = timed_workers(cluster, strategy.every, 0)
+    VirtualRun(strategy, cluster, workers, NoFolder(), silence_s=0.5, limits=Limits(seconds=3.0), recorder=told).run()
+    spoke = [one.incarnation for one in told.events if not isinstance(one, Ticked) and one.worker == 2]
+    assert 2 in spoke
+    assert spoke == sorted(spoke)
 
 
 def test_a_late_joiner_and_one_that_leaves() -> None:

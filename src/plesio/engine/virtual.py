@@ -274,17 +274,22 @@ class VirtualRun:
         self._receive(Joined(index, worker.incarnation))
 
     def _go(self, index: int, died: bool) -> None:
-        """A process ends now: what it had not sent yet is void."""
+        """A process ends now."""
         worker, now_s = self._workers[index], self.clock.now_s
-        if worker.latest is not None and worker.latest.request.ready_s > now_s:
-            worker.latest.void = True
-            self.meter.workers[index].cancelled(max(now_s, self.meter.workers[index].granted_s))
+        self._stop(index)
         worker.state, worker.listens = State.ABSENT, False
-        worker.participant.end()
         self.meter.workers[index].left = "died" if died else "finished"
         if died:
             self._incident(index, f"worker {index} died; the others go on, its data goes to them")
         self._send(index, now_s, 0, self._left, Left(index, worker.incarnation, died))
+
+    def _stop(self, index: int) -> None:
+        """A process works no more: what it had not sent yet is void."""
+        worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
+        if worker.latest is not None and worker.latest.request.ready_s > now_s:
+            worker.latest.void = True
+            meter.cancelled(max(now_s, meter.granted_s))
+        worker.participant.end()
 
     def _left(self, event: Left) -> None:
         self._folder.forget(event.worker)
@@ -302,8 +307,7 @@ class VirtualRun:
 
     def _rejoin(self, index: int) -> None:
         """The server does not know this worker any more (it was evicted): it joins anew."""
-        worker = self._workers[index]
-        worker.participant.end()
+        self._stop(index)
         self._begin(index)
         self._send(index, self.clock.now_s, 0, self._joined, index)
 
