@@ -193,6 +193,13 @@ class _Seat:
         """Whether the process that said this is still a member."""
         return self.worker is not None and event.incarnation == self.incarnation
 
+    def empty(self) -> None:
+        """The process that sat here is over, with what it was told and had not noticed yet."""
+        if self.worker is not None:
+            self.worker.kill()
+        self.worker = self.request = None
+        self.called_off.clear()
+
     # As a `plesio.greenlets.Watcher`, with a time that stands still
 
     def cancelled(self, used: Used) -> bool:
@@ -263,8 +270,7 @@ class _Replay:
             differs = f"version {self._same + 1}: {found}"
         finally:
             for seat in self._seats:
-                if seat.worker is not None:
-                    seat.worker.kill()
+                seat.empty()
         missing = self._journal.missing
         lost = "" if missing is None else f"the journal lacks {missing}"
         weights = self._server.state_dict if self._server.begun else {}
@@ -298,10 +304,8 @@ class _Replay:
             raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
         head, order = self._journal.head, self._sequencer.state()
         for worker, seat in enumerate(self._seats):
-            if seat.worker is not None:
-                seat.worker.kill()
-            seat.worker, seat.request, seat.before = None, None, self._progress[worker]
-            seat.called_off.clear()
+            seat.empty()
+            seat.before = self._progress[worker]
         self._server.built.folder.begin_anew()
         self._sequencer = self._kinds.popleft().restore(
             self._strategy, head.workers, order, stealing=head.stealing, silence_s=head.silence_s
@@ -313,7 +317,7 @@ class _Replay:
         seat.upcoming.popleft()
         self._prepare(seat, event)
         answered = self._do(self._sequencer.receive(event, record.time_s))
-        if seat.called_off and isinstance(event, (Abandoned, Pushed)):
+        if seat.called_off and seat.holds(event) and isinstance(event, (Abandoned, Pushed)):
             answered.append((seat, seat.called_off.popleft()))
         self._go_on(answered)
 
@@ -328,9 +332,7 @@ class _Replay:
         if isinstance(event, Joined):
             self._join(seat, event)
         elif isinstance(event, Left):
-            if seat.worker is not None:
-                seat.worker.kill()
-                seat.worker = None
+            seat.empty()
             self._server.forget(event.worker)
         elif not seat.holds(event):
             return  # it was under way when its worker was evicted: the sequencer, too, takes no notice of it
@@ -349,8 +351,7 @@ class _Replay:
 
     def _join(self, seat: _Seat, event: Joined) -> None:
         head = self._journal.head
-        if seat.worker is not None:
-            seat.worker.kill()
+        seat.empty()
         seat.incarnation = event.incarnation
         every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
         seat.worker = GreenletWorker(self._train, self._strategy, event.worker, head.workers, head.seed, seat, every)

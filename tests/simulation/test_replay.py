@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cli.main import main
-from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked
+from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Joined, LeaseWanted, Pushed, Verdict
 from plesio.core.sequencer import Sequencer
 from plesio.journal import FILE_NAME, Evicted, Received, Record, read_journal
@@ -392,6 +392,16 @@ def test_all_that_an_evicted_worker_had_sent_is_passed_over(at_s: float, sent: l
     evicted = next(place for place, one in enumerate(journal) if isinstance(one, Evicted))
     later = [one.event for one in journal[evicted:] if isinstance(one, Received) and one.event.worker == 2]
     assert [(type(one), one.incarnation) for one in later[:3]] == [(sent[0], 1), (sent[1], 1), (Joined, 2)]
+    assert_same(run, cooling)
+
+
+def test_a_worker_that_died_before_it_heard_that_its_step_was_called_off(tmp_path: Path) -> None:
+    """It waited for data then. The one that takes its place heard nothing either, since none of it was said to it."""
+    groups = Group(1, Constant(0.1)), Group(1, Constant(0.35), Link(0.2))
+    gone = Crash(worker=1, at_s=0.15), Restart(worker=1, at_s=0.5), Slow(worker=0, at_s=0.25, factor=50, until_s=6)
+    run = trained(ps.first_of(1), tmp_path, cooling, 2, engine=ps.Simulated(Cluster(groups, faults=gone)))
+    assert run.discarded["cancelled"] > 0
+    assert run.workers[1].folded > 0
     assert_same(run, cooling)
 
 
