@@ -160,8 +160,12 @@ class SimulatedEngine:
             NonFiniteError: a contribution was not finite and the job is to stop at that.
             KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
+        with apart():
+            return self._run()
+
+    def _run(self) -> Outcome:
         outcome = self.outcome
-        with apart(), no_wall_clock(self.job.train), CtrlC(lambda: self.run_of.end("interrupted")) as ctrl_c:
+        with no_wall_clock(self.job.train), CtrlC(lambda: self.run_of.end("interrupted")) as ctrl_c:
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, ctrl_c.pressed > 0
         outcome.incidents += self.run_of.incidents

@@ -115,6 +115,25 @@ def test_nothing_of_this_process_gets_in_and_nothing_is_changed() -> None:
     assert same(first, again)
 
 
+def chancy_evaluate(model: torch.nn.Module) -> dict[str, float]:
+    return {"drawn": torch.rand(()).item()}
+
+
+def test_what_an_evaluation_draws_is_its_own_and_the_seeds() -> None:
+    """That at the very end, too."""
+    drawn = []
+    for before in (98, 99):
+        with torch.random.fork_rng():
+            torch.manual_seed(before)
+            run = simulated(ps.async_sgd(), evaluate=chancy_evaluate, evaluate_every_s=1.0)
+            after = torch.rand(4)
+            torch.manual_seed(before)
+            assert torch.equal(after, torch.rand(4))
+        drawn.append([one.metrics["drawn"] for one in run.history])
+    assert len(drawn[0]) > 2
+    assert drawn[0] == drawn[1]
+
+
 def draws(workers: int, cluster: Cluster) -> dict[tuple[int, int], float]:
     """What each worker drew in each of its steps, by (worker, number)."""
     drawn: dict[tuple[int, int], float] = {}
