@@ -192,6 +192,8 @@ class SimulatedEngine:
         return worker
 
     def _evaluate(self, time_s: float, version: int) -> str | None:
+        if not self.server.begun:
+            return None  # nobody has joined yet: there is no model
         self._judge(time_s, version)
         live = self._live
         live.time_s, live.version = time_s, version

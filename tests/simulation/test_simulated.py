@@ -294,6 +294,12 @@ def test_evaluations_are_at_virtual_times() -> None:
     assert run.history[0].metrics != run.history[-1].metrics
 
 
+def test_nothing_is_evaluated_before_anybody_has_joined() -> None:
+    later = Cluster((Group(2, Constant(0.1)),), faults=(Join(worker=0, at_s=0.5), Join(worker=1, at_s=0.7)))
+    run = simulated(ps.async_sgd(), later, evaluate=evaluate, evaluate_every_s=0.2)
+    assert [one.time_s for one in run.history][:2] == pytest.approx([0.6, 0.8])
+
+
 def test_it_ends_where_it_is_told_to() -> None:
     seconds = simulated(ps.async_sgd(), until=ps.Until(seconds=0.75))
     assert (seconds.wall_s, seconds.ended) == (0.75, "0.75 seconds were up")
