@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -162,7 +164,9 @@ def test_a_message_alone_takes_latency_and_the_slower_link() -> None:
         cluster = cluster_of(Constant(1.0), link=Link(0.25, own), server=Link(0.0, shared))
         _, final = simulate(async_sgd(), cluster, nbytes=500, limits=Limits(contributions=10))
         assert final.wall_s == pytest.approx(10 * (1.0 + 0.25 + 0.5) + 9 * (0.25 + 0.5))
-        assert final.workers[0].exchange_s == pytest.approx(10 * 2 * 0.75)  # the last answer is on its way
+        assert final.workers[0].exchange_s == pytest.approx(
+            (10 + 9) * 0.75
+        )  # of the last answer nothing: the run is over
 
 
 def test_all_reduce_takes_the_time_of_a_ring() -> None:
@@ -243,6 +247,48 @@ def test_a_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
 
     assert once(1) == once(1)
     assert once(1) != once(2)
+
+
+# Nothing takes place after the end
+
+
+def any_cluster(rng: random.Random) -> Cluster:
+    """Three to five workers, far away or near; some are slow for a while, cut off, die, come back or come later."""
+    groups = [
+        Group(1, rng.choice([Constant(0.05), Exponential(0.05)]), rng.choice([FREE, Link(0.02), Link(0.3, 2e4)]))
+        for _ in range(rng.randint(3, 5))
+    ]
+    faults: list[AnyFault] = []
+    for worker in range(len(groups)):
+        at_s = rng.uniform(0.02, 1.0)
+        until_s = at_s + rng.uniform(0.01, 1.0)
+        faults += rng.choice(
+            [
+                [],
+                [Slow(worker=worker, factor=10.0, at_s=at_s, until_s=until_s)],
+                [Partition(worker=worker, at_s=at_s, until_s=until_s)],
+                [Crash(worker=worker, at_s=at_s), Restart(worker=worker, at_s=until_s)],
+                [Leave(worker=worker, at_s=at_s)],
+                [Join(worker=worker, at_s=at_s)],
+            ]
+        )
+    return Cluster(tuple(groups), rng.choice([FREE, Link(0.0, 5e4)]), tuple(faults))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_time_that_is_counted_is_before_the_end_and_counted_once(name: str) -> None:
+    """Work is done as soon as the server has decided: what was counted of it ahead of time is taken back."""
+    for seed in range(25):
+        rng = random.Random(seed)
+        cluster, seconds, silence_s = any_cluster(rng), rng.choice([0.5, 1.0, 2.5]), rng.choice([0.5, 300.0])
+        options: dict[str, Any] = {"seed": seed, "nbytes": rng.choice([0, 1000]), "silence_s": silence_s}
+        _, final = simulate(STRATEGIES[name](), cluster, limits=Limits(seconds=seconds), **options)
+        for one in final.workers:
+            assert min(one.compute_s, one.wait_s, one.exchange_s) >= 0.0
+            assert one.there_s <= final.wall_s + 1e-9
+            spans = sorted((span.start_s, span.end_s) for span in final.timeline if span.worker == one.worker)
+            bounds = [time_s for span in spans for time_s in span]
+            assert all(earlier <= later + 1e-9 for earlier, later in itertools.pairwise([0.0, *bounds, final.wall_s]))
 
 
 # What is folded is what was computed

@@ -88,6 +88,27 @@ def test_a_step_that_the_end_cuts_short_counts_as_time_and_as_no_step(
     assert (found.steps, found.speed, found.called_off_s, one.spans) == (0, 0.0, 0.0, [])
 
 
+@pytest.mark.parametrize(
+    ("end_s", "computed_s", "exchanged_s", "kept"),
+    [(7.5, 5.0, 2.5, 3), (6.5, 4.5, 2.0, 2), (5.0, 3.0, 2.0, 2), (4.0, 3.0, 1.0, 1), (3.0, 3.0, 0.0, 1)],
+)
+def test_what_was_counted_beyond_the_end_is_taken_back(
+    end_s: float, computed_s: float, exchanged_s: float, kept: int
+) -> None:
+    """An answer on its way, a step called off before it could be begun, and word of that: all known ahead in virtual time."""
+    meter, one = a_meter()
+    one.pushed(3.0, steps=1, samples=1)
+    one.granted(5.0, None)
+    one.pushed(7.0, steps=1, samples=1)
+    one.granted(8.0, None)
+    one.cut(end_s)
+    found = one.summary(0)
+    assert (found.compute_s, found.exchange_s, found.wait_s) == (computed_s, exchanged_s, 0.0)
+    assert len(meter.timeline()) == kept
+    one.cancelled(end_s)
+    assert one.summary(0).there_s == end_s
+
+
 def test_a_wait_that_lasts_to_the_end_is_one() -> None:
     meter, one = a_meter()
     one.pushed(2.0, steps=1, samples=1)

@@ -226,6 +226,7 @@ class VirtualRun:
     def _cut_short(self, index: int) -> None:
         """Count what a worker is doing when the run ends up to that time, or the longest waits would be missing."""
         worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
+        meter.cut(now_s)
         seat = self.sequencer.members.seats.get(index)
         if worker.state is not State.HERE or not worker.listens or seat is None or worker.latest is None:
             return
@@ -288,7 +289,8 @@ class VirtualRun:
         worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
         if worker.latest is not None and worker.latest.request.ready_s > now_s:
             worker.latest.void = True
-            meter.cancelled(max(now_s, meter.granted_s))
+            meter.cut(now_s)
+            meter.cancelled(now_s)
         worker.participant.end()
 
     def _left(self, event: Left) -> None:

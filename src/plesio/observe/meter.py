@@ -11,12 +11,15 @@ vain); or it was called off (it is none of the steps, and only its time is known
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
 SPANS_MAX = 20_000
 """Spans kept a worker for the timeline; totals go on after that."""
+
+AHEAD = 3
+"""So many spans a simulated worker is ahead of the clock: an answer on its way, a step called off, and word of that."""
 
 
 class WorkerMeter:
@@ -27,6 +30,7 @@ class WorkerMeter:
         "_finished",
         "_finished_s",
         "_latest",
+        "_recent",
         "_spans_max",
         "called_off_s",
         "compute_s",
@@ -48,6 +52,7 @@ class WorkerMeter:
     def __init__(self, spans_max: int = SPANS_MAX) -> None:
         self._spans_max = spans_max
         self._latest = 0  # steps in the contribution that came last
+        self._recent: deque[tuple[str, float, float, int]] = deque(maxlen=AHEAD)  # the last spans, kept or not
         self._called_off = 0  # the number of the one that was last
         self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and the time
         self.called_off_s = 0.0
@@ -104,6 +109,20 @@ class WorkerMeter:
     # A run that ends in the middle of an exchange: its time counts up to then. But no span is kept of an unfinished step or
     # message, since whoever measures by spans would take the part for the whole.
 
+    def cut(self, now_s: float) -> None:
+        """The run, or this worker's part in it, ends: what was counted beyond that, in virtual time, does not take place."""
+        while self._recent and self._recent[-1][2] > now_s:
+            span = self._recent.pop()
+            kind, start_s, end_s, _ = span
+            beyond_s = end_s - max(start_s, now_s)
+            if kind == "compute":
+                self.compute_s -= beyond_s
+            else:  # nobody is known to wait for longer than until now
+                self.exchange_s -= beyond_s
+            if self.spans and self.spans[-1] is span:
+                self.spans.pop()
+        self.granted_s = min(self.granted_s, now_s)
+
     def ended_held(self, now_s: float) -> None:
         """The run ends while the worker is held."""
         self.exchange_s += self.held_since_s - self.ready_s
@@ -140,17 +159,17 @@ class WorkerMeter:
         self.compute_s += end_s - self.granted_s
         self._finished += steps
         self._finished_s += end_s - self.granted_s
-        if self._spans_max:
-            self._span("compute", self.granted_s, end_s, steps)
+        self._span("compute", self.granted_s, end_s, steps)
 
     def _exchange(self, start_s: float, end_s: float) -> None:
         self.exchange_s += end_s - start_s
-        if self._spans_max:
-            self._span("exchange", start_s, end_s)
+        self._span("exchange", start_s, end_s)
 
     def _span(self, kind: str, start_s: float, end_s: float, steps: int = 0) -> None:
+        span = kind, start_s, end_s, steps
+        self._recent.append(span)
         if len(self.spans) < self._spans_max:
-            self.spans.append((kind, start_s, end_s, steps))
+            self.spans.append(span)
 
     def summary(self, worker: int) -> WorkerSummary:
         """The totals."""
