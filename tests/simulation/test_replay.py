@@ -395,6 +395,14 @@ def test_all_that_an_evicted_worker_had_sent_is_passed_over(at_s: float, sent: l
     assert_same(run, cooling)
 
 
+def test_a_worker_that_died_while_its_contribution_was_on_its_way(tmp_path: Path) -> None:
+    """That comes first, and counts."""
+    dies = Cluster((Group(2, Constant(0.1), Link(0.001, 1800)),), faults=(Crash(worker=1, at_s=0.12),))
+    run = trained(ps.local_sgd(1), tmp_path, cooling, 2, engine=ps.Simulated(dies))
+    assert run.workers[1].folded == 1
+    assert_same(run, cooling)
+
+
 def test_a_worker_that_died_before_it_heard_that_its_step_was_called_off(tmp_path: Path) -> None:
     """It waited for data then. The one that takes its place heard nothing either, since none of it was said to it."""
     groups = Group(1, Constant(0.1)), Group(1, Constant(0.35), Link(0.2))

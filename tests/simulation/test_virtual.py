@@ -35,7 +35,8 @@ from plesio.core.events import Cancel, Event, Fold, Grant, Leased, Ticked
 from plesio.engine.messages import Final
 from plesio.engine.recording import Recorder
 from plesio.engine.virtual import Limits, VirtualRun
-from plesio.engine.virtual_messages import Answer, Finish, Lease, Push, Request
+from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push, Request
+from plesio.engine.virtual_network import Star
 from plesio.engine.virtual_workers import NoFolder, TimedWorker, timed_workers
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.recipes import (
@@ -167,6 +168,36 @@ def test_a_message_alone_takes_latency_and_the_slower_link() -> None:
         assert final.workers[0].exchange_s == pytest.approx(
             (10 + 9) * 0.75
         )  # of the last answer nothing: the run is over
+
+
+def carried(star: Star, clock: VirtualClock, sent: Sequence[tuple[float, int, object]]) -> list[tuple[float, object]]:
+    """When what comes, if worker 0 sends so many bytes at these times."""
+    came: list[tuple[float, object]] = []
+    for sent_s, nbytes, what in sent:
+        star.send(0, sent_s, nbytes, lambda one: came.append((clock.now_s, one)), what)
+    while clock.step():
+        pass
+    return came
+
+
+@pytest.mark.parametrize(("own", "server"), [(FREE, FREE), (Link(0.1, 1e3), FREE), (FREE, Link(0.1, 1e3))])
+def test_no_message_overtakes_another_of_its_worker(own: Link, server: Link) -> None:
+    """Large and small ones in turn, also into a partition."""
+    cut_off = Partition(worker=0, at_s=2.0, until_s=4.0)
+    clock = VirtualClock()
+    star = Star(cluster_of(Constant(1.0), link=own, server=server, faults=[cut_off]), clock)
+    came = carried(star, clock, [(number / 10, 500 * (number % 3), number) for number in range(40)])
+    assert [number for _, number in came] == list(range(40))
+
+
+def test_a_message_follows_the_one_before_it() -> None:
+    """A second on the worker's own link for each that has bytes. One that was never sent holds up nothing."""
+    void = Message(0, 1, 1, Push(0.5, 1, 1, 0, 1000))
+    void.void = True
+    clock = VirtualClock()
+    star = Star(cluster_of(Constant(1.0), link=Link(0.25, 1e3)), clock)
+    sent = [(0.5, 1000, void), (0.5, 1000, "large"), (0.5, 1000, "as large"), (0.5, 0, "small"), (5.0, 0, "later")]
+    assert carried(star, clock, sent) == [(1.75, "large"), (2.75, "as large"), (2.75, "small"), (5.25, "later")]
 
 
 def test_all_reduce_takes_the_time_of_a_ring() -> None:

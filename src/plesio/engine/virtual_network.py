@@ -4,7 +4,8 @@ A message leaves over its worker's link and goes through the server's own, which
 capacity, as in a full-duplex network. The server's link is a queue, first come first served, that a message passes while it still
 comes in from its worker's link (cut-through), so that one alone takes latency + bytes over the *slower* of the two
 links, and many together get exactly the server's bytes a second. A queue instead of equal shares because the result is
-the same throughput at one event a message instead of one for every change of every share.
+the same throughput at one event a message instead of one for every change of every share. No message overtakes another of
+the same worker.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Star:
         self._latency_s = [link.latency_s + cluster.server.latency_s for link in links]
         self._byte_s = [1.0 / link.bytes_per_s for link in links]  # seconds a byte: 0 where there is no limit
         self._server_byte_s = 1.0 / cluster.server.bytes_per_s
+        self._came_s = [0.0] * len(links)  # when the latest message of each worker is through
         self._in_free_s = 0.0  # when the server's link has passed on all that came to it so far
         self._out_free_s = 0.0
         self._partitions: dict[int, list[Partition]] = {}
@@ -49,19 +51,24 @@ class Star:
     def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
         """The first byte comes to the server's link, the last one through it."""
         first_s = self._across(worker, sent_s)
-        last_s = first_s + nbytes * self._byte_s[worker]
-        if nbytes and self._server_byte_s:
-            self._clock.at(first_s, self._at_server, (last_s, nbytes, arrive, what))
+        if self._byte_s[worker] or self._server_byte_s:
+            self._clock.at(first_s, self._at_server, (worker, nbytes, arrive, what))
         else:
-            self._clock.at(last_s, arrive, what)
-        return last_s
+            self._clock.at(first_s, arrive, what)
+        return first_s + nbytes * self._byte_s[worker]
 
-    def _at_server(self, message: tuple[float, int, Callable[[Any], object], Any]) -> None:
-        last_s, nbytes, arrive, what = message
+    def _at_server(self, message: tuple[int, int, Callable[[Any], object], Any]) -> None:
+        """What one worker sends comes in the order it was sent, however large."""
+        worker, nbytes, arrive, what = message
         if isinstance(what, Message) and what.void:
             return
-        self._in_free_s = max(self._in_free_s, self._clock.now_s) + nbytes * self._server_byte_s
-        self._clock.at(max(last_s, self._in_free_s), arrive, what)
+        now_s = self._clock.now_s
+        last_s = max(now_s, self._came_s[worker]) + nbytes * self._byte_s[worker]
+        if nbytes:
+            self._in_free_s = max(self._in_free_s, now_s) + nbytes * self._server_byte_s
+            last_s = max(last_s, self._in_free_s)
+        self._came_s[worker] = last_s
+        self._clock.at(last_s, arrive, what)
 
     def answer(self, worker: int, nbytes: int) -> float:
         """Answers queue in the order they are given."""
