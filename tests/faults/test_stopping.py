@@ -78,8 +78,8 @@ def once_stepped() -> Callable[[Live], None]:
     return watch
 
 
-def test_no_checkpoint_is_written_of_a_run_that_is_stopping(tmp_path: Path) -> None:
-    """By then a worker has left, and the others fold without it: it would be no version of an uninterrupted run."""
+def test_a_run_that_was_stopped_amid_its_rounds_is_resumed_to_the_same_end(tmp_path: Path) -> None:
+    """Its checkpoint is a version of the uninterrupted run: none is of the end, when workers have left one by one."""
     train = partial(stopping.lingering, pause_s=0.3)
     whole = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=30)
     kept = ps.Checkpoint(every_s=0.1)
@@ -87,6 +87,25 @@ def test_no_checkpoint_is_written_of_a_run_that_is_stopping(tmp_path: Path) -> N
     second = ps.run(train, ps.sync_sgd(), workers=3, runs=tmp_path, resume=first.folder)
     assert second.version == whole.version
     assert all(torch.equal(value, second.state_dict[name]) for name, value in whole.state_dict.items())
+
+
+def unevenly(worker: ps.Worker) -> None:
+    """Without end, on data of its own, each worker slower than the one before."""
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    while True:
+        optimizer.zero_grad()
+        loops.loss_of(model, *loops.data(8)).backward()
+        time.sleep((0.02, 0.4, 1.0)[worker.rank])
+        optimizer.step()
+
+
+def test_the_last_checkpoint_is_of_the_moment_of_the_stop(tmp_path: Path) -> None:
+    """Each worker is amid a step then, which counts, and hears of the stop with the answer to it."""
+    kept = ps.Checkpoint(every_s=0.05)
+    run = ps.run(unevenly, ps.async_sgd(), workers=3, runs=tmp_path, checkpoint=kept, until=ps.Until(steps=12))
+    assert run.folder is not None
+    assert latest(run.folder / FOLDER).manifest.version == run.version - 3
 
 
 def checkpoint_of(folder: Path, version: int) -> bool:
