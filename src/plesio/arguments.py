@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
+from plesio.choices import PROCESSES_MAX, SIMULATED_MAX
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.faults import Pace
 from plesio.recipes import RECIPES, recipe
@@ -46,17 +48,17 @@ def as_pace(pace: Pace | float | None) -> Pace | None:
     raise ConfigurationError(f"pace={pace!r}: seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)")
 
 
-def check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float, most: int) -> None:
-    """Raise `ConfigurationError` for a number out of bounds; there are at `most` so many workers."""
+def check_numbers(workers: int, seed: int, evaluate_every_s: float, timeout_s: float, simulated: bool) -> None:
+    """Raise `ConfigurationError` for a number out of bounds. No process waits for virtual time: it may be as long as you like."""
+    most = SIMULATED_MAX if simulated else PROCESSES_MAX
+    longest_s, within = (inf, "") if simulated else (LONGEST_S, f" and of at most {LONGEST_S:,.0f}, eleven days")
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= most:
         raise ConfigurationError(f"workers={workers!r}: a whole number from 1 to {most} on one host")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise ConfigurationError(f"seed={seed!r}: a whole number of at least 0 and below 2**63")
     for name, value in (("evaluate_every_s", evaluate_every_s), ("timeout_s", timeout_s)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST_S:
-            raise ConfigurationError(
-                f"{name}={value!r}: a number of seconds above 0 and of at most {LONGEST_S:,.0f}, eleven days"
-            )
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= longest_s:
+            raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0{within}")
 
 
 def check_kinds(train: object, engine: object, evaluate: object, until: object, watch: object, runs: object) -> None:

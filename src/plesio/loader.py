@@ -61,7 +61,7 @@ class LeasedLoader:
         workers: int,
         used: Used,
         reseed: Callable[[], None],
-        concluded: Callable[[], int],
+        begun: Callable[[], Callable[[], bool]],
     ) -> None:
         self._source = _as_loader(loader)
         self._order = _Order(self._source, seed)
@@ -82,9 +82,9 @@ class LeasedLoader:
         """How far the run is through the data, in epochs, as of the last lease."""
         self._used = used
         self._reseed = reseed
-        self._concluded = concluded
+        self._begun = begun
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
-        self._shown_at = 0  # and the number of the step before it
+        self._trained: Callable[[], bool] = begun()  # and whether anything was made of them
         self._relay = _Relay(self._source) if self._source.num_workers or self._source.pin_memory else None
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class LeasedLoader:
         self.leave()
         epoch = self._epoch
         self._epoch += 1
-        self._shown_at = self._concluded()
+        self._trained = self._begun()
         for size, batch in self._fetched_ahead(epoch) if self._relay is not None else self._fetched(epoch):
             self._used.batches += 1
             self._used.samples += size
@@ -115,7 +115,7 @@ class LeasedLoader:
         self._unused += len(self._granted) + len(self._ahead)
         self._granted.clear()
         self._ahead.clear()
-        if self._shown and self._concluded() == self._shown_at:
+        if self._shown and not self._trained():
             self._unused += self._shown
             self._used.batches -= self._shown
             self._used.samples -= self._shown_samples

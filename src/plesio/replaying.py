@@ -230,7 +230,7 @@ class _Seat:
     # As a `plesio.rules.Every`: how long a worker trains on its own
 
     def due(self, steps: int, seconds: float) -> bool:
-        """As many local steps as it took then; one that was not heard of again lies where it is."""
+        """As many local steps as it took then; a worker that was not heard of again stops where it is."""
         following = self.upcoming[0] if self.upcoming else None
         if isinstance(following, Pushed):
             return following.steps == steps
@@ -338,8 +338,7 @@ class _Replay:
             return  # it was under way when its worker was evicted: the sequencer, too, takes no notice of it
         elif isinstance(event, LeaseWanted):
             request = seat.request
-            wanted = (event.epoch, event.total, event.most, event.unused)
-            if not isinstance(request, LeaseRequest) or _fields(request) != wanted:
+            if not isinstance(request, LeaseRequest) or not _answers(event, request):
                 raise self._otherwise(seat, event)
         elif isinstance(event, Pushed):
             header = seat.request
@@ -409,8 +408,10 @@ class _Replay:
             self._progress[effect.worker] = Progress(seat.before.contributions + effect.number, steps)
 
 
-def _fields(request: LeaseRequest) -> tuple[int, int, int, int]:
-    return request.epoch, request.total, request.most, request.unused
+def _answers(event: LeaseWanted, request: LeaseRequest) -> bool:
+    """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
+    same = (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
+    return same and event.most <= request.most
 
 
 def _same(header: Header, event: Pushed) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from plesio.arguments import as_pace, as_strategy, check_kinds, check_numbers
 from plesio.checkpoint import Checkpoint
-from plesio.choices import DATA, ON_NONFINITE, ON_WORKER_ERROR, PROCESSES_MAX, SIMULATED_MAX, check_choice
+from plesio.choices import DATA, ON_NONFINITE, ON_WORKER_ERROR, check_choice
 from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import LocalEngine
@@ -177,7 +177,7 @@ def run(
     check_choice("data", data, DATA)
     check_choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
     check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-    check_numbers(workers, seed, evaluate_every_s, timeout_s, SIMULATED_MAX if simulated else PROCESSES_MAX)
+    check_numbers(workers, seed, evaluate_every_s, timeout_s, simulated)
     check_kinds(train, engine, evaluate, until, watch, runs)
     _check_runs_when_called(train)
     strategy.check_workers(workers)

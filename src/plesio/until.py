@@ -6,7 +6,7 @@ import math
 
 from plesio.engine.job import Live
 from plesio.errors import ConfigurationError, unknown_name
-from plesio.observe.summary import is_met
+from plesio.observe.summary import all_digits, is_met, limit_reached
 
 
 class Until:
@@ -20,7 +20,7 @@ class Until:
         samples: visited by all workers together; in a resumed run those before count, too.
         steps: local optimizer steps, likewise.
         metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss", "error", "mse", "mae",
-            "perplexity" or "nll" in it.
+            "perplexity" or "nll" in it that does not begin with "neg_".
 
     Raises:
         ConfigurationError: a limit that is not above 0, a count that is not whole, a target that is no number.
@@ -62,26 +62,17 @@ class Until:
         for name, wanted in self.metrics.items():
             got = live.metrics.get(name)
             if got is not None and is_met(name, got, wanted):
-                return f"{name} {_shown(wanted)} reached"
+                return f"{name} {all_digits(wanted)} reached"
         samples, steps = samples_before + live.samples, steps_before + live.steps
         now = {"seconds": live.time_s, "samples": samples, "steps": steps}
         for name, limit in self._limits.items():
             if now[name] >= limit:
-                return f"{_shown(limit)} {name} were up" if limit != 1 else f"1 {name.removesuffix('s')} was up"
+                return limit_reached(name, limit)
         return None
 
     def __repr__(self) -> str:
         parts = {**self.metrics, **self._limits}
-        return f"Until({', '.join(f'{name}={_shown(value)}' for name, value in parts.items())})"
-
-
-def _shown(value: float) -> str:
-    """All its digits: with `:g` 1234567 steps would be 1.23457e+06.
-
-    >>> _shown(1_234_567), _shown(30.0), _shown(0.9512345)
-    ('1234567', '30', '0.9512345')
-    """
-    return f"{value:.15g}"
+        return f"Until({', '.join(f'{name}={all_digits(value)}' for name, value in parts.items())})"
 
 
 def _is_number(value: object) -> bool:

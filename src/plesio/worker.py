@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
-from plesio.exchange import Exchange, Used
+from plesio.exchange import Exchange, Standing, Used
 from plesio.loader import LeasedLoader
 from plesio.lock_free import SharedMemoryExchange
 from plesio.optimizer import ExchangedOptimizer, Parts
@@ -27,8 +28,9 @@ SEVERAL = (
     "for its one step()"
 )
 ALL_TAKEN = (
-    "an epoch may hold no batch for a worker, where others took all of them, and next() of its iterator raises this at once; "
-    "let a loop end each epoch: while True: for batch in loader: ..."
+    "an epoch may hold no batch for a worker, where others took all of them, or where it was done before the run was resumed, "
+    "and next() of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look "
+    "at the data in the loader given to prepare"
 )
 
 
@@ -289,7 +291,7 @@ class Worker:
                 self.workers,
                 self._used,
                 self._standing.reseed,
-                self._standing.concluded,
+                lambda: _trained_since(self._standing, optimizer),
             )
         parts = Parts(model, optimizer)
         self._exchange, model = self._station.join(model, optimizer, self._used)
@@ -322,6 +324,19 @@ def call(train: Callable[[Worker], object], worker: Worker) -> None:
             error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
         raise
     worker.end()
+
+
+def _trained_since(standing: Standing, optimizer: Optimizer) -> Callable[[], bool]:
+    """Tells whether, from now on, a step was concluded or a backward pass left a gradient: several may be for one step."""
+    parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
+    before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
+    step = standing.concluded()
+
+    def left_a_gradient(parameter: torch.Tensor, then: tuple[ref[torch.Tensor], int] | None) -> bool:
+        now = parameter.grad
+        return now is not None and (then is None or then[0]() is not now or then[1] != now._version)
+
+    return lambda: standing.concluded() != step or any(map(left_a_gradient, parameters, before))
 
 
 class _Look:

@@ -143,7 +143,7 @@ def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> Leas
             digests.append(digest)
         return LeaseReply(leases.take(0, epoch, total, most))
 
-    return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None, concluded=lambda: 0)
+    return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None, begun=lambda: lambda: False)
 
 
 def rows_of(loader: LeasedLoader) -> list[int]:
@@ -291,6 +291,21 @@ def look(worker: ps.Worker, looks: int, processes: int = 0, seen: str = "") -> N
         Path(seen, f"{worker.rank}.txt").write_text(" ".join(rows))
 
 
+def accumulate_by_next(worker: ps.Worker, folder: str) -> None:
+    """Each batch of a step by an iterator of its own."""
+    model = loops.mlp()
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader_of(shuffle=True))
+    rows: list[int] = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(2):
+            numbers, inputs, labels = next(iter(loader))
+            rows += numbers.tolist()
+            cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    Path(folder, "rows.txt").write_text(" ".join(map(str, rows)))
+
+
 EVERYWHERE = [
     ps.sync_sgd(), ps.async_sgd(), ps.allreduce(), ps.first_of(1), ps.local_sgd(every=5), ps.hogwild(),
 ]  # fmt: skip
@@ -303,6 +318,13 @@ def test_a_look_at_the_data_changes_nothing(strategy: ps.Strategy) -> None:
     assert (looked.steps, looked.samples) == (plain.steps, plain.samples) == (2 * ROWS // BATCH, 2 * ROWS)
     for name, value in plain.state_dict.items():
         assert torch.equal(looked.state_dict[name], value), name
+
+
+@pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
+def test_a_batch_whose_gradient_is_kept_was_no_look(strategy: ps.Strategy, tmp_path: Path) -> None:
+    run = ps.run(partial(accumulate_by_next, folder=str(tmp_path)), strategy, workers=1, timeout_s=60)
+    rows = (tmp_path / "rows.txt").read_text().split()
+    assert len(set(rows)) == len(rows) == run.samples == 4 * BATCH
 
 
 @pytest.mark.parametrize("processes", [0, 2], ids=["made here", "made ahead"])
@@ -370,7 +392,7 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
 def test_in_lock_step_a_worker_without_a_part_may_not_loop_for_ever(strategy: ps.Strategy, engine: Any) -> None:
     """The others would wait for it as long as it asks."""
     assert ps.run(partial(few, epochs=3), strategy, workers=3, engine=engine, timeout_s=60).samples == 3 * 8
-    with pytest.raises(ConfigurationError, match=r"worker 2 got no batch in 10,000 epochs: .* or workers=2 at most"):
+    with pytest.raises(ConfigurationError, match=r"worker 2 got no batch in 50,000 epochs: .* or workers=2 at most"):
         ps.run(partial(few, epochs=None), strategy, workers=3, engine=engine, timeout_s=60)
 
 

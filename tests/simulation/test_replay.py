@@ -445,6 +445,28 @@ def test_a_worker_called_off_again_when_it_was_heard_at_last(looks: bool, tmp_pa
     assert_same(run, train)
 
 
+def stopping_between_epochs(worker: Any) -> None:
+    """What it asks for next comes when the server knows of the stop."""
+    model = nn.Linear(8, 2)
+    rows = torch.randn(96, 8)
+    model, optimizer, loader = worker.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(rows, rows[:, :2]), batch_size=2)
+    )
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        worker.stop("enough")
+        time.sleep(0.3)
+
+
+def test_data_that_came_a_batch_at_a_time_because_the_run_was_stopped(tmp_path: Path) -> None:
+    run = trained(ps.sync_sgd(), tmp_path, stopping_between_epochs, workers=1)
+    assert run.version == 49
+    assert_same(run, stopping_between_epochs)
+
+
 def without_data(worker: Any) -> None:
     """It never waits for any."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))

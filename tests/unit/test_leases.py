@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plesio.core.leases import Batch, DataLeases
+from plesio.core.leases import IN_VAIN_MAX, Batch, DataLeases
 
 TOTAL = 7
 ACTIONS = st.tuples(
@@ -128,15 +128,17 @@ def test_without_stealing_a_fast_worker_takes_its_own_share_only() -> None:
 def test_a_worker_that_asks_for_ever_in_vain_is_refused() -> None:
     """Where each gets its own part of an epoch, and there are fewer batches than workers; a loop that ends is let be."""
 
-    def refusal(worker: int, total: int, epoch: int = 10_000, stealing: bool = False, gone: int | None = None) -> str:
+    def refusal(
+        worker: int, total: int, epoch: int = IN_VAIN_MAX, stealing: bool = False, gone: int | None = None
+    ) -> str:
         leases = DataLeases(3, stealing)
         if gone is not None:
             leases.left(gone)
         return leases.disagreement(worker, epoch, total, digest=17)
 
-    assert "worker 2 got no batch in 10,000 epochs: one has 2, " in refusal(worker=2, total=2)
+    assert "worker 2 got no batch in 50,000 epochs: one has 2, " in refusal(worker=2, total=2)
     assert "have at least 3 batches an epoch (a smaller batch_size) or workers=1 at most" in refusal(worker=1, total=1)
-    assert refusal(worker=2, total=2, epoch=9_999) == "", "its loop may end"
+    assert refusal(worker=2, total=2, epoch=IN_VAIN_MAX - 1) == "", "its loop may end"
     assert refusal(worker=1, total=2) == refusal(worker=2, total=3) == "", "it has a part"
     assert refusal(worker=2, total=2, stealing=True) == refusal(worker=2, total=2, gone=0) == "", "it gets others'"
 

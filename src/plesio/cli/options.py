@@ -46,8 +46,8 @@ Jitter = Annotated[float, typer.Option(metavar="SHARE", help="Let paced steps va
 Untils = Annotated[
     list[str] | None,
     typer.Option("--until", metavar="NAME=VALUE", help="Stop at a value that evaluate(model) returns, such as "
-                 "accuracy=0.95 (at least; at most for names with loss, error, mse, mae, perplexity or nll in them), "
-                 "or at a number of samples, or of steps (a resumed run goes on counting). May be repeated."),
+                 "accuracy=0.95 (at least; at most for names with loss, error, mse, mae, perplexity or nll in them, "
+                 "but for neg_...), or at a number of samples, or of steps (a resumed run goes on counting). May be repeated."),
 ]  # fmt: skip
 BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
 Seed = Annotated[int, typer.Option(help="Seeds everything random: initial weights, order of data, jitter.")]

@@ -23,13 +23,13 @@ from typing import Self
 
 import msgspec
 
-IN_VAIN_MAX = 10_000
+IN_VAIN_MAX = 50_000
 """Epochs that a worker may ask for though none has a batch for it: more than a loop that ends will have."""
 
 Batch = tuple[int, int]
 """(epoch, batch number)"""
 FEW = 64
-"""So many, a contribution's, are put in their places one by one, however many wait; more, a dead worker's, are sorted in."""
+"""Up to this many are put in place one by one, however many wait; more (a dead worker's) are sorted in."""
 
 
 class LeasesState(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ class ForkServer:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
-                    env={**os.environ, **FORKING, "PLESIO_PATH": os.pathsep.join(sys.path)},
+                    env={**os.environ, **FORKING, "PLESIO_PATH": os.pathsep.join(_module_path())},
                 )
         except BaseException:
             mine.close()
@@ -99,9 +99,9 @@ class ForkServer:
         """
         environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in FORKING.items()}}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        program = tuple(os.fsencode(str(one)) for one in sys.argv)
+        program = tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ()))
         told = TorchSettings.of_this_process()
-        order = Load(run, tuple(sys.path), program, os.getcwd(), environment, descriptors, told)
+        order = Load(run, _module_path(), program, os.getcwd(), environment, descriptors, told)
         reply = self._ask(order, [payload])
         assert isinstance(reply, Loaded)
         self._files.update(reply.files)
@@ -194,3 +194,8 @@ class ForkServer:
 
 
 atexit.register(ForkServer.close_shared, 0.0)  # it would end by itself, but Python warns of what is left open
+
+
+def _module_path() -> tuple[str, ...]:
+    """Where this process imports from; Python passes over what is no text there, such as a Path."""
+    return tuple(one for one in sys.path if isinstance(one, str))

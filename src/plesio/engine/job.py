@@ -76,7 +76,7 @@ class Live:
     evaluate_raised: str = ""
 
     def judged(self, metrics: dict[str, float], raised: str) -> None:
-        """A snapshot was evaluated. A metric that it lacks stays as it was: not every evaluation need measure everything."""
+        """A snapshot was evaluated. A metric that it lacks stays as it was: not each has to measure everything."""
         self.metrics, self.evaluate_raised = {**self.metrics, **metrics}, raised
 
 

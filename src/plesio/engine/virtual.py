@@ -57,7 +57,7 @@ from plesio.engine.virtual_network import network_of
 from plesio.engine.virtual_workers import Folder, Participant
 from plesio.errors import ConfigurationError
 from plesio.observe.meter import SPANS_MAX, Meter
-from plesio.observe.summary import Incident
+from plesio.observe.summary import Incident, limit_reached
 from plesio.strategy import Strategy
 
 TICKS = 10
@@ -75,11 +75,11 @@ class Limits(msgspec.Struct, frozen=True):
     def reached(self, steps: int, samples: int, contributions: int) -> str:
         """Which of the counts is, in words; empty if none."""
         if steps >= self.steps:
-            return f"{self.steps:g} steps were up"
+            return limit_reached("steps", self.steps)
         if samples >= self.samples:
-            return f"{self.samples:g} samples were up"
+            return limit_reached("samples", self.samples)
         if contributions >= self.contributions:
-            return f"{self.contributions:g} contributions were up"
+            return limit_reached("contributions", self.contributions)
         return ""
 
 
@@ -191,7 +191,7 @@ class VirtualRun:
 
     def _prepare(self) -> None:
         if self._limits.seconds < float("inf"):
-            self.clock.at(self._limits.seconds, self.end, f"{self._limits.seconds:g} seconds were up")
+            self.clock.at(self._limits.seconds, self.end, limit_reached("seconds", self._limits.seconds))
         if self._evaluate is not None:
             self.clock.at(0.0, self._evaluation, None)
         for turn in self._cluster.turns():

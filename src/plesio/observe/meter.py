@@ -19,7 +19,7 @@ SPANS_MAX = 20_000
 """Spans kept a worker for the timeline; totals go on after that."""
 
 AHEAD = 3
-"""So many spans a simulated worker is ahead of the clock: an answer on its way, a step called off, and word of that."""
+"""A simulated worker is at most so many spans ahead of the clock: an answer on its way, a step called off, and word of that."""
 
 
 class WorkerMeter:

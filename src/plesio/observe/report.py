@@ -84,7 +84,7 @@ def finding(summaries: Sequence[Summary], target: Target | None) -> str:
     best = summaries[winner]
     sentence = f"{best.strategy} reached {goal} in {number(best_s)} s"
     if len(summaries) == 1:
-        return f"{sentence}, at {_percent(best.ideal_share)} of the ideal throughput."
+        return f"{sentence}, at {_ideal(best)} of the ideal throughput."
     rival = _rival(winner, summaries, [k for _, k in reached[1:]])
     rival_s = rival.time_to(metric, value)
     if rival_s is None:
@@ -107,7 +107,7 @@ def _finding_of_speed(summaries: Sequence[Summary]) -> str:
     best = summaries[order[0]]
     rate = f"{number(best.steps_per_s)} steps a second"
     if len(summaries) == 1:
-        shares = f"{_percent(best.ideal_share)} of the ideal; its workers waited {_percent(best.waiting_share)}"
+        shares = f"{_ideal(best)} of the ideal; its workers waited {_percent(best.waiting_share)}"
         return f"{best.strategy} made {rate}, {shares} of the time."
     rival = _rival(order[0], summaries, order[1:])
     of_rival = f"{number(rival.steps_per_s)} of {rival.strategy}"
@@ -156,6 +156,10 @@ def setting(summaries: Sequence[Summary]) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share == 0 or share >= 0.01 else "under 1%"
+
+
+def _ideal(summary: Summary) -> str:
+    return f"{'at least ' if summary.ideal_share_is_least else ''}{_percent(summary.ideal_share)}"
 
 
 def _plural(count: int) -> str:

@@ -90,6 +90,24 @@ def lower_is_better(metric: str) -> bool:
     return not name.startswith(NEGATED) and any(word in name for word in LOWER)
 
 
+def all_digits(value: float) -> str:
+    """Of a limit or a target: with `:g` 1234567 steps would be 1.23457e+06.
+
+    >>> all_digits(1_234_567), all_digits(30.0), all_digits(0.9512345)
+    ('1234567', '30', '0.9512345')
+    """
+    return f"{value:.15g}"
+
+
+def limit_reached(name: str, limit: float) -> str:
+    """Why a run ended that has come to its limit of seconds, steps or samples.
+
+    >>> limit_reached("steps", 20), limit_reached("seconds", 1.0)
+    ('20 steps were up', '1 second was up')
+    """
+    return f"{all_digits(limit)} {name} were up" if limit != 1 else f"1 {name.removesuffix('s')} was up"
+
+
 GONE = ("died", "evicted", "raised")
 """How workers leave before their work is done, while others go on."""
 

@@ -15,6 +15,11 @@ from torch import nn
 
 from plesio.errors import ModelMismatchError
 
+FILLED = (
+    "; a buffer that the first forward pass fills is there once a batch went through the model before prepare, and one that is "
+    "only a cache can have persistent=False"
+)
+UNUSED = "; what is no longer used can stay there without being called"
 _VALUES = methodcaller("values")
 
 
@@ -42,8 +47,6 @@ class Inventory:
         known = set(map(id, tensors))
         state = self._state()
         self._names = {id(value): name for name, value in state.items() if id(value) in known}
-        # tensors that a module makes for its state_dict, anew each time
-        self._others = {name for name, value in state.items() if id(value) not in known}
         self._take_stock()
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -78,17 +81,22 @@ class Inventory:
 
     def _compare(self) -> None:
         state = self._state()
+        held = set(
+            map(id, chain(self._model.parameters(), self._model.buffers()))
+        )  # others are made for the state_dict
         for name, value in state.items():
-            if id(value) not in self._names and name not in self._others:
+            if id(value) in held and id(value) not in self._names:
                 was = "another tensor" if name in self._names.values() else "not in the model"
-                self._refuse(f"{name} was {was} when it was prepared")
+                self._refuse(
+                    f"{name} was {was} when it was prepared", "" if isinstance(value, nn.Parameter) else FILLED
+                )
         there = set(map(id, state.values()))
         for identity, name in self._names.items():
             if identity not in there:
-                self._refuse(f"{name} is no longer in the model, and was when it was prepared")
+                self._refuse(f"{name} is no longer in the model, and was when it was prepared", UNUSED)
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str, way: str) -> None:
         raise ModelMismatchError(
             f"{what}: the workers exchange, and the run's result holds, the tensors that prepare was given; add, replace, "
-            "remove, prune and parametrise layers before prepare"
+            f"remove, prune and parametrise layers before prepare{way}"
         )
