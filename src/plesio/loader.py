@@ -101,8 +101,9 @@ class LeasedLoader:
         self.leave()
         epoch = self._epoch
         self._epoch += 1
-        self._trained = self._begun()
         for size, batch in self._fetched_ahead(epoch) if self._relay is not None else self._fetched(epoch):
+            if not self._shown:
+                self._trained = self._begun()
             self._used.batches += 1
             self._used.samples += size
             self._shown += 1
