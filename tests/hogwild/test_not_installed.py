@@ -27,4 +27,4 @@ def test_the_recipe_needs_nothing() -> None:
 def test_an_estimator_says_what_to_install(name: str) -> None:
     told = output(f"try:\n    from plesio.hogwild import {name}\nexcept ImportError as error:\n    print(error)")
     assert told.startswith(f"plesio.hogwild.{name} needs ")
-    assert told.endswith("pip install 'plesio[hogwild]'")
+    assert told.endswith("pip install -e '.[hogwild]' in plesio's folder")

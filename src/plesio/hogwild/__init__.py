@@ -61,7 +61,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("numba", "llvmlite", "scipy", "sklearn"):
-            message = f"plesio.hogwild.{name} needs {missing}, which is not installed: pip install 'plesio[hogwild]'"
+            how = "pip install -e '.[hogwild]' in plesio's folder"
+            message = f"plesio.hogwild.{name} needs {missing}, which is not installed: {how}"
             raise ModuleNotFoundError(message, name=missing) from error
         raise
     value = globals()[name] = getattr(home, name)
