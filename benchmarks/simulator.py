@@ -21,7 +21,8 @@ from plesio import async_sgd, ringmaster
 from plesio.cluster import Cluster, Exponential, Group
 from plesio.core.events import Joined, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual import VirtualRun
+from plesio.engine.virtual_limits import Limits
 from plesio.engine.virtual_workers import NoFolder, timed_workers
 from plesio.problems import Quadratic, run
 from plesio.strategy import Strategy

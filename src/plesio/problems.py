@@ -19,8 +19,9 @@ import numpy as np
 
 from plesio.cluster import Cluster
 from plesio.engine.messages import Final
-from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual import VirtualRun
 from plesio.engine.virtual_analytic import Analytic, Problem, Record, Vector
+from plesio.engine.virtual_limits import Limits
 from plesio.engine.virtual_workers import timed_workers
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy

@@ -48,9 +48,8 @@ from plesio.core.leases import DataLeases
 from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
-from plesio.exchange import Used
 from plesio.fabric.doorbell import Answer, Header, Note
-from plesio.greenlets import GreenletWorker, Request
+from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
 from plesio.journal import (
     Ended,
@@ -65,6 +64,7 @@ from plesio.journal import (
     read_journal,
 )
 from plesio.older_journals import sequencers
+from plesio.recorded_worker import RecordedWorker
 from plesio.rules import Every, Gradient, Server
 from plesio.strategy import Strategy
 from plesio.tensors.checksum import weights_hash, window_checksum
@@ -176,67 +176,6 @@ def _strategy(journal: Journal) -> Strategy:
     return strategy
 
 
-class _Seat:
-    """One worker of the recorded run: the greenlet, what it wants, and what the journal has of it from here on."""
-
-    def __init__(self, upcoming: deque[JournalEvent]) -> None:
-        self.upcoming = upcoming
-        self.worker: GreenletWorker | None = None
-        self.request: Request | None = None
-        self.incarnation = 0
-        self.called_off: deque[Answer] = deque()  # steps that were, while nobody had noticed yet
-        self.steps = 1  # of the contribution that came last
-        self.before = Progress()  # when the run was resumed
-        self.timer = self
-
-    def holds(self, event: JournalEvent) -> bool:
-        """Whether the process that said this is still a member."""
-        return self.worker is not None and event.incarnation == self.incarnation
-
-    def empty(self) -> None:
-        """The process that sat here is over, with what it was told and had not noticed yet."""
-        if self.worker is not None:
-            self.worker.kill()
-        self.worker = self.request = None
-        self.called_off.clear()
-
-    # As a `plesio.greenlets.Watcher`, with a time that stands still
-
-    def cancelled(self, used: Used) -> bool:
-        """The step under way was dropped at this look, or when it was done with this much data."""
-        following = self.upcoming[0] if self.upcoming else None
-        if not isinstance(following, Abandoned):
-            return False
-        if following.look:
-            return not used.looks or used.looks >= following.look
-        return not used.looks and following.batches == used.batches
-
-    def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        """It was logged then."""
-
-    def stop(self, why: str) -> None:
-        """It was asked for then; what came of it is in the journal."""
-
-    def rest(self, sleep: Callable[[float], object]) -> None:
-        """No time passes."""
-
-    def begin(self) -> None:
-        """Nor here."""
-
-    def now_s(self) -> float:
-        """The same as ever."""
-        return 0.0
-
-    # As a `plesio.rules.Every`: how long a worker trains on its own
-
-    def due(self, steps: int, seconds: float) -> bool:
-        """As many local steps as it took then; a worker that was not heard of again stops where it is."""
-        following = self.upcoming[0] if self.upcoming else None
-        if isinstance(following, Pushed):
-            return following.steps == steps
-        return following is None or isinstance(following, (Left, Joined))
-
-
 class _Replay:
     """One replay."""
 
@@ -250,7 +189,7 @@ class _Replay:
         self._kinds = deque(sequencers(journal))
         leases = DataLeases(head.workers, head.stealing)
         self._sequencer = self._kinds.popleft()(strategy, head.workers, leases, head.silence_s)
-        self._seats = [_Seat(deque()) for _ in range(head.workers)]
+        self._seats = [RecordedWorker(deque()) for _ in range(head.workers)]
         for record in journal:
             if isinstance(record, Received):
                 self._seats[record.event.worker].upcoming.append(record.event)
@@ -321,13 +260,13 @@ class _Replay:
             answered.append((seat, seat.called_off.popleft()))
         self._go_on(answered)
 
-    def _go_on(self, answered: list[tuple[_Seat, Any]]) -> None:
+    def _go_on(self, answered: list[tuple[RecordedWorker, Any]]) -> None:
         """Whoever has an answer runs up to its next request."""
         for seat, answer in answered:
             if seat.worker is not None:
                 seat.request = seat.worker.resume(answer)
 
-    def _prepare(self, seat: _Seat, event: JournalEvent) -> None:
+    def _prepare(self, seat: RecordedWorker, event: JournalEvent) -> None:
         """Before the sequencer hears of it: it must be what this worker wants."""
         if isinstance(event, Joined):
             self._join(seat, event)
@@ -348,7 +287,7 @@ class _Replay:
             if header.extra:
                 self._server.set_groups(event.worker, header.extra)
 
-    def _join(self, seat: _Seat, event: Joined) -> None:
+    def _join(self, seat: RecordedWorker, event: Joined) -> None:
         head = self._journal.head
         seat.empty()
         seat.incarnation = event.incarnation
@@ -357,15 +296,15 @@ class _Replay:
         if not self._server.seat(seat.worker):
             raise self._otherwise(seat, event)
 
-    def _otherwise(self, seat: _Seat, event: JournalEvent) -> _DifferentError:
+    def _otherwise(self, seat: RecordedWorker, event: JournalEvent) -> _DifferentError:
         worker = seat.worker
         if worker is not None and worker.error is not None:
             return _DifferentError(f"the journal has {event}; here {worker.error}")
         return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
 
-    def _do(self, effects: list[Effect]) -> list[tuple[_Seat, Any]]:
+    def _do(self, effects: list[Effect]) -> list[tuple[RecordedWorker, Any]]:
         """Do what the sequencer says; whom to answer with what."""
-        answers: list[tuple[_Seat, Any]] = []
+        answers: list[tuple[RecordedWorker, Any]] = []
         for effect in effects:
             if isinstance(effect, Fold):
                 self._server.fold(effect)

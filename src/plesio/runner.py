@@ -23,7 +23,7 @@ from plesio.engine.job import Job, Live, Outcome
 from plesio.engine.local import LocalEngine
 from plesio.engine.messages import Final
 from plesio.engine.provenance import name_of, without_arguments
-from plesio.engine.virtual import Limits
+from plesio.engine.virtual_limits import Limits
 from plesio.errors import ConfigurationError, NonFiniteError, PlesioError, RunInterrupted
 from plesio.faults import Fault, Pace, check_faults
 from plesio.observe.files import RunFolder

@@ -25,7 +25,8 @@ from plesio.engine.job import Job, Live, Outcome, Watch
 from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import head_of
 from plesio.engine.recording import Recorder
-from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual import VirtualRun
+from plesio.engine.virtual_limits import Limits
 from plesio.engine.virtual_messages import Answer as Decision
 from plesio.engine.virtual_messages import Finish, Lease, Push, Request
 from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError

@@ -26,7 +26,8 @@ import msgspec
 
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
 from plesio.engine.messages import Final
-from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual import VirtualRun
+from plesio.engine.virtual_limits import Limits
 from plesio.engine.virtual_workers import NoFolder, TimedWorker
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.summary import Summary

@@ -34,7 +34,8 @@ from plesio.cluster.faults import AnyFault
 from plesio.core.events import Cancel, Event, Fold, Grant, Leased, Ticked
 from plesio.engine.messages import Final
 from plesio.engine.recording import Recorder
-from plesio.engine.virtual import Limits, VirtualRun
+from plesio.engine.virtual import VirtualRun
+from plesio.engine.virtual_limits import Limits
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push, Request
 from plesio.engine.virtual_network import Star
 from plesio.engine.virtual_workers import NoFolder, TimedWorker, timed_workers

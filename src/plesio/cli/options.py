@@ -61,5 +61,7 @@ OnWorkerError = Annotated[
 OnNonfinite = Annotated[
     str, typer.Option(metavar="discard|raise", help="A NaN or infinity in a contribution: do not count it, or stop.")
 ]
-TimeoutS = Annotated[float, typer.Option(metavar="SECONDS", help="How long anybody waits for anybody.")]
+TimeoutS = Annotated[
+    float, typer.Option(metavar="SECONDS", help="After how long a wait of one process for another is an error.")
+]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")]

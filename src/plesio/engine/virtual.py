@@ -52,6 +52,7 @@ from plesio.engine.closing import final_figures
 from plesio.engine.messages import Final
 from plesio.engine.not_finite import NotFinite
 from plesio.engine.recording import Recorder
+from plesio.engine.virtual_limits import NO_LIMITS, Limits
 from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push
 from plesio.engine.virtual_network import network_of
 from plesio.engine.virtual_workers import Folder, Participant
@@ -62,28 +63,6 @@ from plesio.strategy import Strategy
 
 TICKS = 10
 """How many times in the time that a worker may be silent it is asked whether one is."""
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """When a run ends before its workers do: the first that is reached; steps, samples, contributions of all together."""
-
-    seconds: float = float("inf")
-    steps: float = float("inf")
-    samples: float = float("inf")
-    contributions: float = float("inf")
-
-    def reached(self, steps: int, samples: int, contributions: int) -> str:
-        """Which of the counts is, in words; empty if none."""
-        if steps >= self.steps:
-            return limit_reached("steps", self.steps)
-        if samples >= self.samples:
-            return limit_reached("samples", self.samples)
-        if contributions >= self.contributions:
-            return limit_reached("contributions", self.contributions)
-        return ""
-
-
-NO_LIMITS = Limits()
 
 
 class State(Enum):
