@@ -297,13 +297,19 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
     assert 'faults = [\n    "Slow(worker=0, factor=3.0)",' in (folder / "run.toml").read_text()
 
 
-def test_a_training_function_that_parses_its_arguments_finds_none() -> None:
-    """Whoever calls it: a worker process, a simulation, a replay. What was typed after `plesio` is not the script's."""
-    name = script(first="import argparse; argparse.ArgumentParser(exit_on_error=False).parse_args()")
-    assert main(["run", name, "--workers", "1", "--until", "steps=20", "--runs", "here"]) == 0
+def test_a_script_finds_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever calls it: a worker process, a simulation, a replay. What was typed before `--` is plesio's."""
+    parser = "p = argparse.ArgumentParser(exit_on_error=False); p.add_argument('--start', type=int, default=0)"
+    name = script(first=f"import argparse; {parser}; torch.manual_seed(p.parse_args().start)")
+    own = ["--", "--start", "7"]
+    assert main(["run", name, "--workers", "1", "--until", "steps=20", "--runs", "here", *own]) == 0
+    assert main(["compare", name, "--workers", "1", "--until", "steps=20", "--strategies", "sync_sgd", *own]) == 0
     assert main(["simulate", name, "--cluster", "uniform", "--workers", "2", "--until", "steps=20"]) == 0
     (folder,) = Path("here").iterdir()
-    assert main(["replay", str(folder)]) == 0
+    assert main(["replay", str(folder), *own]) == 0
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 1
+    assert "give it the same: plesio replay RUN -- ARGUMENTS" in capsys.readouterr().out
 
 
 def test_run_survives_a_killed_worker(capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,6 +465,7 @@ def test_a_metric_that_does_not_come_any_more_is_that_strategys_failure(capsys: 
         ("run script.py --budget-s 0", "a number of seconds above 0"),
         ("run script.py --data halves", "known: leases, shards"),
         ("run script.py --fast", "; known: --budget-s, "),
+        ("run script.py --fast", "; what is the script's own goes behind --"),
         ("run", "missing argument 'SCRIPT'"),
         ("train script.py", "known: compare, journal, replay, run, simulate, strategies, torture, whatif"),
         ("runn script.py", "no such command 'runn'; known: compare, "),
@@ -491,6 +498,7 @@ def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.Ca
         ("import no_such_module", "", "ModuleNotFoundError: No module named 'no_such_module' (line 1)"),
         ("def train(:", "", "SyntaxError"),
         ("raise SystemExit('needs the data set D')", "", "script.py: needs the data set D"),
+        ("raise SystemExit", "", "script.py: it exited with 0 while it was loaded"),
         ("def train(worker): pass", "--until accuracy=1", "needs a function evaluate(model) in script.py"),
         ("def train(worker): pass\nevaluate = 3", "", "evaluate in script.py is 3"),
         (

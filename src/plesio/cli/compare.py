@@ -71,6 +71,7 @@ class Results:
 
 def compare(
     script: options.ScriptPath,
+    arguments: options.Arguments = None,
     strategies: Names = None,
     workers: Workers = None,
     cluster: Cluster = None,
@@ -122,7 +123,7 @@ def compare(
     results = Results()
     started_s = time.monotonic()
     try:
-        _run_all(console, script, work, chosen, results)
+        _run_all(console, script, arguments or (), work, chosen, results)
     except KeyboardInterrupt:
         if results.summaries:  # what there is, is shown
             _show(console, script, work, results, report, json_file)
@@ -149,9 +150,11 @@ def _writable(*paths: Path | None) -> None:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}; give another file") from error
 
 
-def _run_all(console: Console, path: Path, work: Work, chosen: Sequence[Strategy], results: Results) -> None:
+def _run_all(
+    console: Console, path: Path, arguments: Sequence[str], work: Work, chosen: Sequence[Strategy], results: Results
+) -> None:
     with Board(console, [one.name for one in chosen], work.target, work.budget_s) as board:
-        script = load(path, work.metrics, processes=work.cluster is None)
+        script = load(path, work.metrics, arguments, processes=work.cluster is None)
         for number, strategy in enumerate(chosen):
             try:
                 summary = work.run(script, strategy, board.watch(number)).summary

@@ -159,7 +159,9 @@ def _instead(message: str, context: Any) -> str:
         return f"; known: {', '.join(sorted(context.command.commands))}"
     if "No such option" in message:
         known = (name for one in context.command.params for name in one.opts if name.startswith("--"))
-        return f"; known: {', '.join(sorted(known))}"
+        takes = any(one.name == "arguments" for one in context.command.params)
+        behind = "; what is the script's own goes behind --" if takes else ""
+        return f"; known: {', '.join(sorted(known))}{behind}"
     return f"; see {context.command_path} --help"
 
 

@@ -13,6 +13,10 @@ ScriptPath = Annotated[
     Path,
     typer.Argument(metavar="SCRIPT", help="Python file that defines train(worker), and evaluate(model) to measure."),
 ]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- ARGUMENTS", help="What the script is to find in sys.argv.", show_default=False),
+]
 StrategyName = Annotated[
     str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plesio.cli import options
 from plesio.cli.live import terminal
 from plesio.errors import ConfigurationError
 from plesio.working_directory import check_working_directory
@@ -37,6 +38,7 @@ Force = Annotated[bool, typer.Option("--force", help="Go on even if script, libr
 
 def replay(
     run: RunPath,
+    arguments: options.Arguments = None,
     script: ScriptPath = None,
     until: UntilVersion = None,
     weights: Weights = None,
@@ -54,10 +56,14 @@ def replay(
     from plesio.replaying import replay as do
 
     journal = read_journal(run)
-    train = _train_of(journal.head, script, force)
+    train = _train_of(journal.head, script, arguments or (), force)
     found = do(run, train, until=until, force=force)
     console = terminal()
     console.print(str(found), markup=False, soft_wrap=True)
+    if not found.identical and not arguments:
+        console.print(
+            "If the script was given arguments, give it the same: plesio replay RUN -- ARGUMENTS", soft_wrap=True
+        )
     if until is not None or weights is not None:
         where = weights or journal.path.with_name(f"weights-{found.versions}.safetensors")
         try:
@@ -70,7 +76,7 @@ def replay(
     return 0 if found.identical else 1
 
 
-def _train_of(head: JournalHead, script: Path | None, force: bool) -> Callable[..., object]:
+def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], force: bool) -> Callable[..., object]:
     """The training function to do it again with: the `train` of the script that is named, or of the file it was in.
 
     Raises:
@@ -83,7 +89,7 @@ def _train_of(head: JournalHead, script: Path | None, force: bool) -> Callable[.
     if not path.is_file():
         raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
     try:
-        train = load(path, {}, processes=False).train
+        train = load(path, {}, arguments, processes=False).train
     except ConfigurationError as error:
         if script is not None:
             raise

@@ -37,6 +37,7 @@ Resume = Annotated[
 def run(
     context: typer.Context,
     script: options.ScriptPath,
+    arguments: options.Arguments = None,
     strategy: options.StrategyName = "async_sgd",
     settings: options.Settings = None,
     workers: options.Workers = 4,
@@ -82,7 +83,7 @@ def run(
     try:
         with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
             watch = board.watch(0)
-            loaded = load(script, work.metrics)
+            loaded = load(script, work.metrics, arguments or ())
             done = work.run(loaded, chosen, watch, checkpoint=_checkpoint(checkpoint_every_s), resume=resume)
     except RunInterrupted as stop:
         show(console, stop.run)
@@ -103,6 +104,8 @@ def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -
 
     >>> how_to_go_on(["run", "train.py", "--resume", "runs/a", "--seed=1"], Path("runs/b"), Strategy(name="any"))
     'go on with: plesio run train.py --seed=1 --resume runs/b'
+    >>> how_to_go_on(["run", "train.py", "--", "--resume", "x"], Path("runs/b"), Strategy(name="any"))
+    'go on with: plesio run train.py --resume runs/b -- --resume x'
     >>> how_to_go_on(["run", "train.py"], None, Strategy(name="any"))
     'there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them'
     """
@@ -110,12 +113,13 @@ def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -
         return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
     if place is None:
         return f"there is no checkpoint to go on from: under {strategy.name} there is no server that keeps them"
+    own = typed.index("--") if "--" in typed else len(typed)  # what is behind it is the script's
     same = [
         word
-        for before, word in zip(["", *typed], typed, strict=False)
+        for before, word in zip(["", *typed], typed[:own], strict=False)
         if "--resume" not in (before, word) and not word.startswith("--resume=")
     ]
-    return f"go on with: {shlex.join(['plesio', *same, '--resume', str(place)])}"
+    return f"go on with: {shlex.join(['plesio', *same, '--resume', str(place), *typed[own:]])}"
 
 
 def _checkpoint(every_s: float | None) -> Checkpoint | None:

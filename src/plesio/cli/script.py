@@ -6,7 +6,7 @@ import inspect
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ class Script:
     evaluate: Callable[..., Mapping[str, float]] | None
 
 
-def load(path: Path, metrics: Mapping[str, float], processes: bool = True) -> Script:
-    """Load the script; where workers will be `processes`, another one gets ready meanwhile: both import torch.
+def load(path: Path, metrics: Mapping[str, float], arguments: Sequence[str] = (), processes: bool = True) -> Script:
+    """Load the script, for which `arguments` are; where workers will be `processes`, another one gets ready meanwhile: both
+    import torch.
 
     Raises:
         ConfigurationError: no working directory, no such file, it raises, or it lacks `train`, or `evaluate` where
@@ -41,7 +42,7 @@ def load(path: Path, metrics: Mapping[str, float], processes: bool = True) -> Sc
         why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
         raise ConfigurationError(f"{why}; give a Python script that defines train(worker)")
     sys.path.insert(0, str(path.resolve().parent))
-    sys.argv = [str(path)]  # as the program, here and in its workers, without arguments: ours are not its own
+    sys.argv = [str(path), *arguments]  # as the program, here and in its workers: our options are not its own
     if processes:
         ForkServer.shared(PRELOAD)
     names = _execute(path)
@@ -73,7 +74,8 @@ def _execute(path: Path) -> dict[str, Any]:
     except PlesioError:
         raise
     except SystemExit as error:  # how a script says in one line what it lacks
-        raise ConfigurationError(f"{path}: {error}") from error
+        why = f"it exited with {error.code or 0} while it was loaded" if isinstance(error.code, int | None) else error
+        raise ConfigurationError(f"{path}: {why}") from error
     except Exception as error:
         raise ConfigurationError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}{_where(path, error)}"

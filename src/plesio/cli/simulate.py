@@ -19,6 +19,7 @@ from plesio.errors import RunInterrupted
 def simulate(
     script: options.ScriptPath,
     cluster: options.ClusterName,
+    arguments: options.Arguments = None,
     strategy: options.StrategyName = "async_sgd",
     settings: options.Settings = None,
     workers: options.SimulatedWorkers = None,
@@ -56,7 +57,7 @@ def simulate(
     started_s = time.monotonic()
     try:
         with Board(console, [chosen.name], work.target, work.budget_s, says=False) as board:
-            done = work.run(load(script, work.metrics, processes=False), chosen, board.watch(0))
+            done = work.run(load(script, work.metrics, arguments or (), processes=False), chosen, board.watch(0))
     except RunInterrupted as stop:
         show(console, stop.run)
         raise
