@@ -67,6 +67,7 @@ class SharedMemoryExchange(WithoutServer):
         if finite:
             self._fold()
         self._standing.steps += 1
+        self._standing.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
         self._steps += 1
         self._missing += self._replica.missing
         self._standing.stopped = self._board.stopped

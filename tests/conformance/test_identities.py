@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.rules import AfterFold, Buffer, UserOptimizer
@@ -181,3 +184,39 @@ def test_dtypes_mixed_in_one_model(name: str) -> None:
     assert_same(got, loops.plain_pytorch(loops.Mixed, loops.momentum, 8))
     two = final(RECIPES[name](), partial(loops.follow, build=loops.Mixed, optimizers=loops.momentum, steps=8), 2)
     assert {name: value.dtype for name, value in two.items()} == {name: value.dtype for name, value in got.items()}
+
+
+def drawing(worker: ps.Worker, folder: str) -> None:
+    """Two epochs, and in each step a number from each source, as dropout or an augmentation would draw it."""
+    model = torch.nn.Linear(1, 1)
+    loader = DataLoader(TensorDataset(torch.ones(48, 1)), batch_size=4, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    drawn = []
+    try:
+        for _ in range(2):
+            for (inputs,) in loader:
+                optimizer.zero_grad()
+                model(inputs).sum().backward()
+                drawn.append((float(torch.rand(())), random.random(), float(np.random.random())))
+                optimizer.step()
+    finally:
+        Path(folder, str(worker.rank)).write_text(json.dumps(drawn))
+
+
+def drawn(strategy: Strategy, folder: Path) -> list[list[tuple[float, ...]]]:
+    """What each of two workers drew in each of its steps."""
+    folder.mkdir()
+    ps.run(partial(drawing, folder=str(folder)), strategy, workers=2, timeout_s=60)
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_step_draws_numbers_of_its_own(name: str, tmp_path: Path) -> None:
+    steps = [numbers for worker in drawn(RECIPES[name](), tmp_path / "drawn") for numbers in worker]
+    assert len(steps) >= 24
+    for of_one_source in zip(*steps, strict=True):
+        assert len(set(of_one_source)) == len(steps)
+
+
+def test_all_reduce_draws_what_a_server_would_have_it_draw(tmp_path: Path) -> None:
+    assert drawn(ps.allreduce(), tmp_path / "here") == drawn(ps.sync_sgd(), tmp_path / "there")

@@ -111,6 +111,7 @@ class AllReduceExchange(WithoutServer):
         """Wait until everybody is there, and form the first group."""
         self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
         self._buffers.keep()
+        self._standing.begin(1)
         self._reported_s = time.monotonic()
         if self._check_in(Note.BROKEN) is Call.REGROUP:
             self._regroup()
@@ -201,6 +202,7 @@ class AllReduceExchange(WithoutServer):
             self._count(verdict, batches, samples)
         self._mirror()
         self._over = self._standing.stopped
+        self._standing.begin(self._standing.number + 1)
         self._pacer.begin()
 
     def _refuse_step(self) -> None:
