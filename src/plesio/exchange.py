@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StepCancelled, StopRun
-from plesio.fabric.doorbell import Answer, Header, Note
+from plesio.fabric.doorbell import Answer
+from plesio.fabric.notes import Contribution, DroppedStep, Farewell, Note
 from plesio.faults import Pace
 from plesio.rules import Every, Gradient
 from plesio.seeding import seed_step
@@ -180,7 +181,7 @@ class Used:
 class Bell(Protocol):
     """A worker's line to the server, as `plesio.fabric.doorbell.Doorbell`."""
 
-    def send(self, header: Header) -> None:
+    def send(self, note: Note) -> None:
         """Tell the server."""
         ...
 
@@ -276,7 +277,7 @@ class ServerExchange:
         if told:  # during the step; after it, the loop deals with its gradients as always
             self._replica.drop_gradients()
         answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
-        self._doorbell.send(self._header(Note.ABANDON, True, batches, told))
+        self._doorbell.send(DroppedStep(batches, told))
         self._next()
         self._adopt(answer)
         self._pacer.begin()
@@ -284,27 +285,25 @@ class ServerExchange:
     def _push(self) -> None:
         finite = self._replica.fill_slot() and self._finite
         batches, samples = self._used()
-        self._doorbell.send(self._header(Note.PUSH, finite, batches, samples, self._changed_groups()))
+        self._doorbell.send(
+            Contribution(
+                number=self._number,
+                steps=self._steps,
+                samples=samples,
+                batches=batches,
+                finite=finite,
+                missing=self._replica.missing,
+                settings=self._changed_groups(),
+                ready_s=self._pacer.now_s(),
+                loss=self._standing.loss,
+            )
+        )
         self._adopt(self._doorbell.answer(self._timeout_s, self._number, self._standing.version, self._next))
 
     def _next(self) -> None:
         """The next contribution begins. What is random in it is known before the answer: seeding takes long enough to tell."""
         self._number += 1
         self._standing.begin(self._number)
-
-    def _header(self, note: Note, finite: bool, batches: int, samples: int, extra: bytes = b"") -> Header:
-        return Header(
-            note=note,
-            finite=finite,
-            batches=batches,
-            steps=self._steps,
-            number=self._number,
-            samples=samples,
-            missing=self._replica.missing,
-            ready_s=self._pacer.now_s(),
-            extra=extra,
-            loss=self._standing.loss,
-        )
 
     def _changed_groups(self) -> bytes:
         """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
@@ -340,6 +339,6 @@ class ServerExchange:
             self._push()
         if self._standing.warns_at_the_end() and (unsent := self._replica.unsent()):
             warn_unsent(unsent)  # before the farewell: from then on that version may be overwritten
-        self._doorbell.send(self._header(Note.FINISH, True, 0, 0))
+        self._doorbell.send(Farewell())
         if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
             warn_kept_back(rewritten)

@@ -10,7 +10,7 @@ version needs to be kept no longer than it takes to answer.
 | Hello                      | a `Place`: the run's memory, once all have shown their model |
 | Ready                      | an `Answer`: training begins                           |
 | LeaseRequest               | LeaseReply                                             |
-| Header (a contribution)    | an `Answer`                                            |
+| Contribution, DroppedStep  | an `Answer`                                            |
 | None: the function returned | nothing                                               |
 
 Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address space.
@@ -35,7 +35,8 @@ from torch.optim import Optimizer
 from plesio.engine.messages import Hello, LeaseReply, LeaseRequest, Ready
 from plesio.errors import PlesioError, WorkerError, as_utf8
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
-from plesio.fabric.doorbell import Answer, Header, Note, nothing
+from plesio.fabric.doorbell import Answer, nothing
+from plesio.fabric.notes import Contribution, DroppedStep, Note
 from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
 from plesio.station import introduction
@@ -45,7 +46,7 @@ from plesio.tensors.carrying import hand_over
 from plesio.tensors.replica import replica_of
 from plesio.worker import Worker, call
 
-Request = Hello | Ready | LeaseRequest | Header
+Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
 FOREVER_S = float("inf")
 
 
@@ -217,10 +218,10 @@ class _Switch:
         self._used = used
         self._request: Request = Ready()
 
-    def send(self, header: Header) -> None:
+    def send(self, note: Note) -> None:
         """Keep it until the answer is waited for; that of the end is seen anyway."""
-        if header.note == Note.PUSH:
-            self._request = header
+        if isinstance(note, Contribution):
+            self._request = note
 
     def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing) -> Answer:
         """Let the others run until this is answered."""
@@ -232,7 +233,7 @@ class _Switch:
         """Whether the step under way is known to be called off."""
         called_off = self._watcher.cancelled(self._used)
         if called_off:
-            self._request = Header(Note.ABANDON, batches=self._used.batches)
+            self._request = DroppedStep(self._used.batches)
         return called_off
 
 

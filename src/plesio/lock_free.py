@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-import msgspec
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
-from plesio.fabric.doorbell import Doorbell, Header, Note, Report
+from plesio.fabric.doorbell import Doorbell
+from plesio.fabric.notes import Farewell, WorkDone
 from plesio.strategy import Strategy
 from plesio.tensors.outer import scale_for
 from plesio.tensors.replica import Replica
@@ -99,16 +99,15 @@ class SharedMemoryExchange(WithoutServer):
             self._standing.verdict = Verdict.NOT_FINITE
             warn_not_finite(self._standing.worker)
         self._doorbell.send(
-            Header(
-                note=Note.REPORT,
-                finite=finite,
-                batches=batches,
+            WorkDone(
                 steps=self._steps,
-                number=sum(self._staleness.values()),
                 samples=samples,
+                batches=batches,
+                versions=self._staleness.total(),
+                finite=finite,
                 missing=self._missing,
                 ready_s=time.monotonic(),
-                extra=msgspec.msgpack.encode(Report(0.0, dict(self._staleness))),
+                staleness=self._staleness,
             )
         )
         self._steps = self._missing = 0
@@ -118,4 +117,4 @@ class SharedMemoryExchange(WithoutServer):
     def end(self) -> None:
         """The training function returned."""
         self.report()
-        self._doorbell.send(Header(Note.FINISH, ready_s=time.monotonic()))
+        self._doorbell.send(Farewell())

@@ -48,7 +48,8 @@ from plesio.core.leases import DataLeases
 from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
-from plesio.fabric.doorbell import Answer, Header, Note
+from plesio.fabric.doorbell import Answer
+from plesio.fabric.notes import Contribution
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
 from plesio.journal import (
@@ -280,12 +281,12 @@ class _Replay:
             if not isinstance(request, LeaseRequest) or not _answers(event, request):
                 raise self._otherwise(seat, event)
         elif isinstance(event, Pushed):
-            header = seat.request
-            if not isinstance(header, Header) or header.note != Note.PUSH or not _same(header, event):
+            made = seat.request
+            if not isinstance(made, Contribution) or not _same(made, event):
                 raise self._otherwise(seat, event)
             seat.steps = event.steps
-            if header.extra:
-                self._server.set_groups(event.worker, header.extra)
+            if made.settings:
+                self._server.set_groups(event.worker, made.settings)
 
     def _join(self, seat: RecordedWorker, event: Joined) -> None:
         head = self._journal.head
@@ -353,6 +354,6 @@ def _answers(event: LeaseWanted, request: LeaseRequest) -> bool:
     return same and event.most <= request.most
 
 
-def _same(header: Header, event: Pushed) -> bool:
-    said = (header.number, header.steps, header.samples, header.batches, bool(header.finite))
+def _same(made: Contribution, event: Pushed) -> bool:
+    said = (made.number, made.steps, made.samples, made.batches, made.finite)
     return said == (event.number, event.steps, event.samples, event.batches, event.finite)

@@ -31,7 +31,8 @@ from plesio.engine.virtual_messages import Answer as Decision
 from plesio.engine.virtual_messages import Finish, Lease, Push, Request
 from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError
 from plesio.exchange import Used
-from plesio.fabric.doorbell import Answer, Header
+from plesio.fabric.doorbell import Answer
+from plesio.fabric.notes import Contribution
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
 from plesio.journal import JournalWriter
@@ -231,7 +232,7 @@ class _Participant:
         ready_s = self.timer.time_s
         if isinstance(request, LeaseRequest):
             return Lease(ready_s, request.epoch, request.total, request.most, request.unused, request.digest)
-        assert isinstance(request, Header)
+        assert isinstance(request, Contribution)
         if not request.finite and self._engine.job.raise_on_nonfinite:
             raise NonFiniteError(
                 f"contribution {request.number} of worker {self._rank} held a NaN or an infinity, and "
@@ -239,7 +240,7 @@ class _Participant:
             )
         return Push(
             ready_s, request.steps, request.samples, request.batches, self._engine.server.payload_bytes, request.finite,
-            request.extra, request.loss,
+            request.settings, request.loss,
         )  # fmt: skip
 
     def end(self) -> None:

@@ -37,8 +37,9 @@ from plesio.errors import ConfigurationError, PlesioError, ServerLostError, Stop
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
-from plesio.fabric.doorbell import Doorbell, Header, Note
+from plesio.fabric.doorbell import Doorbell
 from plesio.fabric.memory import CopyOnWriteView, SharedBlock
+from plesio.fabric.notes import Farewell
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
 from plesio.rules import SharedMemory as ViaSharedMemory
@@ -93,7 +94,7 @@ class ProcessStation:
 
     def leave(self) -> None:
         """Tell the server."""
-        self._doorbell.send(Header(Note.FINISH, ready_s=time.monotonic()))
+        self._doorbell.send(Farewell())
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""

@@ -23,7 +23,7 @@ from plesio.engine.job import Live
 from plesio.engine.messages import Progress, Stop, Trouble
 from plesio.engine.server import Server
 from plesio.fabric.channel import Channel, channel_pair, readable
-from plesio.fabric.doorbell import Header, Note
+from plesio.fabric.notes import Contribution
 from plesio.observe.summary import Incident
 from support import loops
 from support.processes import alive, descendants, gone_within, open_descriptors
@@ -312,7 +312,7 @@ def deaf(worker: ps.Worker) -> None:
     if worker.rank == 1:
         keep_few_answers(worker)
         for number in count(1):
-            worker._exchange._doorbell.send(Header(Note.PUSH, steps=1, number=number))  # type: ignore[union-attr]
+            worker._exchange._doorbell.send(Contribution(number, steps=1))  # type: ignore[union-attr]
     for _ in range(50):
         optimizer.zero_grad()
         loops.loss_of(model, inputs, labels).backward()

@@ -8,6 +8,7 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
+from typing import get_args
 
 import msgspec
 import pytest
@@ -20,23 +21,21 @@ from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
 from plesio.fabric import memory
 from plesio.fabric.board import Board
 from plesio.fabric.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
-from plesio.fabric.doorbell import Doorbell, Header, HeaderReader, write_answer
+from plesio.fabric.doorbell import Doorbell, NoteReader, framed, write_answer
 from plesio.fabric.memory import SharedBlock
+from plesio.fabric.notes import Note
 from plesio.tensors.arena import PAGE
 
-u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
-headers = st.builds(
-    Header,
-    note=st.integers(1, 5),
-    finite=st.booleans(),
-    batches=u32,
-    steps=u32,
-    number=u64,
-    samples=u32,
-    missing=u32,
-    ready_s=st.floats(allow_nan=False),
-    extra=st.binary(max_size=300),
-    loss=st.floats(allow_nan=False),
+VALUES = {
+    int: st.integers(0, 2**64 - 1),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    bytes: st.binary(max_size=300),
+    str: st.text(),
+    dict[int, int]: st.dictionaries(st.integers(0, 2**32), st.integers(0, 2**32)),
+}
+notes = st.one_of(
+    *(st.builds(kind, *(VALUES[field.type] for field in msgspec.structs.fields(kind))) for kind in get_args(Note))
 )
 
 
@@ -49,13 +48,13 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(descriptor)
 
 
-@given(st.lists(headers, max_size=8), st.lists(st.integers(1, 200), max_size=60))
+@given(st.lists(notes, max_size=8), st.lists(st.integers(1, 200), max_size=60))
 @settings(max_examples=80, deadline=None)
-def test_headers_arrive_however_the_bytes_are_cut(sent: list[Header], cuts: list[int]) -> None:
+def test_notes_arrive_however_the_bytes_are_cut(sent: list[Note], cuts: list[int]) -> None:
     read, write = os.pipe()
-    reader = HeaderReader(read)
-    data = b"".join(header.pack() for header in sent)
-    got: list[Header] = []
+    reader = NoteReader(read)
+    data = b"".join(map(framed, sent))
+    got: list[Note] = []
     while data:
         cut = cuts.pop() if cuts else 4096
         os.write(write, data[:cut])

@@ -28,7 +28,8 @@ from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError,
 from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
-from plesio.fabric.doorbell import Doorbell, Header, Note
+from plesio.fabric.doorbell import Doorbell
+from plesio.fabric.notes import CheckIn, DroppedStep, Farewell, MirrorFilled
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
@@ -113,7 +114,7 @@ class AllReduceExchange(WithoutServer):
         self._buffers.keep()
         self._standing.begin(1)
         self._reported_s = time.monotonic()
-        if self._check_in(Note.BROKEN) is Call.REGROUP:
+        if self._check_in(intact=False) is Call.REGROUP:
             self._regroup()
         rescue(lambda: self._group, self._board)
         self._pacer.begin()
@@ -152,7 +153,7 @@ class AllReduceExchange(WithoutServer):
         again, self._entered = self._entered, True
         try:
             while not (self._spoiled or self._over) and self._group.finish():
-                call = self._check_in(Note.ENTER)
+                call = self._check_in()
                 if call is Call.GO:
                     return
                 self._spoiled = call is not Call.REGROUP or self._regroup(again)
@@ -160,11 +161,11 @@ class AllReduceExchange(WithoutServer):
             self._error = error
         self._spoiled = True
 
-    def _check_in(self, note: Note) -> Call:
+    def _check_in(self, intact: bool = True) -> Call:
         """Tell the server that this worker is there; what it says when all are."""
         news = self._settings.news()
         now_s = time.monotonic()
-        self._doorbell.send(Header(note, number=self._round, samples=self._version, ready_s=now_s, extra=news))
+        self._doorbell.send(CheckIn(self._round, self._version, intact, news))
         answer = self._doorbell.answer(self._timeout_s + PATIENCE_S, self._round, self._version)
         self._tally.wait_s += time.monotonic() - now_s
         self._standing.stopped = self._standing.stopped or answer.stop
@@ -250,7 +251,7 @@ class AllReduceExchange(WithoutServer):
         behind = self._round, self._version
         if self._group.broken and not self._standing.stopped:
             self._group.close()
-            if self._check_in(Note.BROKEN) is Call.REGROUP:
+            if self._check_in(intact=False) is Call.REGROUP:
                 self._regroup()
         if self._round > behind[0]:
             return Verdict.TAKEN if self._version > behind[1] else Verdict.NOT_FINITE
@@ -277,8 +278,8 @@ class AllReduceExchange(WithoutServer):
         self._missing()
         self.report()
         self._standing.discarded += 1
-        reason = b"the run ended" if self._standing.stopped else b"the group broke"
-        self._doorbell.send(Header(Note.ABANDON, batches=batches, ready_s=time.monotonic(), extra=reason))
+        reason = "the run ended" if self._standing.stopped else "the group broke"
+        self._doorbell.send(DroppedStep(batches, reason=reason))
 
     def _missing(self) -> int:
         """Parameters that took no part in this worker's loss."""
@@ -310,7 +311,7 @@ class AllReduceExchange(WithoutServer):
                 if alike == TRIES or time.monotonic() - since_s > self._timeout_s:
                     self._refuse_group(members, alike, time.monotonic() - since_s, error)
             self._group.close()
-            if self._check_in(Note.BROKEN) is not Call.REGROUP:
+            if self._check_in(intact=False) is not Call.REGROUP:
                 break
         return True
 
@@ -367,7 +368,7 @@ class AllReduceExchange(WithoutServer):
             self._replica.fill_slot()
             self._ring[0].copy_from(self._replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
             self._mirrors = wanted
-            self._doorbell.send(Header(Note.MIRRORED, number=wanted, ready_s=time.monotonic()))
+            self._doorbell.send(MirrorFilled(wanted))
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is, and those
@@ -379,5 +380,5 @@ class AllReduceExchange(WithoutServer):
             warn_unsent(unsent)
         self._ring[-1].copy_from(self._replica.arena)
         self.report()
-        self._doorbell.send(Header(Note.FINISH, number=self._version, ready_s=time.monotonic()))
+        self._doorbell.send(Farewell(self._version))
         self._group.close()

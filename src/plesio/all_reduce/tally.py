@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plesio.fabric.doorbell import Header, Note, Report
+from plesio.fabric.notes import WorkDone
 
 
 class Tally(msgspec.Struct):
@@ -18,17 +18,17 @@ class Tally(msgspec.Struct):
     wait_s: float = 0.0
     exchange_s: float = 0.0
 
-    def report(self, versions: int, finite: bool, now_s: float) -> Header:
+    def report(self, versions: int, finite: bool, now_s: float) -> WorkDone:
         """In the server's form; `versions` is how many more there are, from the worker that counts them."""
-        staleness = {0: self.folded} if self.folded else {}
-        return Header(
-            note=Note.REPORT,
-            finite=finite,
-            batches=self.batches,
+        return WorkDone(
             steps=self.steps,
-            number=versions,
             samples=self.samples,
+            batches=self.batches,
+            versions=versions,
+            finite=finite,
             missing=self.missing,
             ready_s=now_s,
-            extra=msgspec.msgpack.encode(Report(self.wait_s, staleness, self.exchange_s)),
+            staleness={0: self.folded} if self.folded else {},
+            wait_s=self.wait_s,
+            exchange_s=self.exchange_s,
         )

@@ -1,7 +1,7 @@
 """Deciding: what workers say goes to the sequencer, what it says is done, and both are counted and kept.
 
-    header -> event -> sequencer -> effect -> folder (tensors), lines (answers)
-                                           -> meter (figures), keeper (checkpoints), recorder (the journal)
+    note -> event -> sequencer -> effect -> folder (tensors), lines (answers)
+                                         -> meter (figures), keeper (checkpoints), recorder (the journal)
 
 Who said it, and by which way it came, is the business of `plesio.engine.server`.
 """
@@ -43,7 +43,8 @@ from plesio.engine.messages import Begun, Final, LeaseReply, LeaseRequest, Progr
 from plesio.engine.not_finite import NotFinite
 from plesio.engine.recording import Recorder
 from plesio.errors import CheckpointError, PlesioError
-from plesio.fabric.doorbell import Header, Report, write_answer
+from plesio.fabric.doorbell import write_answer
+from plesio.fabric.notes import Contribution, DroppedStep, WorkDone
 from plesio.journal import JournalError, JournalWriter
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
@@ -199,54 +200,43 @@ class Deciding:
 
     # What a worker says
 
-    def pushed(self, line: Line, header: Header) -> None:
+    def pushed(self, line: Line, made: Contribution) -> None:
         """A contribution lies in its slot."""
         self._arrived_s = time.monotonic()
         meter = self._meter.workers[line.worker]
-        meter.pushed(header.ready_s, header.steps, header.samples, header.number)
-        self._keeper.came(line.worker, header.number, header.steps, header.samples)
-        if header.extra:
-            self._built().folder.set_groups(line.worker, msgspec.msgpack.decode(header.extra))
-        self._recorder.loss = header.loss
-        self._receive(
-            Pushed(
-                line.worker,
-                line.incarnation,
-                header.number,
-                header.steps,
-                header.samples,
-                header.batches,
-                bool(header.finite),
-            ),
-            self._arrived_s,
-        )
+        meter.pushed(made.ready_s, made.steps, made.samples, made.number)
+        self._keeper.came(line.worker, made.number, made.steps, made.samples)
+        if made.settings:
+            self._built().folder.set_groups(line.worker, msgspec.msgpack.decode(made.settings))
+        self._recorder.loss = made.loss
+        event = Pushed(line.worker, line.incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
+        self._receive(event, self._arrived_s)
         meter.held_since_s = time.monotonic()
-        self._meter.missing_gradients += header.missing
+        self._meter.missing_gradients += made.missing
         self._meter.exchanges += 1
-        if not header.finite:
-            self._not_finite(line, f"contribution {header.number}")
+        if not made.finite:
+            self._not_finite(line, f"contribution {made.number}")
 
-    def abandoned(self, line: Line, header: Header) -> None:
+    def abandoned(self, line: Line, step: DroppedStep) -> None:
         """A step was dropped."""
         self._arrived_s = time.monotonic()
-        if header.extra:
-            self._meter.dropped(line.worker, header.extra.decode())
-        self._receive(Abandoned(line.worker, line.incarnation, header.batches, look=header.samples), self._arrived_s)
+        if step.reason:
+            self._meter.dropped(line.worker, step.reason)
+        self._receive(Abandoned(line.worker, line.incarnation, step.batches, step.look), self._arrived_s)
 
-    def reported(self, line: Line, header: Header) -> None:
+    def reported(self, line: Line, work: WorkDone) -> None:
         """Work was folded elsewhere."""
         self._arrived_s = time.monotonic()
-        report = msgspec.msgpack.decode(header.extra, type=Report)
         meter = self._meter.workers[line.worker]
-        meter.reported(header.ready_s, header.steps, header.samples, report.wait_s, report.exchange_s)
-        meter.folded += sum(report.staleness.values())
-        meter.staleness.update(report.staleness)
-        self._meter.missing_gradients += header.missing
-        self._meter.exchanges += header.steps
-        if not header.finite:
+        meter.reported(work.ready_s, work.steps, work.samples, work.wait_s, work.exchange_s)
+        meter.folded += sum(work.staleness.values())
+        meter.staleness.update(work.staleness)
+        self._meter.missing_gradients += work.missing
+        self._meter.exchanges += work.steps
+        if not work.finite:
             self._meter.dropped(line.worker, Verdict.NOT_FINITE.words)
             self._not_finite(line, f"step {meter.steps}")
-        self._receive(Reported(line.worker, line.incarnation, header.number, header.batches), self._arrived_s)
+        self._receive(Reported(line.worker, line.incarnation, work.versions, work.batches), self._arrived_s)
 
     def _not_finite(self, line: Line, which: str) -> None:
         what = f"{which} of worker {line.worker} held a NaN or an infinity"

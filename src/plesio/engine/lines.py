@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from plesio.engine.messages import Hello, LeaseRequest, Ready, ToServerFromWorker
 from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
-from plesio.fabric.doorbell import HeaderReader
+from plesio.fabric.doorbell import NoteReader
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Line:
     worker: int
     incarnation: int
     channel: Channel[Hello | Ready | LeaseRequest]
-    headers: HeaderReader
+    notes: NoteReader
     answer: int
     hello: Hello | None = None
     ready: bool = False
@@ -33,7 +33,7 @@ class Line:
             worker=worker,
             incarnation=incarnation,
             channel=Channel.attach(next(descriptors), ToServerFromWorker, f"worker {worker}"),
-            headers=HeaderReader(next(descriptors)),
+            notes=NoteReader(next(descriptors)),
             answer=next(descriptors),
         )
         os.set_blocking(line.answer, False)
@@ -47,5 +47,5 @@ class Line:
     def close(self) -> None:
         """The worker is gone."""
         self.gone = True
-        close_quietly(self.headers.descriptor, self.answer)
+        close_quietly(self.notes.descriptor, self.answer)
         self.channel.close()

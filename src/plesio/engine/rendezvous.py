@@ -12,7 +12,8 @@ from plesio.core.rollcall import Call, Outcome, RollCall
 from plesio.engine.messages import Regrouped
 from plesio.fabric.board import Board
 from plesio.fabric.collective import RendezvousStore
-from plesio.fabric.doorbell import Header, Note, write_answer
+from plesio.fabric.doorbell import write_answer
+from plesio.fabric.notes import CheckIn
 
 DISMISS_S = 1.0
 """How long workers that check in after the end of the run wait for one whose step lasts longer."""
@@ -59,11 +60,12 @@ class Rendezvous:
         self._roll.leave(worker)
         self._call(now_s)
 
-    def arrived(self, worker: int, header: Header, now_s: float) -> None:
+    def arrived(self, worker: int, check_in: CheckIn, now_s: float) -> None:
         """A worker checked in."""
-        if header.note == Note.BROKEN:
+        if not check_in.intact:
             self._board.break_group(self._roll.generation)
-        self._roll.arrive(worker, (header.number, header.samples), header.note == Note.ENTER, header.extra, now_s)
+        reached = check_in.round, check_in.version
+        self._roll.arrive(worker, reached, check_in.intact, check_in.settings, now_s)
         self._call(now_s)
 
     def tick(self, now_s: float) -> list[tuple[int, float]]:

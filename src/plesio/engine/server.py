@@ -11,6 +11,7 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -33,7 +34,8 @@ from plesio.engine.opening import Opening
 from plesio.engine.rendezvous import Rendezvous
 from plesio.engine.snapshots import Snapshots
 from plesio.fabric.channel import Channel, ChannelClosedError, readable
-from plesio.fabric.doorbell import Header, Lookout, Note
+from plesio.fabric.doorbell import Lookout
+from plesio.fabric.notes import CheckIn, Contribution, DroppedStep, Farewell, MirrorFilled, Note, WorkDone
 from plesio.journal import JournalWriter
 from plesio.strategy import Strategy
 
@@ -74,6 +76,14 @@ class Server:
         self._handed_over = 0  # where workers fold among themselves: the version the last to finish left
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._hear: dict[type[Note], Callable[[Line, Any], None]] = {
+            Contribution: self._deciding.pushed,
+            DroppedStep: self._deciding.abandoned,
+            WorkDone: self._deciding.reported,
+            CheckIn: self._checked_in,
+            MirrorFilled: self._mirror_filled,
+            Farewell: self._farewell,
+        }
         self._next_tick_s = 0.0
         self._started_s = time.monotonic()
 
@@ -90,7 +100,7 @@ class Server:
             descriptor = self._snapshots.evaluator.fileno()
             self._watch(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._lines:
-            self._watch(line.headers.descriptor, partial(self._from_doorbell, line))
+            self._watch(line.notes.descriptor, partial(self._from_doorbell, line))
             self._watch(line.channel.fileno(), partial(self._from_channel, line))
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout = Lookout(self._poller)
@@ -147,7 +157,7 @@ class Server:
             self._unwatch(line.channel.fileno())  # its doorbell tells the rest
             return
         if isinstance(message, LeaseRequest):
-            if readable(line.headers.descriptor, 0.0):  # what it said before it asked
+            if readable(line.notes.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
             if not line.gone:
                 self._deciding.lease(line, message)
@@ -159,35 +169,30 @@ class Server:
             self._begin()
 
     def _from_doorbell(self, line: Line) -> None:
-        headers = line.headers.read()
-        if headers is None:
+        notes = line.notes.read()
+        if notes is None:
             self._lost(line)
             return
-        for header in headers:
-            self._hear(line, header)
+        for note in notes:
+            self._hear[type(note)](line, note)
 
-    def _hear(self, line: Line, header: Header) -> None:
-        if header.note == Note.PUSH:
-            self._deciding.pushed(line, header)
-        elif header.note == Note.ABANDON:
-            self._deciding.abandoned(line, header)
-        elif header.note == Note.REPORT:
-            self._deciding.reported(line, header)
-        elif header.note == Note.MIRRORED:
-            self._snapshots.mirrored(self._built(), header.number)
-        elif header.note == Note.FINISH:
-            line.finished = True
-            self._handed_over = max(self._handed_over, header.number)
-            self._part(line.worker, died=False)
-        else:
-            assert self._rendezvous is not None, "workers are told to begin before they check in"
-            self._rendezvous.arrived(line.worker, header, time.monotonic())
+    def _mirror_filled(self, line: Line, mirror: MirrorFilled) -> None:
+        self._snapshots.mirrored(self._built(), mirror.number)
+
+    def _farewell(self, line: Line, farewell: Farewell) -> None:
+        line.finished = True
+        self._handed_over = max(self._handed_over, farewell.version)
+        self._part(line.worker, died=False)
+
+    def _checked_in(self, line: Line, check_in: CheckIn) -> None:
+        assert self._rendezvous is not None, "workers are told to begin before they check in"
+        self._rendezvous.arrived(line.worker, check_in, time.monotonic())
 
     def _lost(self, line: Line) -> None:
         """A worker's pipe is closed, or is to be."""
         if line.gone:
             return
-        self._unwatch(line.headers.descriptor)
+        self._unwatch(line.notes.descriptor)
         self._unwatch(line.channel.fileno())
         line.close()
         self._deciding.left(line)

@@ -1,7 +1,7 @@
-"""The two pipes of a worker: headers of contributions one way, answers the other.
+"""The two pipes of a worker: its notes (`plesio.fabric.notes`) one way, answers the other.
 
 A doorbell is 6 us there and back, and end of file tells that the other side died. Tensors do not pass here: they lie in the
-worker's slot, and the header is written only when they do, so that a process killed half way left nothing to be read.
+worker's slot, and the note is written only when they do, so that a process killed half way left nothing to be read.
 """
 
 from __future__ import annotations
@@ -11,85 +11,18 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from enum import IntEnum
-from math import nan
-from typing import Any
 
 import msgspec
 
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError
+from plesio.fabric.channel import HEAD
+from plesio.fabric.notes import Note
 
-HEADER_LAYOUT = struct.Struct("<BBIIQIIddI")
-"""Of every note, not of PUSH alone."""
 ANSWER_LAYOUT = struct.Struct("<BBHIQQ")
 VERDICTS = tuple(Verdict)  # by number: a fifth of the time that Verdict(number) takes
-
-
-class Note(IntEnum):
-    """What a worker says on its doorbell."""
-
-    PUSH = 1
-    """A contribution lies in the slot; an answer is awaited."""
-    ABANDON = 2
-    """A step was dropped: it had been called off (`samples`: see `Abandoned.look`), or for the reason in `extra`."""
-    REPORT = 3
-    """Work that was folded elsewhere (shared memory, all-reduce); no answer is awaited."""
-    MIRRORED = 4
-    """The parameters were copied into the mirror, as the board asked."""
-    FINISH = 5
-    """The training function returned; the end of the file after this is no death."""
-    ENTER = 6
-    """This worker is ready for the next all-reduce (`number`: steps it completed; `samples`: its version)."""
-    BROKEN = 7
-    """As ENTER, but this worker needs a new group. Both are answered when all workers are there."""
-
-
-class Header(msgspec.Struct, gc=False):
-    """What a worker says: see `plesio.core.events` for the fields; `ready_s` is when it was done computing.
-
-    `extra` holds the optimizer's hyper-parameters where they changed; in a REPORT, whose `number` counts the folds, it
-    holds how many of them had which staleness; in an ENTER or BROKEN, the hyper-parameters again. `loss` is what the
-    training function last logged under that name.
-    """
-
-    note: int
-    finite: bool = True
-    batches: int = 0
-    steps: int = 0
-    number: int = 0
-    samples: int = 0
-    missing: int = 0
-    ready_s: float = 0.0
-    extra: bytes = b""
-    loss: float = nan
-
-    def pack(self) -> bytes:
-        """The bytes on the pipe."""
-        return (
-            HEADER_LAYOUT.pack(
-                self.note,
-                self.finite,
-                self.batches,
-                self.steps,
-                self.number,
-                self.samples,
-                self.missing,
-                self.ready_s,
-                self.loss,
-                len(self.extra),
-            )
-            + self.extra
-        )
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What travels with a REPORT: seconds spent waiting for others and exchanging with them, and the staleness of the
-    worker's contributions that were folded (staleness: count)."""
-
-    wait_s: float
-    staleness: dict[int, int]
-    exchange_s: float = 0.0
+encode = msgspec.msgpack.Encoder().encode
+decode_note = msgspec.msgpack.Decoder(Note).decode
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -142,35 +75,35 @@ class Lookout:
         return found
 
 
-class HeaderReader:
-    """The server's end of the pipe that a worker's headers come in by."""
+def framed(note: Note) -> bytes:
+    """The bytes on the pipe: as on a channel, a length comes first."""
+    body = encode(note)
+    return HEAD.pack(len(body)) + body
+
+
+class NoteReader:
+    """The server's end of the pipe that a worker's notes come in by."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._rest = b""
 
-    def read(self) -> list[Header] | None:
-        """The headers that have come whole; None when the worker is gone."""
+    def read(self) -> list[Note] | None:
+        """The notes that have come whole; None when the worker is gone."""
         data = os.read(self.descriptor, 65536)
         if not data:
             return None
         data = self._rest + data if self._rest else data
-        headers: list[Header] = []
+        notes: list[Note] = []
         at = 0
-        while len(data) - at >= HEADER_LAYOUT.size:
-            fields = HEADER_LAYOUT.unpack_from(data, at)
-            end = at + HEADER_LAYOUT.size + fields[-1]
+        while (begin := at + HEAD.size) <= len(data):
+            end = begin + HEAD.unpack_from(data, at)[0]
             if end > len(data):
                 break
-            headers.append(_header(fields, data[at + HEADER_LAYOUT.size : end]))
+            notes.append(decode_note(data[begin:end]))
             at = end
         self._rest = data[at:]
-        return headers
-
-
-def _header(fields: tuple[Any, ...], extra: bytes) -> Header:
-    note, finite, batches, steps, number, samples, missing, ready_s, loss, _ = fields
-    return Header(note, bool(finite), batches, steps, number, samples, missing, ready_s, extra, loss)
+        return notes
 
 
 def write_answer(
@@ -203,16 +136,16 @@ class Doorbell:
         self._poller.register(answer, select.POLLIN)
         self._lookout = Lookout(self._poller)
 
-    def send(self, header: Header) -> None:
+    def send(self, note: Note) -> None:
         """Tell the server.
 
         Raises:
             ServerLostError: it is gone.
         """
         try:
-            os.write(self._push, header.pack())
+            os.write(self._push, framed(note))
         except BrokenPipeError as error:
-            raise self._lost(f"sent contribution {header.number}") from error
+            raise self._lost("told it of its work") from error
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""

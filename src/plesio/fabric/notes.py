@@ -1,0 +1,96 @@
+"""What a worker tells the server on its doorbell (`plesio.fabric.doorbell`).
+
+| a worker says | when                                                                  | and awaits       |
+| ------------- | --------------------------------------------------------------------- | ---------------- |
+| Contribution  | a contribution lies in its slot                                       | an answer        |
+| DroppedStep   | a step was called off, or broke                                       | nothing          |
+| WorkDone      | now and then, where it folded without asking (shared memory,          | nothing          |
+|               | all-reduce)                                                           |                  |
+| CheckIn       | before each all-reduce, and when its group broke                      | an answer        |
+| MirrorFilled  | its parameters are in the mirror, as the board asked                  | nothing          |
+| Farewell      | the training function returned                                        | nothing          |
+"""
+
+from __future__ import annotations
+
+from math import nan
+
+import msgspec
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """One of those below."""
+
+
+class Contribution(Message):
+    """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
+
+    `missing`: parameters that got no gradient; `settings`: the optimizer's hyper-parameters, where they changed; `ready_s`:
+    when the worker was done computing; `loss`: what the training function last logged under that name.
+    """
+
+    number: int
+    steps: int
+    samples: int = 0
+    batches: int = 0
+    finite: bool = True
+    missing: int = 0
+    settings: bytes = b""
+    ready_s: float = 0.0
+    loss: float = nan
+
+
+class DroppedStep(Message):
+    """A step was dropped, and `batches` leased batches with it: it had been called off (`look`: see
+    `plesio.core.events.Abandoned`), or for a `reason`."""
+
+    batches: int
+    look: int = 0
+    reason: str = ""
+
+
+class WorkDone(Message):
+    """What was folded elsewhere since last told: `versions` more came of it.
+
+    `missing`: parameters that got no gradient, step by step; `finite`: whether the last step was; `wait_s`, `exchange_s`:
+    seconds spent waiting for others and exchanging with them; `staleness`: how many contributions had which; `ready_s`:
+    up to when.
+    """
+
+    steps: int
+    samples: int
+    batches: int
+    versions: int
+    finite: bool
+    missing: int
+    ready_s: float
+    staleness: dict[int, int]
+    wait_s: float = 0.0
+    exchange_s: float = 0.0
+
+
+class CheckIn(Message):
+    """Ready for the next all-reduce, after `round` steps, of which `version` moved the parameters.
+
+    `intact`: this worker needs no new group; `settings`: the optimizer's hyper-parameters, where they changed.
+    """
+
+    round: int
+    version: int
+    intact: bool
+    settings: bytes = b""
+
+
+class MirrorFilled(Message):
+    """The parameters were copied into the mirror for the `number`th time."""
+
+    number: int
+
+
+class Farewell(Message):
+    """The end of the file after this is no death. `version`: of the weights it left, where workers fold among themselves."""
+
+    version: int = 0
+
+
+Note = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Farewell
