@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StepCancelled, StopRun
-from plesio.fabric.doorbell import Answer
-from plesio.fabric.notes import Contribution, DroppedStep, Farewell, Note
+from plesio.fabric.doorbell import A
+from plesio.fabric.notes import Beginning, Contribution, DroppedStep, Farewell, GoOn, Note
 from plesio.faults import Pace
 from plesio.rules import Every, Gradient
 from plesio.seeding import seed_step
@@ -185,7 +185,9 @@ class Bell(Protocol):
         """Tell the server."""
         ...
 
-    def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...) -> Answer:
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...
+    ) -> A:
         """Wait for the next answer; `meanwhile` is done while it is waited for, or then if others run in this process."""
         ...
 
@@ -227,11 +229,10 @@ class ServerExchange:
 
     def begin(self) -> None:
         """Wait for the first version."""
-        answer = self._doorbell.answer(self._timeout_s, 0, 0)
-        self._standing.before, self._standing.steps_before = answer.number, answer.staleness
-        answer.staleness = 0
+        beginning = self._doorbell.answer(Beginning, self._timeout_s, 0, 0)
+        self._standing.before, self._standing.steps_before = beginning.contributions, beginning.steps
         self._next()
-        self._adopt(answer)
+        self._go_on(beginning)
         self._pacer.begin()
 
     def step(self) -> None:
@@ -276,7 +277,7 @@ class ServerExchange:
         batches, _ = self._used()
         if told:  # during the step; after it, the loop deals with its gradients as always
             self._replica.drop_gradients()
-        answer = self._doorbell.answer(self._timeout_s, self._number, self._standing.version)
+        answer = self._doorbell.answer(GoOn, self._timeout_s, self._number, self._standing.version)
         self._doorbell.send(DroppedStep(batches, told))
         self._next()
         self._adopt(answer)
@@ -298,7 +299,7 @@ class ServerExchange:
                 loss=self._standing.loss,
             )
         )
-        self._adopt(self._doorbell.answer(self._timeout_s, self._number, self._standing.version, self._next))
+        self._adopt(self._doorbell.answer(GoOn, self._timeout_s, self._number, self._standing.version, self._next))
 
     def _next(self) -> None:
         """The next contribution begins. What is random in it is known before the answer: seeding takes long enough to tell."""
@@ -314,18 +315,21 @@ class ServerExchange:
         self._sent = settings_of(self._optimizer)
         return packed(self._optimizer)
 
-    def _adopt(self, answer: Answer) -> None:
-        self._replica.adopt(answer.buffer)
+    def _adopt(self, answer: GoOn) -> None:
+        self._go_on(answer)
         standing = self._standing
-        standing.version, standing.staleness = answer.version, answer.staleness
-        standing.verdict = Verdict.CANCELLED if answer.cancel else answer.verdict
-        if answer.cancel:
+        standing.verdict, standing.staleness = answer.verdict, answer.staleness
+        if answer.verdict is Verdict.CANCELLED:
             self._sent = None  # the settings that went with it may have got nowhere
-        standing.stopped = standing.stopped or answer.stop
-        if standing.verdict is not Verdict.TAKEN:
+        if answer.verdict is not Verdict.TAKEN:
             standing.discarded += 1
-        if standing.verdict is Verdict.NOT_FINITE:
+        if answer.verdict is Verdict.NOT_FINITE:
             warn_not_finite(standing.worker)
+
+    def _go_on(self, answer: Beginning | GoOn) -> None:
+        self._replica.adopt(answer.buffer)
+        self._standing.version = answer.version
+        self._standing.stopped = self._standing.stopped or answer.stop
         self._steps = 0
         self._finite = True
         self._exchanged_s = self._pacer.now_s()

@@ -8,9 +8,9 @@ version needs to be kept no longer than it takes to answer.
 | request                    | is answered by                                        |
 | -------------------------- | ----------------------------------------------------- |
 | Hello                      | a `Place`: the run's memory, once all have shown their model |
-| Ready                      | an `Answer`: training begins                           |
+| Ready                      | Beginning                                              |
 | LeaseRequest               | LeaseReply                                             |
-| Contribution, DroppedStep  | an `Answer`                                            |
+| Contribution, DroppedStep  | GoOn                                                   |
 | None: the function returned | nothing                                               |
 
 Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address space.
@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 from plesio.engine.messages import Hello, LeaseReply, LeaseRequest, Ready
 from plesio.errors import PlesioError, WorkerError, as_utf8
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
-from plesio.fabric.doorbell import Answer, nothing
+from plesio.fabric.doorbell import A, nothing
 from plesio.fabric.notes import Contribution, DroppedStep, Note
 from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
@@ -223,9 +223,11 @@ class _Switch:
         if isinstance(note, Contribution):
             self._request = note
 
-    def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing) -> Answer:
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
         """Let the others run until this is answered."""
-        answer: Answer = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        answer: A = wait(self._request, keep_random=False)  # each contribution seeds them anew
         meanwhile()  # the others share the random sources: not before they ran
         return answer
 

@@ -12,7 +12,7 @@ from plesio.errors import StopRun
 from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.doorbell import Doorbell
-from plesio.fabric.notes import Farewell, WorkDone
+from plesio.fabric.notes import Beginning, Farewell, WorkDone
 from plesio.strategy import Strategy
 from plesio.tensors.outer import scale_for
 from plesio.tensors.replica import Replica
@@ -53,7 +53,7 @@ class SharedMemoryExchange(WithoutServer):
 
     def begin(self) -> None:
         """Wait until everybody is there."""
-        self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
+        self._replica.adopt(self._doorbell.answer(Beginning, self._timeout_s, 0, 0).buffer)
         self._reported_s = time.monotonic()
         self._read_at = self._board.folds
         self._pacer.begin()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from plesio.checkpoint import Progress
 from plesio.core.events import Abandoned, Joined, Left, Pushed
 from plesio.exchange import Used
-from plesio.fabric.doorbell import Answer
+from plesio.fabric.notes import Beginning, GoOn
 from plesio.greenlets import GreenletWorker, Request
 from plesio.journal import JournalEvent
 
@@ -21,7 +21,7 @@ class RecordedWorker:
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None
         self.incarnation = 0
-        self.called_off: deque[Answer] = deque()  # steps that were, while nobody had noticed yet
+        self.called_off: deque[Beginning | GoOn] = deque()  # steps that were, while nobody had noticed yet
         self.steps = 1  # of the contribution that came last
         self.before = Progress()  # when the run was resumed
         self.timer = self

@@ -42,14 +42,13 @@ from plesio.core.events import (
     Left,
     Pushed,
     Ticked,
-    Verdict,
 )
 from plesio.core.leases import DataLeases
+from plesio.engine.answers import answer_to
 from plesio.engine.messages import LeaseReply, LeaseRequest
 from plesio.engine.provenance import train_hash, versions
 from plesio.errors import ConfigurationError
-from plesio.fabric.doorbell import Answer
-from plesio.fabric.notes import Contribution
+from plesio.fabric.notes import Beginning, Contribution, GoOn
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
 from plesio.journal import (
@@ -315,10 +314,10 @@ class _Replay:
                 self._server.hold(effect.worker, effect.weight)
             elif isinstance(effect, Grant):
                 self._answered(effect)
-                answers.append((self._seats[effect.worker], self._answer(effect, effect.verdict, effect.staleness)))
+                answers.append((self._seats[effect.worker], self._answer(effect)))
             elif isinstance(effect, Cancel):
                 self._answered(effect)
-                self._seats[effect.worker].called_off.append(self._answer(effect, Verdict.CANCELLED, 0))
+                self._seats[effect.worker].called_off.append(self._answer(effect))
             elif isinstance(effect, Leased):
                 reply = LeaseReply(effect.batches, epoch=effect.epoch)
                 answers.append((self._seats[effect.worker], reply))
@@ -326,20 +325,8 @@ class _Replay:
                 self._prepare(self._seats[effect.worker], Left(effect.worker, effect.incarnation, died=True))
         return answers
 
-    def _answer(self, effect: Grant | Cancel, verdict: Verdict, staleness: int) -> Answer:
-        number = effect.number
-        if not number:  # the first answer says how far this worker was before the run was resumed
-            before = self._seats[effect.worker].before
-            number, staleness = before.contributions, before.steps
-        return Answer(
-            cancel=isinstance(effect, Cancel),
-            verdict=verdict,
-            stop=False,
-            buffer=self._server.publish(effect.worker),
-            staleness=staleness,
-            number=number,
-            version=effect.version,
-        )
+    def _answer(self, effect: Grant | Cancel) -> Beginning | GoOn:
+        return answer_to(effect, self._server.publish(effect.worker), self._seats[effect.worker].before)
 
     def _answered(self, effect: Grant | Cancel) -> None:
         if effect.number:

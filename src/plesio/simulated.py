@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
+from plesio.checkpoint import Progress
 from plesio.cluster import Cluster, Timetable
-from plesio.core.events import Cancel, Grant, Leased, Verdict
+from plesio.core.events import Leased
+from plesio.engine.answers import answer_to
 from plesio.engine.ctrl_c import CtrlC
 from plesio.engine.evaluator import Judge
 from plesio.engine.job import Job, Live, Outcome, Watch
@@ -27,11 +28,9 @@ from plesio.engine.provenance import head_of
 from plesio.engine.recording import Recorder
 from plesio.engine.virtual import VirtualRun
 from plesio.engine.virtual_limits import Limits
-from plesio.engine.virtual_messages import Answer as Decision
-from plesio.engine.virtual_messages import Finish, Lease, Push, Request
+from plesio.engine.virtual_messages import Answer, Finish, Lease, Push, Request
 from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError
 from plesio.exchange import Used
-from plesio.fabric.doorbell import Answer
 from plesio.fabric.notes import Contribution
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
@@ -222,11 +221,14 @@ class _Participant:
         """A new process of this worker."""
         self._worker = self._engine.new_worker(self._rank, self)
 
-    def go_on(self, decision: Decision, buffer: int, now_s: float) -> Request:
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
         """Run the training function up to its next request."""
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
-        request = self._worker.resume(_answer(decision, buffer))
+        if isinstance(answer, Leased):
+            request = self._worker.resume(LeaseReply(answer.batches, epoch=answer.epoch))
+        else:
+            request = self._worker.resume(answer_to(answer, buffer, Progress()))
         if request is None:
             return self._finished()
         ready_s = self.timer.time_s
@@ -270,21 +272,3 @@ class _Participant:
             self._engine.raised[self._rank] = what
             self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))
         return Finish(self.timer.time_s)
-
-
-def _answer(decision: Decision, buffer: int) -> Any:
-    """What a worker is told, in its own terms."""
-    if isinstance(decision, Leased):
-        return LeaseReply(decision.batches, epoch=decision.epoch)
-    verdict, staleness = Verdict.CANCELLED, 0
-    if isinstance(decision, Grant):
-        verdict, staleness = decision.verdict, decision.staleness
-    return Answer(
-        cancel=isinstance(decision, Cancel),
-        verdict=verdict,
-        stop=False,
-        buffer=buffer,
-        staleness=staleness,
-        number=decision.number,
-        version=decision.version,
-    )

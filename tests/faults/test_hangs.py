@@ -282,8 +282,8 @@ def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
 
 
 def keep_few_answers(worker: ps.Worker) -> None:
-    """The pipe they lie in has room for 170, and not for 2730: so it is full soon."""
-    fcntl.fcntl(worker._exchange._doorbell._answer, fcntl.F_SETPIPE_SZ, 4096)  # type: ignore[union-attr]
+    """The pipe they lie in has room for 128, and not for 1024: so it is full soon."""
+    fcntl.fcntl(worker._exchange._doorbell._answer, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
 
 
 def test_a_frozen_worker_that_is_called_off_holds_up_nobody_and_is_evicted(tmp_path: Path) -> None:

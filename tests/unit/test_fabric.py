@@ -8,7 +8,7 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plesio.core.events import Verdict
+from plesio.core.rollcall import Call
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
 from plesio.fabric import memory
 from plesio.fabric.board import Board
 from plesio.fabric.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
 from plesio.fabric.doorbell import Doorbell, NoteReader, framed, write_answer
 from plesio.fabric.memory import SharedBlock
-from plesio.fabric.notes import Note
+from plesio.fabric.notes import Answer, GoOn, Note, RollCalled
 from plesio.tensors.arena import PAGE
 
 VALUES = {
@@ -33,10 +34,16 @@ VALUES = {
     bytes: st.binary(max_size=300),
     str: st.text(),
     dict[int, int]: st.dictionaries(st.integers(0, 2**32), st.integers(0, 2**32)),
+    Verdict: st.sampled_from(Verdict),
+    Call: st.sampled_from(Call),
 }
-notes = st.one_of(
-    *(st.builds(kind, *(VALUES[field.type] for field in msgspec.structs.fields(kind))) for kind in get_args(Note))
-)
+
+
+def messages(kinds: object) -> st.SearchStrategy[Any]:
+    """Any message of that union."""
+    return st.one_of(
+        *(st.builds(kind, *(VALUES[field.type] for field in msgspec.structs.fields(kind))) for kind in get_args(kinds))
+    )
 
 
 @pytest.fixture
@@ -48,7 +55,7 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(descriptor)
 
 
-@given(st.lists(notes, max_size=8), st.lists(st.integers(1, 200), max_size=60))
+@given(st.lists(messages(Note), max_size=8), st.lists(st.integers(1, 200), max_size=60))
 @settings(max_examples=80, deadline=None)
 def test_notes_arrive_however_the_bytes_are_cut(sent: list[Note], cuts: list[int]) -> None:
     read, write = os.pipe()
@@ -66,13 +73,16 @@ def test_notes_arrive_however_the_bytes_are_cut(sent: list[Note], cuts: list[int
     os.close(read)
 
 
-def test_an_answer_is_read_as_it_was_written(pipe: tuple[int, int]) -> None:
-    read, write = pipe
-    assert write_answer(write, False, int(Verdict.STALE), True, 3, 17, 2**40, 2**41)
-    doorbell = Doorbell(os.dup(write), read, worker=0)
-    answer = doorbell.answer(1.0, number=5, version=4)
-    assert (answer.cancel, answer.verdict, answer.stop) == (False, Verdict.STALE, True)
-    assert (answer.buffer, answer.staleness, answer.number, answer.version) == (3, 17, 2**40, 2**41)
+@given(st.lists(messages(Answer), max_size=8))
+@settings(max_examples=80, deadline=None)
+def test_answers_are_read_one_by_one_as_they_were_written(sent: list[Answer]) -> None:
+    read, write = os.pipe()
+    doorbell = Doorbell(-1, read, worker=0)
+    assert all(write_answer(write, answer) for answer in sent)
+    assert [doorbell.answer(type(answer), 1.0, number=5, version=4) for answer in sent] == sent
+    assert not doorbell.waiting()
+    os.close(write)
+    os.close(read)
 
 
 def test_a_server_that_does_not_answer_is_named(pipe: tuple[int, int]) -> None:
@@ -80,20 +90,20 @@ def test_a_server_that_does_not_answer_is_named(pipe: tuple[int, int]) -> None:
     with pytest.raises(
         DeadlineError, match=r"worker 3 waited for the answer to contribution 5 \(computed from version 4\)"
     ):
-        Doorbell(write, read, worker=3).answer(0.05, number=5, version=4)
+        Doorbell(write, read, worker=3).answer(GoOn, 0.05, number=5, version=4)
 
 
 def test_a_server_that_is_gone_is_told_at_once(pipe: tuple[int, int]) -> None:
     read, write = pipe
     os.close(write)
     with pytest.raises(ServerLostError, match="the server is gone: worker 3 waited"):
-        Doorbell(-1, read, worker=3).answer(5.0, number=5, version=4)
+        Doorbell(-1, read, worker=3).answer(GoOn, 5.0, number=5, version=4)
 
 
 def test_an_answer_to_a_worker_that_is_gone_is_no_error(pipe: tuple[int, int]) -> None:
     read, write = pipe
     os.close(read)
-    assert not write_answer(write, False, 0, False, 0, 0, 1, 1)
+    assert not write_answer(write, RollCalled(Call.GO, False, False))
 
 
 def test_answers_that_are_not_read_are_no_longer_written_when_there_is_no_room(pipe: tuple[int, int]) -> None:
@@ -104,14 +114,14 @@ def test_answers_that_are_not_read_are_no_longer_written_when_there_is_no_room(p
 
     def write_on() -> None:
         nonlocal written
-        while write_answer(write, True, 0, False, 0, 0, written, written):
+        while write_answer(write, GoOn(0, written, False, Verdict.CANCELLED)):
             written += 1
 
     with pytest.raises(BlockingIOError):
         write_on()
     assert written > 100
     doorbell = Doorbell(-1, read, worker=0)
-    assert [doorbell.answer(1.0, 0, 0).number for _ in range(written)] == list(range(written))
+    assert [doorbell.answer(GoOn, 1.0, 0, 0).version for _ in range(written)] == list(range(written))
     assert not doorbell.waiting()
 
 

@@ -29,7 +29,7 @@ from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.fabric.doorbell import Doorbell
-from plesio.fabric.notes import CheckIn, DroppedStep, Farewell, MirrorFilled
+from plesio.fabric.notes import Beginning, CheckIn, DroppedStep, Farewell, MirrorFilled, RollCalled
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
@@ -110,7 +110,7 @@ class AllReduceExchange(WithoutServer):
 
     def begin(self) -> None:
         """Wait until everybody is there, and form the first group."""
-        self._replica.adopt(self._doorbell.answer(self._timeout_s, 0, 0).buffer)
+        self._replica.adopt(self._doorbell.answer(Beginning, self._timeout_s, 0, 0).buffer)
         self._buffers.keep()
         self._standing.begin(1)
         self._reported_s = time.monotonic()
@@ -166,11 +166,10 @@ class AllReduceExchange(WithoutServer):
         news = self._settings.news()
         now_s = time.monotonic()
         self._doorbell.send(CheckIn(self._round, self._version, intact, news))
-        answer = self._doorbell.answer(self._timeout_s + PATIENCE_S, self._round, self._version)
+        answer = self._doorbell.answer(RollCalled, self._timeout_s + PATIENCE_S, self._round, self._version)
         self._tally.wait_s += time.monotonic() - now_s
         self._standing.stopped = self._standing.stopped or answer.stop
-        call = Call(answer.buffer)
-        if call is Call.UNEVEN:
+        if answer.call is Call.UNEVEN:
             raise ConfigurationError(
                 f"worker {self._standing.worker} called backward() after {self._round} steps, another worker after a "
                 "different number; under all-reduce every worker must call backward() equally often for each step(). If "
@@ -179,9 +178,9 @@ class AllReduceExchange(WithoutServer):
                 "batches until the workers' number divides an epoch. If only some workers call backward() on one more loss, "
                 "let all do it, on that loss times 0 where it is not wanted"
             )
-        if call is Call.GO:
-            self._settings.agree(self._group, differ=bool(answer.staleness))
-        return call
+        if answer.call is Call.GO:
+            self._settings.agree(self._group, answer.settings_differ)
+        return answer.call
 
     # The step
 

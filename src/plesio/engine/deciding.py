@@ -34,6 +34,7 @@ from plesio.core.events import (
 )
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
+from plesio.engine.answers import answer_to
 from plesio.engine.assembly import Assembly
 from plesio.engine.closing import final_figures
 from plesio.engine.configs import ServerConfig
@@ -301,7 +302,7 @@ class Deciding:
             self._meter.dropped(effect.worker, effect.verdict.words)
         elif isinstance(effect, Cancel):
             self._keeper.answered(effect.worker, effect.number)
-            self._answer(effect.worker, effect.number, effect.version, cancel=True)
+            self._answer(effect)
             self._meter.workers[effect.worker].cancelled(time.monotonic(), effect.number)
         elif isinstance(effect, Leased):
             self._lines[effect.worker].say(LeaseReply(effect.batches, epoch=effect.epoch))
@@ -309,24 +310,20 @@ class Deciding:
             self.evict(effect)
 
     def _grant(self, grant: Grant) -> None:
+        self._answer(grant)
         if grant.number:
-            meter = self._meter.workers[grant.worker]
             self._keeper.answered(grant.worker, grant.number)
-            self._answer(grant.worker, grant.number, grant.version, int(grant.verdict), grant.staleness)
-            meter.granted(time.monotonic(), self._arrived_s if grant.freed_by_other else None)
-        else:
-            before = self._keeper.before[grant.worker]
-            self._answer(grant.worker, before.contributions, grant.version, staleness=before.steps)
+            released_s = self._arrived_s if grant.freed_by_other else None
+            self._meter.workers[grant.worker].granted(time.monotonic(), released_s)
 
-    def _answer(
-        self, worker: int, number: int, version: int, verdict: int = 0, staleness: int = 0, cancel: bool = False
-    ) -> None:
+    def _answer(self, effect: Grant | Cancel) -> None:
+        worker, unasked = effect.worker, isinstance(effect, Cancel)
         line = self._lines[worker]
         if line.gone:
             return
-        buffer = self._built().folder.publish(worker, unasked=cancel) if self._via_server else 0
+        buffer = self._built().folder.publish(worker, unasked) if self._via_server else 0
         try:
-            write_answer(line.answer, cancel, verdict, self.stopping, buffer, staleness, number, version)
+            write_answer(line.answer, answer_to(effect, buffer, self._keeper.before[worker], self.stopping))
         except BlockingIOError:
             self._deaf.append(line)
 

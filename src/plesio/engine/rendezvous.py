@@ -13,7 +13,7 @@ from plesio.engine.messages import Regrouped
 from plesio.fabric.board import Board
 from plesio.fabric.collective import RendezvousStore
 from plesio.fabric.doorbell import write_answer
-from plesio.fabric.notes import CheckIn
+from plesio.fabric.notes import CheckIn, RollCalled
 
 DISMISS_S = 1.0
 """How long workers that check in after the end of the run wait for one whose step lasts longer."""
@@ -82,19 +82,8 @@ class Rendezvous:
                 self._answer(worker, outcome)
 
     def _answer(self, worker: int, outcome: Outcome) -> None:
-        """`buffer` of the answer is the call; `staleness`, whether the workers' settings differ."""
         version, mirrors, stopping = self._progress()
-        differ, call = int(not outcome.same_settings), int(outcome.call)
-        write_answer(
-            self._answers[worker],
-            cancel=False,
-            verdict=0,
-            stop=stopping,
-            buffer=call,
-            staleness=differ,
-            number=outcome.generation,
-            version=version,
-        )
+        write_answer(self._answers[worker], RollCalled(outcome.call, not outcome.same_settings, stopping))
         if outcome.call is Call.REGROUP:
             source = -1 if outcome.source is None else outcome.source
             self._tell(

@@ -11,35 +11,20 @@ import select
 import struct
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
-from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError
 from plesio.fabric.channel import HEAD
-from plesio.fabric.notes import Note
+from plesio.fabric.notes import Answer, Note
 
-ANSWER_LAYOUT = struct.Struct("<BBHIQQ")
-VERDICTS = tuple(Verdict)  # by number: a fifth of the time that Verdict(number) takes
+ANSWER_LAYOUT = struct.Struct("64p")
+"""A length and as many bytes, filled up: all answers are as long, so that each is read by itself and none in part."""
 encode = msgspec.msgpack.Encoder().encode
 decode_note = msgspec.msgpack.Decoder(Note).decode
-
-
-class Answer(msgspec.Struct, gc=False):
-    """What the server answers: go on from `version`, which lies in buffer `buffer`.
-
-    To ENTER and BROKEN: `buffer` is a `plesio.core.rollcall.Call`, `number` the group's generation, and `staleness` is 1
-    if the workers' hyper-parameters differ. The first one of all: `number` contributions, `staleness` steps before the run
-    was resumed.
-    """
-
-    cancel: bool
-    verdict: Verdict
-    stop: bool
-    buffer: int
-    staleness: int
-    number: int
-    version: int
+decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
+A = TypeVar("A", bound=Answer)
 
 
 LOOK_S = 2e-4
@@ -106,16 +91,14 @@ class NoteReader:
         return notes
 
 
-def write_answer(
-    descriptor: int, cancel: bool, verdict: int, stop: bool, buffer: int, staleness: int, number: int, version: int
-) -> bool:
+def write_answer(descriptor: int, answer: Answer) -> bool:
     """Answer a worker; False if it is gone.
 
     Raises:
         BlockingIOError: it read none of the last, so many that there is no room for this one (the pipe is not to block).
     """
     try:
-        os.write(descriptor, ANSWER_LAYOUT.pack(cancel | stop << 1, verdict, buffer, staleness, number, version))
+        os.write(descriptor, ANSWER_LAYOUT.pack(encode(answer)))
     except BrokenPipeError:
         return False
     return True
@@ -151,7 +134,9 @@ class Doorbell:
         """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
         return bool(self._poller.poll(timeout_s * 1000))
 
-    def answer(self, timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing) -> Answer:
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
         """Wait for the next answer, after doing what can be done `meanwhile`.
 
         Raises:
@@ -168,8 +153,9 @@ class Doorbell:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
         if len(data) < ANSWER_LAYOUT.size:
             raise self._lost(_phase(number, version))
-        flags, verdict, buffer, staleness, number, version = ANSWER_LAYOUT.unpack(data)
-        return Answer(bool(flags & 1), VERDICTS[verdict], bool(flags & 2), buffer, staleness, number, version)
+        answer = decode_answer(ANSWER_LAYOUT.unpack(data)[0])
+        assert isinstance(answer, kind), "a worker knows what comes next"
+        return answer
 
     def _lost(self, phase: str) -> ServerLostError:
         return ServerLostError(

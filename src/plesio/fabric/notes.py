@@ -1,14 +1,14 @@
-"""What a worker tells the server on its doorbell (`plesio.fabric.doorbell`).
+"""What a worker and the server tell each other on its doorbell (`plesio.fabric.doorbell`): notes, and answers to them.
 
-| a worker says | when                                                                  | and awaits       |
-| ------------- | --------------------------------------------------------------------- | ---------------- |
-| Contribution  | a contribution lies in its slot                                       | an answer        |
-| DroppedStep   | a step was called off, or broke                                       | nothing          |
-| WorkDone      | now and then, where it folded without asking (shared memory,          | nothing          |
-|               | all-reduce)                                                           |                  |
-| CheckIn       | before each all-reduce, and when its group broke                      | an answer        |
-| MirrorFilled  | its parameters are in the mirror, as the board asked                  | nothing          |
-| Farewell      | the training function returned                                        | nothing          |
+| a worker says | when                                                                          | and awaits   |
+| ------------- | ----------------------------------------------------------------------------- | ------------ |
+|               | it is ready to train, as it said on its channel                               | Beginning    |
+| Contribution  | a contribution lies in its slot                                               | GoOn         |
+| DroppedStep   | a step was called off (by a GoOn that came unasked), or its group broke       | nothing      |
+| WorkDone      | now and then, of what was folded without asking (shared memory, all-reduce)   | nothing      |
+| CheckIn       | before each all-reduce, and when its group broke                              | RollCalled   |
+| MirrorFilled  | its parameters are in the mirror, as the board asked                          | nothing      |
+| Farewell      | the training function returned                                                | nothing      |
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from __future__ import annotations
 from math import nan
 
 import msgspec
+
+from plesio.core.events import Verdict
+from plesio.core.rollcall import Call
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -94,3 +97,38 @@ class Farewell(Message):
 
 
 Note = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Farewell
+
+
+class Beginning(Message):
+    """Training begins from `version`, which lies in buffer `buffer` (`stop`: it is over at once).
+
+    `contributions`, `steps`: what the worker had made before the run was resumed, and the local steps in them.
+    """
+
+    buffer: int
+    version: int
+    stop: bool
+    contributions: int
+    steps: int
+
+
+class GoOn(Message):
+    """Go on from `version`, which lies in buffer `buffer`, or `stop`. `verdict`, `staleness`: of the contribution that
+    this answers; where its step was called off, it answers the one under way."""
+
+    buffer: int
+    version: int
+    stop: bool
+    verdict: Verdict
+    staleness: int = 0
+
+
+class RollCalled(Message):
+    """What those that checked in are to do. `settings_differ`: the workers' hyper-parameters do."""
+
+    call: Call
+    settings_differ: bool
+    stop: bool
+
+
+Answer = Beginning | GoOn | RollCalled
