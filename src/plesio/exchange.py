@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StepCancelled, StopRun
-from plesio.fabric.doorbell import A
-from plesio.fabric.notes import Beginning, Contribution, DroppedStep, Farewell, GoOn, Note
+from plesio.fabric.notes import A, Beginning, Contribution, DroppedStep, Farewell, GoOn, Note
 from plesio.faults import Pace
 from plesio.rules import Every, Gradient
 from plesio.seeding import seed_step

@@ -35,8 +35,8 @@ from torch.optim import Optimizer
 from plesio.engine.messages import Hello, LeaseReply, LeaseRequest, Ready
 from plesio.errors import PlesioError, WorkerError, as_utf8
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
-from plesio.fabric.doorbell import A, nothing
-from plesio.fabric.notes import Contribution, DroppedStep, Note
+from plesio.fabric.doorbell import nothing
+from plesio.fabric.notes import A, Contribution, DroppedStep, Note
 from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
 from plesio.station import introduction

@@ -91,7 +91,7 @@ class InlineServer:
     # What folds
 
     def set_groups(self, worker: int, groups: bytes) -> None:
-        """Hyper-parameters as they came in a header."""
+        """Hyper-parameters as they came with a contribution."""
         self.built.folder.set_groups(worker, msgspec.msgpack.decode(groups))
 
     def hold(self, worker: int, weight: float) -> None:

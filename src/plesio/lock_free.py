@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 from torch.optim import Optimizer
 
@@ -46,9 +45,7 @@ class SharedMemoryExchange(WithoutServer):
         self._used = used
         self._timeout_s = timeout_s
         self._read_at = 0
-        self._steps = 0
-        self._missing = 0
-        self._staleness: Counter[int] = Counter()
+        self._done = WorkDone()
         self._reported_s = 0.0
 
     def begin(self) -> None:
@@ -68,8 +65,8 @@ class SharedMemoryExchange(WithoutServer):
             self._fold()
         self._standing.steps += 1
         self._standing.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
-        self._steps += 1
-        self._missing += self._replica.missing
+        self._done.steps += 1
+        self._done.missing += self._replica.missing
         self._standing.stopped = self._board.stopped
         if not finite or self._standing.stopped or time.monotonic() - self._reported_s > REPORT_S:
             self.report(finite)
@@ -86,33 +83,22 @@ class SharedMemoryExchange(WithoutServer):
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._read_at = self._board.folds
-        self._staleness[staleness] += 1
+        self._done.folded(staleness)
         self._standing.staleness, self._standing.version = staleness, self._read_at
 
     def report(self, finite: bool = True) -> None:
         """Tell the server what was done since last told."""
-        if not self._steps:
+        if not self._done.steps:
             return
-        batches, samples = self._used()
         if not finite:
             self._standing.discarded += 1
             self._standing.verdict = Verdict.NOT_FINITE
             warn_not_finite(self._standing.worker)
-        self._doorbell.send(
-            WorkDone(
-                steps=self._steps,
-                samples=samples,
-                batches=batches,
-                versions=self._staleness.total(),
-                finite=finite,
-                missing=self._missing,
-                ready_s=time.monotonic(),
-                staleness=self._staleness,
-            )
-        )
-        self._steps = self._missing = 0
-        self._staleness.clear()
-        self._reported_s = time.monotonic()
+        done, self._done = self._done, WorkDone()
+        done.batches, done.samples = self._used()
+        done.versions, done.finite = sum(done.staleness.values()), finite
+        done.ready_s = self._reported_s = time.monotonic()
+        self._doorbell.send(done)
 
     def end(self) -> None:
         """The training function returned."""

@@ -26,7 +26,7 @@ Where the model is on a device of its own, what is reduced or taken over goes th
 
 `exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
 came after the backward passes in `leftover`, what somebody left behind gets in `takeover`, who gives up what never comes in
-`rescue`, how replicas are compared in `likeness`, and what the server is told in `tally`.
+`rescue`, and how replicas are compared in `likeness`.
 """
 
 from plesio.all_reduce.exchange import AllReduceExchange

@@ -20,7 +20,6 @@ from plesio.all_reduce.likeness import Likeness
 from plesio.all_reduce.rescue import rescue
 from plesio.all_reduce.settings import SharedSettings
 from plesio.all_reduce.takeover import take_over
-from plesio.all_reduce.tally import Tally
 from plesio.core.events import Verdict
 from plesio.core.rollcall import Call
 from plesio.engine.messages import Regrouped
@@ -29,7 +28,7 @@ from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.fabric.doorbell import Doorbell
-from plesio.fabric.notes import Beginning, CheckIn, DroppedStep, Farewell, MirrorFilled, RollCalled
+from plesio.fabric.notes import Beginning, CheckIn, DroppedStep, Farewell, MirrorFilled, RollCalled, WorkDone
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
@@ -105,7 +104,7 @@ class AllReduceExchange(WithoutServer):
         self._over = False  # no step follows
         self._error: PlesioError | None = None
         self._issued_s = 0.0
-        self._tally = Tally()
+        self._done = WorkDone()
         self._reported_s = 0.0
 
     def begin(self) -> None:
@@ -167,7 +166,7 @@ class AllReduceExchange(WithoutServer):
         now_s = time.monotonic()
         self._doorbell.send(CheckIn(self._round, self._version, intact, news))
         answer = self._doorbell.answer(RollCalled, self._timeout_s + PATIENCE_S, self._round, self._version)
-        self._tally.wait_s += time.monotonic() - now_s
+        self._done.wait_s += time.monotonic() - now_s
         self._standing.stopped = self._standing.stopped or answer.stop
         if answer.call is Call.UNEVEN:
             raise ConfigurationError(
@@ -216,7 +215,7 @@ class AllReduceExchange(WithoutServer):
     def _conclude(self) -> Verdict:
         """Step, if everything came and is finite."""
         came = self._group.finish()
-        self._tally.exchange_s += max(self._group.done_s - self._issued_s, 0.0) if self._issued_s else 0.0
+        self._done.exchange_s += max(self._group.done_s - self._issued_s, 0.0) if self._issued_s else 0.0
         spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
         if spoiled or not came:
             return self._recover()
@@ -258,13 +257,14 @@ class AllReduceExchange(WithoutServer):
 
     def _count(self, verdict: Verdict, batches: int, samples: int) -> None:
         """The step counts."""
-        tally = self._tally
+        done = self._done
         self._standing.steps += 1
-        tally.steps += 1
-        tally.samples += samples
-        tally.batches += batches
-        tally.folded += verdict is Verdict.TAKEN
-        tally.missing += self._missing()
+        done.steps += 1
+        done.samples += samples
+        done.batches += batches
+        done.missing += self._missing()
+        if verdict is Verdict.TAKEN:
+            done.folded(staleness=0)
         if verdict is Verdict.NOT_FINITE:
             self._standing.discarded += 1
             warn_not_finite(self._standing.worker)
@@ -352,12 +352,13 @@ class AllReduceExchange(WithoutServer):
     def report(self, finite: bool = True) -> None:
         """Tell the server what was done since last told; the lowest worker also, how many versions that made."""
         versions = self._version - self._told if self._leads else 0
-        if not self._tally.steps and not versions:
+        if not self._done.steps and not versions:
             return
-        tally, self._tally = self._tally, Tally()
-        self._reported_s = time.monotonic()
+        done, self._done = self._done, WorkDone()
+        done.versions, done.finite = versions, finite
+        done.ready_s = self._reported_s = time.monotonic()
         self._told += versions
-        self._doorbell.send(tally.report(versions, finite, self._reported_s))
+        self._doorbell.send(done)
 
     def _mirror(self) -> None:
         """The lowest worker shows the evaluator its replica when that asks."""

@@ -11,21 +11,18 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
 from plesio.errors import DeadlineError, ServerLostError
 from plesio.fabric.channel import HEAD
-from plesio.fabric.notes import Answer, Note
+from plesio.fabric.notes import A, Answer, Note
 
 ANSWER_LAYOUT = struct.Struct("64p")
 """A length and as many bytes, filled up: all answers are as long, so that each is read by itself and none in part."""
 encode = msgspec.msgpack.Encoder().encode
 decode_note = msgspec.msgpack.Decoder(Note).decode
 decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
-A = TypeVar("A", bound=Answer)
-
 
 LOOK_S = 2e-4
 """How long to look for a message before sleeping for it, where waits are that short: waking a sleeping core costs as much

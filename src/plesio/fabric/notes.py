@@ -4,7 +4,7 @@
 | ------------- | ----------------------------------------------------------------------------- | ------------ |
 |               | it is ready to train, as it said on its channel                               | Beginning    |
 | Contribution  | a contribution lies in its slot                                               | GoOn         |
-| DroppedStep   | a step was called off (by a GoOn that came unasked), or its group broke       | nothing      |
+| DroppedStep   | a step was called off (by a GoOn that came unasked), or came to nothing       | nothing      |
 | WorkDone      | now and then, of what was folded without asking (shared memory, all-reduce)   | nothing      |
 | CheckIn       | before each all-reduce, and when its group broke                              | RollCalled   |
 | MirrorFilled  | its parameters are in the mirror, as the board asked                          | nothing      |
@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from math import nan
+from typing import TypeVar
 
 import msgspec
 
@@ -53,23 +54,27 @@ class DroppedStep(Message):
 
 
 class WorkDone(Message):
-    """What was folded elsewhere since last told: `versions` more came of it.
+    """What a worker did since it last told, as it adds up: work that was folded elsewhere.
 
-    `missing`: parameters that got no gradient, step by step; `finite`: whether the last step was; `wait_s`, `exchange_s`:
-    seconds spent waiting for others and exchanging with them; `staleness`: how many contributions had which; `ready_s`:
-    up to when.
+    `missing`: parameters that got no gradient, step by step; `staleness`: how many contributions had which; `wait_s`,
+    `exchange_s`: seconds spent waiting for others and exchanging with them; `versions`: how many more there are, from the
+    worker that counts them; `finite`: whether the last step was; `ready_s`: up to when.
     """
 
-    steps: int
-    samples: int
-    batches: int
-    versions: int
-    finite: bool
-    missing: int
-    ready_s: float
-    staleness: dict[int, int]
+    steps: int = 0
+    samples: int = 0
+    batches: int = 0
+    missing: int = 0
+    staleness: dict[int, int] = {}
     wait_s: float = 0.0
     exchange_s: float = 0.0
+    versions: int = 0
+    finite: bool = True
+    ready_s: float = 0.0
+
+    def folded(self, staleness: int) -> None:
+        """A contribution was, at that staleness."""
+        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
 
 
 class CheckIn(Message):
@@ -132,3 +137,4 @@ class RollCalled(Message):
 
 
 Answer = Beginning | GoOn | RollCalled
+A = TypeVar("A", bound=Answer)
