@@ -291,7 +291,11 @@ class Deciding:
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Grant):
-            self._grant(effect)
+            self._answer(effect)
+            if effect.number:
+                self._keeper.answered(effect.worker, effect.number)
+                released_s = self._arrived_s if effect.freed_by_other else None
+                self._meter.workers[effect.worker].granted(time.monotonic(), released_s)
         elif isinstance(effect, Fold):
             for member in effect.members:
                 self._meter.folded(member.worker, member.staleness)
@@ -301,20 +305,13 @@ class Deciding:
         elif isinstance(effect, Discard) and effect.verdict not in (Verdict.DUPLICATE, Verdict.FENCED):
             self._meter.dropped(effect.worker, effect.verdict.words)
         elif isinstance(effect, Cancel):
-            self._keeper.answered(effect.worker, effect.number)
             self._answer(effect)
+            self._keeper.answered(effect.worker, effect.number)
             self._meter.workers[effect.worker].cancelled(time.monotonic(), effect.number)
         elif isinstance(effect, Leased):
             self._lines[effect.worker].say(LeaseReply(effect.batches, epoch=effect.epoch))
         elif isinstance(effect, Evict):
             self.evict(effect)
-
-    def _grant(self, grant: Grant) -> None:
-        self._answer(grant)
-        if grant.number:
-            self._keeper.answered(grant.worker, grant.number)
-            released_s = self._arrived_s if grant.freed_by_other else None
-            self._meter.workers[grant.worker].granted(time.monotonic(), released_s)
 
     def _answer(self, effect: Grant | Cancel) -> None:
         worker, unasked = effect.worker, isinstance(effect, Cancel)
