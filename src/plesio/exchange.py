@@ -104,12 +104,12 @@ class Standing:
         return self.worker == 0 and not self.stopped
 
     def begin(self, number: int) -> None:
-        """Contribution `number` begins."""
+        """Contribution `number` begins; what is drawn before its first batch is not drawn again with that."""
         self.number = number
-        self.reseed()
+        seed_step(self.seed, self.worker, ~(self.before + number))
 
     def reseed(self) -> None:
-        """What is random in a contribution does not depend on what went before."""
+        """With its first batch: what is random in a contribution does not depend on what went before."""
         seed_step(self.seed, self.worker, self.before + self.number)
 
 

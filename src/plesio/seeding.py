@@ -1,7 +1,8 @@
 """Random numbers that do not depend on who was faster.
 
-Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution): what a
-worker draws then does not depend on how its work was interleaved with others', and an asynchronous run can be replayed.
+Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution), and once
+more when its first batch is taken (under `hogwild` now and then only: that takes as long as a small step): what a worker
+draws then does not depend on how its work was interleaved with others', and an asynchronous run can be replayed.
 Seeded are torch's CPU generator, that of the device the model is on, numpy's and Python's global ones; a generator that a
 script makes for itself (`np.random.default_rng()`, `random.Random()`) is the script's to seed, from `worker.seed`.
 """
@@ -28,7 +29,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(seed: int, worker: int, number: int) -> None:
-    """Seed them for contribution `number` of `worker`."""
+    """Seed them for contribution `number` of `worker` (below 0: for what comes before its data)."""
     mixed = step_seed(seed, worker, number)
     torch.default_generator.manual_seed(mixed)
     random.seed(mixed)

@@ -187,24 +187,29 @@ def test_dtypes_mixed_in_one_model(name: str) -> None:
 
 
 def drawing(worker: ps.Worker, folder: str) -> None:
-    """Two epochs, and in each step a number from each source, as dropout or an augmentation would draw it."""
+    """Two epochs, and in each step and after it a number from each source, as dropout or an augmentation would draw it."""
     model = torch.nn.Linear(1, 1)
     loader = DataLoader(TensorDataset(torch.ones(48, 1)), batch_size=4, shuffle=True)
     model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
-    drawn = []
+    drawn: list[tuple[float, ...]] = []
+
+    def draw() -> None:
+        drawn.append((float(torch.rand(())), random.random(), float(np.random.random())))
+
     try:
         for _ in range(2):
             for (inputs,) in loader:
                 optimizer.zero_grad()
                 model(inputs).sum().backward()
-                drawn.append((float(torch.rand(())), random.random(), float(np.random.random())))
+                draw()
                 optimizer.step()
+                draw()
     finally:
         Path(folder, str(worker.rank)).write_text(json.dumps(drawn))
 
 
 def drawn(strategy: Strategy, folder: Path) -> list[list[tuple[float, ...]]]:
-    """What each of two workers drew in each of its steps."""
+    """What each of two workers drew in and after each of its steps."""
     folder.mkdir()
     ps.run(partial(drawing, folder=str(folder)), strategy, workers=2, timeout_s=60)
     return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
@@ -213,7 +218,7 @@ def drawn(strategy: Strategy, folder: Path) -> list[list[tuple[float, ...]]]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_step_draws_numbers_of_its_own(name: str, tmp_path: Path) -> None:
     steps = [numbers for worker in drawn(RECIPES[name](), tmp_path / "drawn") for numbers in worker]
-    assert len(steps) >= 24
+    assert len(steps) >= 48
     for of_one_source in zip(*steps, strict=True):
         assert len(set(of_one_source)) == len(steps)
 
