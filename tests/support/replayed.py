@@ -53,7 +53,7 @@ def chancy(
 
     `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its tenth step, unless that file is there. `ends`:
     worker 0 kills the server in its tenth step or later, once there is a checkpoint in that folder; the first time only.
-    `stops`: that worker asks for the end of the run in that step.
+    `stops`: that worker asks for the end of the run in that step, or in the next one if that was called off before.
     """
     model = build()
     if kind == "adam":
@@ -79,7 +79,7 @@ def chancy(
                 loss.backward()
                 if poison == (worker.rank, step):
                     next(iter(model.parameters())).grad.mul_(float("nan"))
-                if stops == (worker.rank, step):
+                if stops is not None and worker.rank == stops[0] and step >= stops[1]:
                     worker.stop("enough")
                 time.sleep(pauses.expovariate(1 / 0.004))
                 optimizer.step()
