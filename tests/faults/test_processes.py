@@ -413,6 +413,25 @@ def test_a_worker_that_never_prepares_is_named() -> None:
         ps.run(loops.never_prepares, ps.async_sgd(), workers=2, timeout_s=2)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_another_hands_over_the_weights_when_the_first_died_at_it(name: str) -> None:
+    """Killed after the first tensor: nobody trains from half a model, or from half an optimizer's state."""
+    train = partial(loops.dies_handing_over, rate=0.0)
+    run = ps.run(train, RECIPES[name](), workers=3, timeout_s=30)
+    assert [one.left for one in run.workers] == ["died", "finished", "finished"]
+    assert run.version > 0
+    for name, value in loops.mlp().state_dict().items():
+        assert run.state_dict[name].equal(value), name
+
+
+def test_the_state_handed_over_is_whole_when_the_first_died_at_it() -> None:
+    whole, again = (
+        ps.run(partial(loops.dies_handing_over, rate=0.1, who=who), ps.sync_sgd(), workers=workers, timeout_s=30)
+        for who, workers in ((None, 1), (0, 2))
+    )
+    assert all(again.state_dict[name].equal(value) for name, value in whole.state_dict.items())
+
+
 def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
     """No transport notices a process that was stopped: its silence does, and the others go on without it."""
     frozen: list[int] = []

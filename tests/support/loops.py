@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -323,6 +325,34 @@ def never_prepares(worker: Any) -> None:
         time.sleep(600)
     model = mlp()
     worker.prepare(model, sgd(model), None)
+
+
+def dies_handing_over(worker: Any, rate: float, who: int | None = 0, steps: int = 5) -> None:
+    """Worker `who` is killed when it has copied one tensor of the model into the run's memory. All carry a momentum."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+    if worker.rank == who:
+        _die_at_the_second_tensor()
+    model, optimizer, _ = worker.prepare(model, optimizer, None)
+    inputs, labels = data()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, inputs, labels).backward()
+        optimizer.step()
+
+
+def _die_at_the_second_tensor() -> None:
+    import plesio.worker_process as process
+
+    hand_over = process.hand_over
+
+    def dying(optimizer: Any, carried: Any, tensors: Any, ring: Any, first: bool) -> None:
+        hand_over(optimizer, None, tensors[:1], [SimpleNamespace(views=ring[0].views[:1])], first)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process.hand_over = dying
 
 
 def idle(worker: Any) -> None:

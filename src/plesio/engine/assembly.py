@@ -109,10 +109,15 @@ class Assembly:
         """Shared memory in use."""
         return self._ring.nbytes + self._slots.nbytes + sum(block.nbytes for block in self._state) + PAGE
 
-    def welcome(self, worker: int) -> tuple[Welcome, tuple[int, ...]]:
-        """What to tell a worker, with the descriptors of ring, slots and board."""
-        message = Welcome(len(self.ring), worker == self._first.worker)
-        return message, (self._ring.fd, self._slots.fd, self.board.descriptor)
+    def welcome(self, first: bool) -> tuple[Welcome, tuple[int, ...]]:
+        """What to tell a worker, which hands over the initial weights if it is the `first`, with the descriptors of ring,
+        slots and board."""
+        return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor)
+
+    def close(self) -> None:
+        """Nobody is to use it: the one who was to fill it died."""
+        self._ring.close()
+        self._slots.close()
 
     def build_folder(self, carry: bool = True) -> None:
         """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""

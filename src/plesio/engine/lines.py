@@ -22,6 +22,7 @@ class Line:
     notes: NoteReader
     answer: int
     hello: Hello | None = None
+    welcomed: bool = False
     ready: bool = False
     finished: bool = False
     gone: bool = False

@@ -18,7 +18,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker, with the descriptors of ring, slots and board: `first` writes the initial weights."""
+    """The server to a worker, with the descriptors of ring, slots and board: `first` writes the initial weights,
+    which the others find there."""
 
     buffers: int
     first: bool

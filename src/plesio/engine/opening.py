@@ -5,7 +5,8 @@
 | has just started      | its Hello, out of `prepare`   | with everybody's: Welcome, or Refused     |
 | has said Hello        | its Ready, once it has mapped | with everybody's: the first answer        |
 
-Whoever dies before all are ready is not waited for: the others begin without it.
+The lowest is welcomed first and hands over the initial weights; the others are when it is ready, and so are they. Whoever
+dies before all are ready is not waited for: the others begin without it, and anew if it had not handed over.
 """
 
 from __future__ import annotations
@@ -31,11 +32,26 @@ class Opening:
         """Of the workers that are here."""
         return [line for line in self._lines if not line.gone]
 
-    def assemble(self, stopping: bool) -> None:
-        """When every live worker has shown its model: lay out memory and let all map it, or tell all why not."""
+    def proceed(self, stopping: bool) -> None:
+        """A worker said something, or died: whoever is next is welcomed."""
+        if any(line.ready for line in self._lines):
+            for line in self.live():
+                self._welcome(line, first=False)
+        elif not any(line.welcomed for line in self.live()):
+            self._assemble(stopping)
+
+    def _welcome(self, line: Line, first: bool) -> None:
+        if self.assembly is not None and not line.welcomed:
+            line.welcomed = True
+            line.say(*self.assembly.welcome(first))
+
+    def _assemble(self, stopping: bool) -> None:
+        """When every live worker has shown its model: lay out memory for them, or tell all why not."""
         live = self.live()
-        if self.assembly is not None or not live or any(line.hello is None for line in live):
+        if not live or any(line.hello is None for line in live):
             return
+        if self.assembly is not None:
+            self.assembly.close()
         try:
             hellos = [line.hello for line in live if line.hello is not None]
             self.assembly = Assembly(self._strategy, self._workers, hellos, self._evaluates)
@@ -45,9 +61,7 @@ class Opening:
             return
         if stopping:
             self.assembly.board.stop()
-        for line in live:
-            message, descriptors = self.assembly.welcome(line.worker)
-            line.say(message, descriptors)
+        self._welcome(live[0], first=True)
 
     @property
     def complete(self) -> bool:
@@ -57,4 +71,5 @@ class Opening:
 
     def lacking(self) -> str:
         """Whom the others wait for."""
-        return ", ".join(f"worker {line.worker}" for line in self.live() if not line.ready)
+        late = [line for line in self.live() if line.hello is None or (line.welcomed and not line.ready)]
+        return ", ".join(f"worker {line.worker}" for line in late)

@@ -163,7 +163,7 @@ class Server:
                 self._deciding.lease(line, message)
         elif isinstance(message, Hello):
             line.hello = message
-            self._opening.assemble(self._deciding.stopping)
+            self._begin()
         else:
             line.ready = True
             self._begin()
@@ -199,7 +199,6 @@ class Server:
         if self._deciding.begun:
             self._part(line.worker, died=not line.finished)
         else:
-            self._opening.assemble(self._deciding.stopping)
             self._begin()
 
     def _part(self, worker: int, died: bool) -> None:
@@ -215,8 +214,9 @@ class Server:
         self._deciding.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
 
     def _begin(self) -> None:
-        """Training begins, when every live worker is ready."""
-        if self._deciding.begun or not self._opening.complete or not self._deciding.begin():
+        """Training is one step nearer; when every live worker is ready it begins."""
+        self._opening.proceed(self._deciding.stopping)
+        if not self._opening.complete or not self._deciding.begin():
             return
         built = self._built()
         if built.mirrored:
