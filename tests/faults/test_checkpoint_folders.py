@@ -127,6 +127,16 @@ def test_nor_does_a_run_that_is_resumed_from_elsewhere_or_from_an_older_one(tmp_
     assert contents(folder) == before
 
 
+def test_a_resumed_run_that_is_stopped_before_its_next_version_can_be_resumed(tmp_path: Path) -> None:
+    """Its folder holds the version that it began from."""
+    first = trained(tmp_path, loops.endless, until=ps.Until(steps=4), checkpoint=ps.Checkpoint())
+    slow = functools.partial(loops.endless, pause_s=1.0)
+    second = trained(tmp_path, slow, until=ps.Until(seconds=0.1), checkpoint=ps.Checkpoint(), resume=first.folder)
+    assert versions(kept_in_run(second) / FOLDER) == versions(kept_in_run(first) / FOLDER)
+    third = trained(tmp_path, loops.endless, until=ps.Until(steps=100), resume=second.folder)
+    assert third.version > second.version
+
+
 def test_its_own_folder_is_known_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(CheckpointStore(tmp_path / "ck", keep=1), 1)
     (tmp_path / "link").symlink_to("ck")

@@ -145,7 +145,8 @@ class Keeper:
         self._contributions = [one.contributions for one in self.before]
         self._steps = [one.steps for one in self.before]
         self.taken = Taken(manifest.steps, manifest.samples)
-        self._kept = manifest.version
+        if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
+            self._kept = manifest.version
         return Sequencer.restore(
             self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s
         )
