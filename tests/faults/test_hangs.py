@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ import torch
 import plesio as ps
 import plesio.worker
 from plesio.engine.forkserver import PRELOAD, ForkServer
-from plesio.engine.job import Live
+from plesio.engine.job import Job, Live
 from plesio.engine.messages import Progress, Stop, Trouble
+from plesio.engine.processes import Processes
 from plesio.engine.server import Server
 from plesio.fabric.channel import Channel, channel_pair, readable
 from plesio.fabric.notes import Contribution
@@ -73,6 +75,18 @@ def test_the_fork_servers_death_is_one_clear_error(name: str) -> None:
     assert gone_within(descendants(), 1.0)
     assert ps.run(SHORT, name, workers=2, timeout_s=30).steps == 40
     assert alive(ForkServer.shared().pid)
+
+
+def test_so_is_its_death_before_training_begins() -> None:
+    start = Processes.start
+
+    def bereft(self: Processes, job: Job) -> None:
+        os.kill(ForkServer.shared().pid, signal.SIGKILL)
+        start(self, job)
+
+    with patch.object(Processes, "start", bereft), pytest.raises(ps.ServerLostError, match=r"server \(.*exit code -9"):
+        ps.run(SHORT, "async_sgd", workers=2, timeout_s=30)
+    assert ps.run(SHORT, "async_sgd", workers=2, timeout_s=30).steps == 40
 
 
 def test_a_frozen_fork_server_does_not_hold_up_the_end_of_a_run() -> None:

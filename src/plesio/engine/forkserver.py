@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from plesio.engine.forker import Drop, Exited, Load, Loaded, Spawn, Spawned, written_at
-from plesio.errors import ConfigurationError, PlesioError
+from plesio.errors import ConfigurationError, ServerLostError
 from plesio.fabric.channel import Channel, ChannelClosedError, channel_pair, readable
 from plesio.torch_settings import TorchSettings
 
@@ -35,7 +35,7 @@ class ForkServer:
     """One serves all the runs of a program; `shared()` gives it.
 
     Raises:
-        PlesioError: it did not start.
+        ServerLostError: it did not start.
     """
 
     _shared: ForkServer | None = None
@@ -128,7 +128,7 @@ class ForkServer:
         """The processes that have ended since last asked: pid and exit code.
 
         Raises:
-            PlesioError: the fork server has ended.
+            ServerLostError: the fork server has ended.
         """
         with self._in_step():
             while readable(self._channel.fileno(), 0.0):
@@ -173,10 +173,10 @@ class ForkServer:
         except ChannelClosedError as error:
             raise self._gone() from error
 
-    def _gone(self) -> PlesioError:
+    def _gone(self) -> ServerLostError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # its line closes a moment before it is gone
-        return PlesioError(
+        return ServerLostError(
             f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
             f"{self._process.returncode}); its own messages, if it left any, are above"
         )
