@@ -52,6 +52,7 @@ from plesio.fabric.notes import Beginning, Contribution, GoOn
 from plesio.greenlets import GreenletWorker
 from plesio.inline import InlineServer
 from plesio.journal import (
+    NO_END,
     Ended,
     Evicted,
     Folded,
@@ -78,7 +79,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         versions: how many versions came out bit for bit as they were.
         differs: what was different first, in words; empty if nothing was.
-        missing: what the journal itself lacks, in words; empty if it is whole.
+        missing: what the journal itself lacks, in words; empty if it is whole (or, with `until`, has no end).
         state_dict: the weights it ended with, under their PyTorch names.
     """
 
@@ -210,10 +211,14 @@ class _Replay:
         finally:
             for seat in self._seats:
                 seat.empty()
-        missing = self._journal.missing
-        lost = "" if missing is None else f"the journal lacks {missing}"
         weights = self._server.state_dict if self._server.begun else {}
-        return Replayed(versions=self._same, differs=differs, missing=lost, state_dict=weights)
+        return Replayed(versions=self._same, differs=differs, missing=self._missing(), state_dict=weights)
+
+    def _missing(self) -> str:
+        missing = self._journal.missing
+        if missing is not None:
+            return f"the journal lacks {missing}"
+        return "" if self._journal.complete or self._until is not None else NO_END
 
     def _take(self, record: Record) -> None:
         if isinstance(record, Received):

@@ -214,6 +214,21 @@ def test_a_damaged_journal_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None
     assert "contributions" in part.missing
 
 
+def test_a_journal_without_an_end_is_said_to_have_none(tmp_path: Path) -> None:
+    """As a killed server leaves it. Every version that it holds is the same."""
+    run = trained(ps.async_sgd(), tmp_path)
+    assert run.folder is not None
+    file = run.folder / FILE_NAME
+    *_, end, _ = (position for position, _ in read_journal(file).placed())
+    file.write_bytes(file.read_bytes()[:end])
+    words = "the journal has no end: its run was killed, or is still going"
+    assert str(ps.replay(file, chancy)) == f"bit-identical: {run.version} versions\n{words}"
+    assert str(ps.replay(file, chancy, until=7)) == "bit-identical: 7 versions"
+    script = tmp_path / "script.py"
+    script.write_text("from support.replayed import chancy as train\n")
+    assert main(["replay", str(file), "--script", str(script)]) == 0
+
+
 def test_a_changed_order_is_another_run(tmp_path: Path) -> None:
     """What makes a replay the same is the order of events: with two pushes exchanged the weights differ."""
     from plesio.journal import JournalWriter

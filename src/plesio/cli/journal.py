@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from plesio.errors import ConfigurationError
-from plesio.journal.reader import Journal, read_journal
+from plesio.journal.reader import NO_END, Journal, read_journal
 from plesio.journal.story import Row, story
 
 AROUND = 10
@@ -134,4 +134,4 @@ def verdict(found: Journal) -> list[str]:
     if missing is not None:
         least = f", with at least {missing.contributions:,} contributions" if missing.contributions else ""
         return [f"from byte {missing.position:,} on, {missing.bytes:,} bytes cannot be read{least}"]
-    return [] if found.complete else ["the journal has no end: its run was killed, or is still going"]
+    return [] if found.complete else [NO_END]

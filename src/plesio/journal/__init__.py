@@ -1,6 +1,6 @@
 """The journal: the ordered record of a run's decisions, enough to replay it bit for bit."""
 
-from plesio.journal.reader import Journal, Missing, read_journal
+from plesio.journal.reader import NO_END, Journal, Missing, read_journal
 from plesio.journal.records import (
     FILE_NAME,
     FORMAT,
@@ -21,6 +21,7 @@ from plesio.journal.writer import JournalWriter
 __all__ = [
     "FILE_NAME",
     "FORMAT",
+    "NO_END",
     "Ended",
     "Evicted",
     "Folded",

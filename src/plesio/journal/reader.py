@@ -34,6 +34,8 @@ from plesio.journal.records import (
     frame_header,
 )
 
+NO_END = "the journal has no end: its run was killed, or is still going"
+
 
 class Missing(msgspec.Struct, frozen=True):
     """The journal cannot be read from byte `position` on: `bytes` of it.
