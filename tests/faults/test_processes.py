@@ -21,7 +21,7 @@ from plesio.checkpoint import latest
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Live
 from plesio.strategy import Strategy
-from support import loops
+from support import loops, replicas
 from support.processes import alive, descendants, gone_within, open_descriptors
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
@@ -422,6 +422,18 @@ def test_another_hands_over_the_weights_when_the_first_died_at_it(name: str) -> 
     assert run.version > 0
     for name, value in loops.mlp().state_dict().items():
         assert run.state_dict[name].equal(value), name
+
+
+@pytest.mark.parametrize("evaluate", [None, lambda model: {"a": 1.0}], ids=["", "evaluated"])
+def test_weights_that_were_left_whole_stay_whole(evaluate: Callable[..., Any] | None) -> None:
+    """Whoever goes on under all-reduce and is killed while it leaves its own, leaves those alone."""
+    run = ps.run(replicas.dies_handing_over, ps.allreduce(), workers=2, evaluate=evaluate, timeout_s=30)
+    assert [one.left for one in run.workers] == ["died", "finished"]
+    assert {float(number) for value in run.state_dict.values() for number in value.flatten()} == {-5.0}
+    assert (
+        "the workers that held version 12 ended before they could hand it over: the weights are those of version 5"
+        in [one.what for one in run.incidents]
+    )
 
 
 def test_the_state_handed_over_is_whole_when_the_first_died_at_it() -> None:

@@ -210,9 +210,10 @@ def test_shared_memory_is_what_the_formula_says() -> None:
     described, _ = describe(model, loops.momentum(model))
     whole = Layout(described.specs).nbytes
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=3)
-    for strategy, copies in ((ps.sync_sgd(), 3 + 2 + 3 + 1), (ps.async_sgd(), 3 + 2 + 3 + (3 + 1)), (ps.hogwild(), 1)):
+    via_server = ((ps.sync_sgd(), 3 + 2 + 3 + 1), (ps.async_sgd(), 3 + 2 + 3 + (3 + 1)))
+    for strategy, copies in (*via_server, (ps.hogwild(), 1), (ps.allreduce(), 2)):
         run = ps.run(train, strategy, workers=3)
-        slots_at_least = PAGE if strategy.name == "hogwild" else 0
+        slots_at_least = PAGE if strategy.name in ("hogwild", "allreduce") else 0
         assert run.shared_bytes == copies * whole + PAGE + slots_at_least, strategy.name
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from plesio.tensors.arena import Arena
 from support import loops
 
 
@@ -182,6 +183,26 @@ def misused(worker: Any, how: str) -> None:
         if how == "unequal" and worker.rank == 1:
             cross_entropy(model(inputs), labels).backward()
         optimizer.step()
+
+
+def dies_handing_over(worker: Any, early: int = 5, late: int = 12) -> None:
+    """Each step takes 1 from all that is learned. Worker 1 returns early; worker 0 goes on alone, and is killed in the middle
+    of handing over what it has."""
+    model = loops.mlp()
+    torch.nn.utils.vector_to_parameters(torch.zeros(sum(one.numel() for one in model.parameters())), model.parameters())
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), None)
+    while worker.version < (late if worker.rank == 0 else early):
+        optimizer.zero_grad()
+        unused = 0 * model(torch.ones(1, loops.FEATURES)).sum()
+        (unused + torch.nn.utils.parameters_to_vector(model.parameters()).sum()).backward()
+        optimizer.step()
+    if worker.rank == 0:
+        Arena.copy_from = _torn  # type: ignore[method-assign]
+
+
+def _torn(mine: Arena, other: Arena, *_: Any) -> None:
+    mine.views[0].copy_(other.views[0])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def without_a_loader(worker: Any, folder: str, slow_s: float = 0.0) -> None:

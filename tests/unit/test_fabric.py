@@ -29,6 +29,7 @@ from plesio.tensors.arena import PAGE
 
 VALUES = {
     int: st.integers(0, 2**64 - 1),
+    int | None: st.none() | st.integers(0, 2**64 - 1),
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     bytes: st.binary(max_size=300),

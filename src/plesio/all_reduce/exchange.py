@@ -28,7 +28,17 @@ from plesio.exchange import REPORT_S, Pacer, Standing, Used, WithoutServer
 from plesio.fabric.board import Board
 from plesio.fabric.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.fabric.doorbell import Doorbell
-from plesio.fabric.notes import Beginning, CheckIn, DroppedStep, Farewell, MirrorFilled, RollCalled, WorkDone
+from plesio.fabric.notes import (
+    Beginning,
+    CheckedOut,
+    CheckIn,
+    CheckOut,
+    DroppedStep,
+    Farewell,
+    MirrorFilled,
+    RollCalled,
+    WorkDone,
+)
 from plesio.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.replica import ParameterReplica
@@ -49,7 +59,7 @@ class AllReduceExchange(WithoutServer):
         standing: what the worker knows of its place.
         optimizer: the user's; it steps here.
         replica: the model's tensors in one arena.
-        ring: the run's buffers: the evaluator's mirror first, the final weights last.
+        ring: the run's buffers: the evaluator's mirror first, two for the final weights last.
         model: the user's.
         regrouped: waits for the server to name the next group.
         timeout_s: how long to wait for anybody.
@@ -371,14 +381,16 @@ class AllReduceExchange(WithoutServer):
             self._doorbell.send(MirrorFilled(wanted))
 
     def end(self) -> None:
-        """The training function returned. Whoever is last leaves the final weights; nobody knows who that is, and those
-        that end at once write the same bits."""
+        """The training function returned. Whoever is last leaves the final weights; nobody knows who that is."""
         saved = self._replica.saved_buffers() if self._standing.warns_at_the_end() else {}
         written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
         if unsent := self._replica.differing(written, self._replica.arena.views):
             warn_unsent(unsent)
-        self._ring[-1].copy_from(self._replica.arena)
         self.report()
-        self._doorbell.send(Farewell(self._version))
+        self._doorbell.send(CheckOut(self._version))
+        buffer = self._doorbell.answer(CheckedOut, self._timeout_s, self._round, self._version).buffer
+        if buffer is not None:
+            self._ring[buffer].copy_from(self._replica.arena)
+        self._doorbell.send(Farewell())
         self._group.close()

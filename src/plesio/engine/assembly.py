@@ -5,7 +5,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | block | bytes |
 | --- | --- |
 | ring of versions | (N + 2) W, one more with an evaluator, N - m more under `first_of`; 1 W where everybody folds in place |
-| mirrors | where everybody folds in itself: 1 W for the final weights, one more with an evaluator |
+| mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
 | slots | N W |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 """
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import cloudpickle
 import msgspec
 
+from plesio.engine.last_weights import LastWeights
 from plesio.engine.messages import Hello, Snapshot, Welcome
 from plesio.fabric.board import Board
 from plesio.fabric.memory import CopyOnWriteView, SharedBlock, check_room, human
@@ -59,7 +60,8 @@ class Assembly:
         if self._spec is not None:
             check_carried(self._spec, self.layout)
         read = most_read(strategy, workers) + evaluates
-        buffers = max(read + 2, 1 + carried) if self._via_server else 1 + (self.mirrored and evaluates)
+        own = 2 + evaluates if self.mirrored else 1
+        buffers = max(read + 2, 1 + carried) if self._via_server else own
         slots = workers if self._via_server else 0
         kept = state_copies(strategy, self._spec, self.layout, workers) if self._via_server else 0
         what = (
@@ -73,6 +75,7 @@ class Assembly:
         self.board = Board(SharedBlock.create(PAGE, what), workers)
         self.ring = arenas(self._ring, self.layout, buffers)
         self.slots = arenas(self._slots, self.layout, slots)
+        self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring)
         self._folder: Folder | None = None
         self._shown = False
@@ -169,7 +172,10 @@ class Assembly:
 
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
-        return self.folder.snapshot(reader) if self._via_server else len(self.ring) - 1
+        whole = self.last_weights.whole
+        if self._via_server:
+            return self.folder.snapshot(reader)
+        return whole.buffer if whole is not None else len(self.ring) - 1
 
 
 def most_read(strategy: Strategy, workers: int) -> int:

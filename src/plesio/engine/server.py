@@ -34,8 +34,18 @@ from plesio.engine.opening import Opening
 from plesio.engine.rendezvous import Rendezvous
 from plesio.engine.snapshots import Snapshots
 from plesio.fabric.channel import Channel, ChannelClosedError, readable
-from plesio.fabric.doorbell import Lookout
-from plesio.fabric.notes import CheckIn, Contribution, DroppedStep, Farewell, MirrorFilled, Note, WorkDone
+from plesio.fabric.doorbell import Lookout, write_answer
+from plesio.fabric.notes import (
+    CheckedOut,
+    CheckIn,
+    CheckOut,
+    Contribution,
+    DroppedStep,
+    Farewell,
+    MirrorFilled,
+    Note,
+    WorkDone,
+)
 from plesio.journal import JournalWriter
 from plesio.strategy import Strategy
 
@@ -73,7 +83,6 @@ class Server:
         self._deciding = Deciding(config, strategy, lines, writer, self._built, self._tell_engine, self._lost)
         self._snapshots = Snapshots(evaluator, self._deciding.standing)
         self._rendezvous: Rendezvous | None = None
-        self._handed_over = 0  # where workers fold among themselves: the version the last to finish left
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._hear: dict[type[Note], Callable[[Line, Any], None]] = {
@@ -82,6 +91,7 @@ class Server:
             WorkDone: self._deciding.reported,
             CheckIn: self._checked_in,
             MirrorFilled: self._mirror_filled,
+            CheckOut: self._checked_out,
             Farewell: self._farewell,
         }
         self._next_tick_s = 0.0
@@ -181,8 +191,12 @@ class Server:
 
     def _farewell(self, line: Line, farewell: Farewell) -> None:
         line.finished = True
-        self._handed_over = max(self._handed_over, farewell.version)
+        if self._rendezvous is not None:
+            self._built().last_weights.handed_over(line.worker)
         self._part(line.worker, died=False)
+
+    def _checked_out(self, line: Line, check_out: CheckOut) -> None:
+        write_answer(line.answer, CheckedOut(self._built().last_weights.place(line.worker, check_out.version)))
 
     def _checked_in(self, line: Line, check_in: CheckIn) -> None:
         assert self._rendezvous is not None, "workers are told to begin before they check in"
@@ -204,6 +218,8 @@ class Server:
     def _part(self, worker: int, died: bool) -> None:
         """Where workers fold among themselves, the others are to do so without this one."""
         if self._rendezvous is not None:
+            if died:
+                self._built().last_weights.died(worker)
             self._rendezvous.leave(worker, died, time.monotonic())
 
     # Beginning
@@ -247,12 +263,14 @@ class Server:
     def _lost_weights(self, built: Assembly | None) -> str:
         """Where workers fold among themselves, the weights end with the last of them."""
         version = self._deciding.version
-        if built is None or not built.mirrored or self._handed_over >= version:
+        whole = built.last_weights.whole if built is not None else None
+        handed_over = whole.version if whole is not None else 0
+        if built is None or not built.mirrored or handed_over >= version:
             return ""
         died = f"the workers that held version {version} ended before they could hand it over"
-        if not self._handed_over:
+        if not handed_over:
             return f"{died}, and with them the weights; steps longer than the time to stop have the same effect"
-        self._deciding.trouble(None, f"{died}: the weights are those of version {self._handed_over}")
+        self._deciding.trouble(None, f"{died}: the weights are those of version {handed_over}")
         return ""
 
     def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:

@@ -8,7 +8,8 @@
 | WorkDone      | now and then, of what was folded without asking (shared memory, all-reduce)   | nothing      |
 | CheckIn       | before each all-reduce, and when its group broke                              | RollCalled   |
 | MirrorFilled  | its parameters are in the mirror, as the board asked                          | nothing      |
-| Farewell      | the training function returned                                                | nothing      |
+| CheckOut      | the training function returned, where workers fold among themselves           | CheckedOut   |
+| Farewell      | the training function returned, and nothing else is left to do                | nothing      |
 """
 
 from __future__ import annotations
@@ -95,13 +96,17 @@ class MirrorFilled(Message):
     number: int
 
 
+class CheckOut(Message):
+    """No step follows: where are the weights to go, which are of `version`?"""
+
+    version: int
+
+
 class Farewell(Message):
-    """The end of the file after this is no death. `version`: of the weights it left, where workers fold among themselves."""
-
-    version: int = 0
+    """The end of the file after this is no death, and what the worker was to hand over is there whole."""
 
 
-Note = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Farewell
+Note = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
 
 
 class Beginning(Message):
@@ -136,5 +141,11 @@ class RollCalled(Message):
     stop: bool
 
 
-Answer = Beginning | GoOn | RollCalled
+class CheckedOut(Message):
+    """The weights are to go into buffer `buffer`; None: nowhere."""
+
+    buffer: int | None
+
+
+Answer = Beginning | GoOn | RollCalled | CheckedOut
 A = TypeVar("A", bound=Answer)
