@@ -13,11 +13,11 @@ version needs to be kept no longer than it takes to answer.
 | Contribution, DroppedStep  | GoOn                                                   |
 | None: the function returned | nothing                                               |
 
-Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address space.
-The first two are put back when a greenlet goes on; globals of the user's script are really shared. Nobody reads versions
-where they lie: what a loop writes into its parameters (clipped weights, weights swapped for their average) would reach
-everybody, where each process sees only its own. So every worker copies: a model of memory more for each of them, and little
-time beside a step.
+Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address
+space. The first two are put back when a greenlet goes on; globals of the user's script are really shared, though the
+object whose method trains is not (`plesio.own_copies`). Nobody reads versions where they lie: what a loop writes into
+its parameters (clipped weights, weights swapped for their average) would reach everybody, where each process sees only
+its own. So every worker copies: a model of memory more for each of them, and little time beside a step.
 """
 
 from __future__ import annotations
@@ -110,6 +110,11 @@ class GreenletWorker:
         self._greenlet = greenlet(self._run)
 
     @property
+    def model(self) -> nn.Module | None:
+        """What the training function gave to prepare, once it did."""
+        return self._station.model
+
+    @property
     def standing(self) -> Standing:
         """Where the worker stands in the run."""
         return self._station.standing
@@ -157,6 +162,7 @@ class _Station:
         self.seed = seed
         self.server_pid = 0
         self.standing = Standing(rank, seed)
+        self.model: nn.Module | None = None
         self._strategy = strategy
         self._watcher = watcher
         self._every = every
@@ -181,6 +187,7 @@ class _Station:
     def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
         hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
+        self.model = model
         place = wait(hello)
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
         replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)

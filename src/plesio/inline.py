@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import msgspec
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from plesio.core.events import Fold
 from plesio.engine.assembly import Assembly
 from plesio.engine.messages import Hello
+from plesio.errors import ConfigurationError
 from plesio.fabric.memory import check_room
 from plesio.greenlets import GreenletWorker, Place
 from plesio.strategy import Strategy
@@ -21,7 +24,7 @@ class InlineServer:
 
     Raises:
         ModelMismatchError: from `seat`, for a worker that does not hold the first one's model.
-        ConfigurationError: the same, for another optimizer.
+        ConfigurationError: the same, for another optimizer, or a model that another worker holds.
         SharedMemoryError: the same, for the first one: there is too little memory.
     """
 
@@ -31,6 +34,7 @@ class InlineServer:
         self._first: Hello | None = None
         self._assembly: Assembly | None = None
         self._judged: tuple[Arena, nn.Module] | None = None
+        self._held: WeakSet[nn.Module] = WeakSet()
 
     @property
     def begun(self) -> bool:
@@ -59,6 +63,7 @@ class InlineServer:
         hello = worker.resume()
         if not isinstance(hello, Hello):
             return False
+        self._check_own(worker)
         first = self._first is None
         if self._first is None:
             self._first = hello
@@ -71,6 +76,19 @@ class InlineServer:
         if first:
             built.build_folder()
         return True
+
+    def _check_own(self, worker: GreenletWorker) -> None:
+        """Two workers over one model would each move it into memory of their own."""
+        assert worker.model is not None, "it introduced itself"
+        for module in worker.model.modules():
+            if module in self._held:
+                raise ConfigurationError(
+                    f"worker {worker.rank} gave prepare a {type(module).__name__} that a worker of this run holds already: "
+                    "simulated and replayed workers are all in this process and share the script's globals; make the model "
+                    "and the optimizer in the training function"
+                )
+            if module._parameters or module._buffers:
+                self._held.add(module)
 
     def _check_room(self, built: Assembly) -> None:
         """Workers in processes may read a version where it lies; here each has a copy beside what the assembly counts."""

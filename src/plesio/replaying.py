@@ -65,6 +65,7 @@ from plesio.journal import (
     read_journal,
 )
 from plesio.older_journals import sequencers
+from plesio.own_copies import OwnCopies
 from plesio.recorded_worker import RecordedWorker
 from plesio.rules import Every, Gradient, Server
 from plesio.strategy import Strategy
@@ -108,6 +109,8 @@ class _DifferentError(Exception):
 
 def replay(run: str | Path, train: Callable[..., object], *, until: int | None = None, force: bool = False) -> Replayed:
     """Do a run again from its journal.
+
+    All workers are in this process, and share what those of `ps.Simulated` share: globals, and what nested functions refer to.
 
     Args:
         run: a run folder, or a journal.
@@ -184,7 +187,7 @@ class _Replay:
         head = journal.head
         self._journal = journal
         self._strategy = strategy
-        self._train = train
+        self._train = OwnCopies(train, head.workers)
         self._until = until
         self._server = InlineServer(strategy, head.workers)
         self._kinds = deque(sequencers(journal))
@@ -297,7 +300,7 @@ class _Replay:
         seat.empty()
         seat.incarnation = event.incarnation
         every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
-        seat.worker = GreenletWorker(self._train, self._strategy, event.worker, head.workers, head.seed, seat, every)
+        seat.worker = GreenletWorker(self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every)
         if not self._server.seat(seat.worker):
             raise self._otherwise(seat, event)
 

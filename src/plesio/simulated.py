@@ -37,6 +37,7 @@ from plesio.inline import InlineServer
 from plesio.journal import JournalWriter
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
+from plesio.own_copies import OwnCopies
 from plesio.rules import Server
 from plesio.seeding import RandomState
 from plesio.wall_clock import no_wall_clock
@@ -50,6 +51,12 @@ class Simulated:
 
     All of them are in this process: for N workers and W bytes of weights it takes up to about 4 N W of memory (1000 workers
     of a 4 MB model: 15 GB), a quarter of it for copies that processes would not need.
+
+    Workers that are processes share nothing. Of these, each has its own copy of what the training function carries along
+    (the object whose method it is, as in `ps.run(Trainer().train)`, or the arguments of a `functools.partial`); but all share
+    the globals of your modules, attributes of classes, and what a nested function refers to, also with whoever called
+    `ps.run`. So make the model and the optimizer in the training function, and change no data in place that it only refers
+    to: `X.div_(255)` there would be done once for each worker.
 
     Args:
         cluster: a `ps.Cluster`, or the name of a preset, which is made for as many workers as the run has.
@@ -136,6 +143,7 @@ class SimulatedEngine:
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
+        self._train = OwnCopies(job.train, job.workers)
         self.server = InlineServer(self._strategy, job.workers)
         writer = JournalWriter(job.journal, head_of(job, THREADS)) if job.journal is not None else None
         participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
@@ -183,7 +191,7 @@ class SimulatedEngine:
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
         """A worker at the beginning of its training function, brought to where training begins."""
         worker = GreenletWorker(
-            self.job.train, self._strategy, rank, self.job.workers, self.job.seed, watcher,
+            self._train(), self._strategy, rank, self.job.workers, self.job.seed, watcher,
             shows=self.job.evaluate is not None,
         )  # fmt: skip
         if self.server.seat(worker):

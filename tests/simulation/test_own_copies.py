@@ -1,0 +1,126 @@
+"""What workers of one process have for themselves, as workers that are processes have."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from plesio.own_copies import LARGE, OwnCopies
+
+INPUTS = torch.arange(256.0).view(64, 4) / 256
+TARGETS = INPUTS.sum(1, keepdim=True)
+
+
+class Trainer:
+    """Keeps what it works with in itself, and brings its data into shape in place, as trainers do."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = INPUTS * 255, TARGETS.clone()
+
+    def train(self, worker: Any) -> None:
+        self.inputs /= 255
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loader: Any = DataLoader(TensorDataset(self.inputs, self.targets), 8)
+        self.model, self.optimizer, self.loader = worker.prepare(self.model, self.optimizer, self.loader)
+        for self.epoch in range(3):
+            for inputs, targets in self.loader:
+                self.step(inputs, targets)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        (self.model(inputs) - targets).square().mean().backward()
+        self.optimizer.step()
+
+
+def with_trainer(trainer: Trainer, worker: Any) -> None:
+    trainer.train(worker)
+
+
+@pytest.mark.parametrize("how", ["a method", "an argument"])
+def test_a_trainer_is_each_workers_own_as_in_processes(how: str, tmp_path: Path) -> None:
+    trainer = Trainer()
+    train = trainer.train if how == "a method" else functools.partial(with_trainer, trainer)
+    real = ps.run(train, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
+    virtual = ps.run(train, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
+    assert real.folder is not None
+    assert virtual.folder is not None
+    assert torch.equal(real.state_dict["weight"], virtual.state_dict["weight"])
+    assert ps.replay(real.folder, train).identical
+    assert ps.replay(virtual.folder, train).identical
+    assert vars(trainer).keys() == {"inputs", "targets"}, "the caller's own is left alone"
+    assert torch.equal(trainer.inputs, INPUTS * 255)
+
+
+MODEL = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def with_a_global(worker: Any) -> None:
+    model = nn.Sequential(MODEL[0], nn.Linear(4, 1))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(INPUTS).sum().backward()
+    optimizer.step()
+
+
+def test_a_model_that_two_workers_hold_is_refused_with_where_to_make_it(tmp_path: Path) -> None:
+    told = "worker 1 gave prepare a Linear that a worker of this run holds already.*make the model.*in the training function"
+    with pytest.raises(ps.ConfigurationError, match=told):
+        ps.run(with_a_global, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
+    run = ps.run(with_a_global, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
+    assert run.folder is not None
+    with pytest.raises(ps.ConfigurationError, match=told):
+        ps.replay(run.folder, with_a_global)
+
+
+class Carrying:
+    """A training function with data of its own."""
+
+    def __init__(self, **carried: Any) -> None:
+        self.__dict__.update(carried)
+
+    def __call__(self, worker: Any) -> None: ...
+
+
+def test_large_data_lies_in_memory_once_and_what_is_written_is_the_writers() -> None:
+    numbers = torch.arange(float(LARGE))
+    train = Carrying(
+        whole=numbers, part=numbers[10:20], array=np.arange(LARGE), small=torch.zeros(3), bits=torch.ones(LARGE).bool()
+    )
+    copies = OwnCopies(train, workers=2)
+    assert len(copies._packed) < LARGE
+    first: Any = copies()
+    second: Any = copies()
+    for name, value in vars(train).items():
+        assert (getattr(second, name) == value).all(), name
+        assert getattr(second, name).dtype == value.dtype, name
+    for name, value in vars(train).items():
+        getattr(first, name)[:] = 0
+        assert (getattr(second, name) == value).all(), name
+    first.whole[10] = 7
+    assert first.part[0] == 7, "a view is one of the same numbers"
+    assert numbers[10] == 10
+    del copies
+    assert second.array[-1] == LARGE - 1
+
+
+def test_what_cannot_be_copied_is_an_error_as_in_processes() -> None:
+    for engine in ("local", ps.Simulated("uniform")):
+        with pytest.raises(ps.ConfigurationError, match=r"the training function cannot be .*pickle.*lock"):
+            ps.run(Carrying(lock=threading.Lock()), ps.sync_sgd(), workers=2, engine=engine)
+
+
+def test_many_copies_that_do_not_fit_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plesio.fabric.memory.room", lambda: {"the host's memory": 1 << 20})
+    train = Carrying(words=[str(number) for number in range(2000)])
+    OwnCopies(train, workers=2)
+    with pytest.raises(ps.SharedMemoryError, match="a copy for each of the 256 workers of what the training function"):
+        OwnCopies(train, workers=256)
