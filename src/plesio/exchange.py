@@ -23,7 +23,7 @@ from plesio.seeding import seed_step
 from plesio.strategy import Strategy
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.replica import Replica
-from plesio.warn import warn_kept_back, warn_not_finite, warn_unsent
+from plesio.warn import warn_kept_back, warn_not_finite, warn_overwritten, warn_unsent
 
 REPORT_S = 0.05
 """How often a worker that asks nobody tells what it did."""
@@ -342,6 +342,8 @@ class ServerExchange:
             self._push()
         if self._standing.warns_at_the_end() and (unsent := self._replica.unsent()):
             warn_unsent(unsent)  # before the farewell: from then on that version may be overwritten
+        if self._standing.warns_at_the_end() and (overwritten := self._replica.overwritten()):
+            warn_overwritten(overwritten)
         self._doorbell.send(Farewell())
         if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
             warn_kept_back(rewritten)

@@ -258,8 +258,8 @@ class Worker:
               the largest value: a counter that counts down or wraps round does so with one worker, and with several only
               where all of them do it in the same round.
             - A warning says so when weights were written between prepare and the first step, when trainable parameters
-              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters, or into buffers
-              after its last exchange (which is in no result).
+              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters, or into buffers or
+              weights after its last exchange (which is in no result: restore the best weights after ps.run).
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared

@@ -559,3 +559,33 @@ def test_what_goes_with_the_last_local_steps_is_exchanged() -> None:
         warnings.simplefilter("error")
         run = ps.run(partial(tuning_last, steps=6), LOCAL, workers=2, engine=SIMULATED)
     assert float(run.state_dict["temperature"]) == 2.5
+
+
+def restoring(worker: ps.Worker, write: bool = True) -> None:
+    """What early stopping does in the end: load the best weights, here the first ones."""
+    inputs, labels = loops.data()
+    own = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(0), loops.mlp())
+    layer = own[2]
+    model, optimizer, _ = worker.prepare(own, loops.sgd(own), None)
+    best = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(8):
+        optimizer.zero_grad()
+        cross_entropy(layer(inputs), labels).backward()
+        optimizer.step()
+    own[0](torch.tensor([1, 2]))  # writes into its weights: that is no loss
+    if write:
+        model.load_state_dict(best)
+
+
+@pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
+def test_weights_that_are_restored_after_the_last_exchange_are_told(strategy: ps.Strategy) -> None:
+    with pytest.warns(RuntimeWarning, match=r"wrote into parameters after its last exchange: 2\.0\.weight.*state_dict"):
+        ps.run(restoring, strategy, workers=2, engine=SIMULATED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.run(partial(restoring, write=False), strategy, workers=2, engine=SIMULATED)
+
+
+def test_and_so_they_are_by_a_process(tmp_path: Path) -> None:
+    _, words = told(restoring, ps.sync_sgd(), tmp_path)
+    assert words.count("told") == words.count("worker 0 is told: worker 0 wrote into parameters after its last") == 1

@@ -54,6 +54,8 @@ class Replica(Protocol):
 
     def unsent(self) -> list[str]: ...
 
+    def overwritten(self) -> list[str]: ...
+
 
 class _Bound:
     """A model's tensors over an arena of this process."""
@@ -80,6 +82,8 @@ class _Bound:
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, int]] = []
         self._inventory: Inventory | None = None
         self._adopted = 0  # the buffer of the ring that was
+        self._steady: list[tuple[str, torch.Tensor]] = []
+        self._counters: list[int] = []
 
     def follow(self, model: nn.Module) -> None:
         """Look for this model's tensors where its modules keep them: they are to be the same at each step, but for buffers,
@@ -90,6 +94,9 @@ class _Bound:
             for name, buffer in module._buffers.items():
                 if id(buffer) in places:
                     self._homes.append((module._buffers, name, places[id(buffer)]))
+        limited = {id(one) for module in self_limiting(model) for one in module.parameters(recurse=False)}
+        trained = [(self.layout.specs[index].name, self.tensors[index]) for index in self._trained]
+        self._steady = [(name, one) for name, one in trained if id(one) not in limited]
 
     def bring_back(self) -> None:
         """Take what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself.
@@ -164,6 +171,16 @@ class _Bound:
         """The buffers that were written into since the last version was adopted: nobody will get that."""
         return self.differing(self.saved_buffers(), self._ring[self._adopted].views)
 
+    def overwritten(self) -> list[str]:
+        """The parameters that were written into since the last version was adopted, otherwise than by `.data`."""
+        now = zip(self._steady, self._counters, strict=True)
+        return [name for (name, tensor), counter in now if tensor._version != counter]
+
+    def _took(self, buffer: int) -> None:
+        """A version was adopted."""
+        self._adopted = buffer
+        self._counters = [tensor._version for _, tensor in self._steady]
+
     def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
         tensor, spec = self.tensors[index] if now is None else now, self.layout.specs[index]
         if tensor.shape != spec.shape or tensor.dtype != spec.torch_dtype:
@@ -237,7 +254,7 @@ class GradientReplica(_Bound):
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
         self.bring_back()
-        self._adopted = buffer
+        self._took(buffer)
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = self._follows  # what nobody moves is there by now
         if not self._in_place:
@@ -269,7 +286,7 @@ class ParameterReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        self._adopted = buffer
+        self._took(buffer)
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
         self.missing = 0
