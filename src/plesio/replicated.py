@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from plesio.errors import ConfigurationError
+
 IDLE = 1
 """Parameters of `ReplicatedModel` that are not the model's and never take part in a loss."""
 _IDLE_ONLY = object()
@@ -35,6 +37,9 @@ class ReplicatedModel(nn.Module):
         hook: DistributedDataParallel's communication hook.
         check: called before each forward pass: what the reducer does with a tensor that was swapped is hard to read.
         expect: called after each forward pass whose backward pass will be reduced.
+
+    Raises:
+        ConfigurationError: a traced or scripted model.
     """
 
     def __init__(
@@ -46,6 +51,11 @@ class ReplicatedModel(nn.Module):
         check: Callable[[], None] = lambda: None,
         expect: Callable[[], None] = lambda: None,
     ) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ConfigurationError(
+                "a model that torch.jit traced or scripted cannot be wrapped, as all-reduce does it: give prepare the module "
+                "that it was made from, or take a strategy with a server, such as sync_sgd"
+            )
         super().__init__()
         object.__setattr__(self, "__class__", _kind(type(model)))
         shell = _Shell(model)

@@ -32,6 +32,14 @@ ALL_TAKEN = (
     "and next() of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look "
     "at the data in the loader given to prepare"
 )
+TWICE = "mark a variable ready only once"
+"""What torch's DistributedDataParallel raises where it took a parameter for done that was not."""
+ONE_FORWARD = (
+    "Under all-reduce, return tensors, or tuples, lists or dicts of them, from forward (no object of another class), use all "
+    "parameters that the loss needs inside one forward pass of the prepared model (not a model.scale read outside of it), and "
+    "call backward() before the next one (for two towers: one forward pass that computes both); or take a strategy that leaves "
+    "this free, such as sync_sgd"
+)
 
 
 class Worker:
@@ -322,6 +330,10 @@ def call(train: Callable[[Worker], object], worker: Worker) -> None:
     except StopIteration as error:
         if worker._loader is not None:  # else it is of an iterator that is none of ours
             error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
+        raise
+    except RuntimeError as error:
+        if TWICE in str(error):
+            error.args = (f"{error}\n{ONE_FORWARD}",)
         raise
     worker.end()
 

@@ -342,3 +342,48 @@ def copied(worker: ps.Worker) -> None:
 
 def test_copies_have_nothing_to_do_with_it() -> None:
     assert ps.run(copied, ps.allreduce(), workers=2, timeout_s=20).version == 1
+
+
+class Policy(nn.Module):
+    """Says what it found by an object that torch does not look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(4, 2), nn.Parameter(torch.ones(()))
+
+    def forward(self, rows: torch.Tensor, bare: bool = False) -> Any:
+        return self.head(rows) if bare else torch.distributions.Categorical(logits=self.head(rows))
+
+
+def by_an_object(model: Any) -> torch.Tensor:
+    return -model(torch.ones(8, 4)).log_prob(torch.zeros(8)).mean()
+
+
+def by_a_scale(model: Any) -> torch.Tensor:
+    return (model(torch.ones(8, 4), bare=True) * model.scale).square().mean()
+
+
+def follow_policy(worker: ps.Worker, loss: Callable[[Any], torch.Tensor]) -> None:
+    own = Policy()
+    model, optimizer, _ = worker.prepare(own, loops.sgd(own))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("loss", [by_an_object, by_a_scale])
+def test_what_torch_takes_for_done_is_explained(loss: Callable[[Any], torch.Tensor]) -> None:
+    with pytest.raises(ps.WorkerError, match=r"ready only once(.|\n)*return tensors, or tuples(.|\n)*such as sync_sgd"):
+        ps.run(partial(follow_policy, loss=loss), ps.allreduce(), workers=2, timeout_s=30)
+
+
+def tracing(worker: ps.Worker) -> None:
+    own: Any = torch.jit.trace(nn.Linear(4, 2), torch.ones(8, 4))
+    worker.prepare(own, loops.sgd(own))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_traced_model_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ps.PlesioError, match=r"torch\.jit traced or scripted cannot be wrapped.*such as sync_sgd"):
+        ps.run(tracing, ps.allreduce(), workers=1, timeout_s=30)
