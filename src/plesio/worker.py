@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.exchange import Exchange, Standing, Used
@@ -249,7 +250,8 @@ class Worker:
 
         Notes:
             - All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive.
-            - Clipping applies to this worker's own gradient, before the mean with the others'.
+            - Clipping applies to this worker's own gradient, before the mean with the others'; under all-reduce, to the mean,
+              which is what `.grad` holds after backward().
             - Where the optimizer steps at the server, `.grad` is undefined after `step()`: read gradients before it. What
               the loop, or a forward pass such as nn.Embedding(max_norm=...), writes into parameters lasts until the next
               version replaces it. A parameter without a gradient (frozen, or not used in this loss) contributes zeros:
@@ -281,9 +283,19 @@ class Worker:
                 "prepare was called before; one model is trained in a run: for several folds call ps.run once each; "
                 f"{SEVERAL}"
             )
+        if isinstance(loader, Optimizer) and not isinstance(optimizer, (Optimizer, nn.Module)):
+            raise ConfigurationError(
+                f"prepare takes model, optimizer and loader in this order, and was given {type(optimizer).__name__} for an "
+                f"optimizer and {type(loader).__name__} for a loader"
+            )
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
                 f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer; {SEVERAL}"
+            )
+        if any(isinstance(one, DataLoader) for one in more):
+            raise ConfigurationError(
+                "prepare was given a second loader; it shares out the data of one, that of the training: iterate another, such "
+                "as that of the validation, as it is"
             )
         if more:
             raise ConfigurationError(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import plesio as ps
 
@@ -326,3 +327,35 @@ def test_weights_tied_by_data_are_told_how_to_be_tied(strategy: str) -> None:
     """They were untied, and each trained on its own."""
     with pytest.raises(ps.ConfigurationError, match=r"tie them as one parameter \(1\.weight = 0\.weight, without"):
         ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)
+
+
+def misprepared(worker: ps.Worker, how: str) -> None:
+    model, loader = line(), DataLoader(torch.ones(8, 4), 4)
+    if how == "complex":
+        model.register_buffer("phases", torch.ones(3, dtype=torch.complex64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if how == "the loader before":
+        worker.prepare(model, loader, optimizer)  # type: ignore[arg-type]
+    if how == "another module's":
+        optimizer.add_param_group({"params": line().parameters()})
+    worker.prepare(model, optimizer, loader, *([loader] if how == "two loaders" else []))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            "the loader before",
+            "model, optimizer and loader in this order, and was given DataLoader for an optimizer and SGD for",
+        ),
+        ("two loaders", "a second loader.*iterate another, such as that of the validation, as it is"),
+        (
+            "another module's",
+            "parameters of the optimizer are not in the model.*or put all modules that it trains into one",
+        ),
+        ("complex", "phases: torch.complex64.* torch.view_as_real shows it, or a constant as a plain attribute"),
+    ],
+)
+def test_what_prepare_cannot_take_is_told_with_what_to_do(how: str, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(partial(misprepared, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)

@@ -52,7 +52,7 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     if groups:
         raise ConfigurationError(
             f"{len(groups)} parameters of the optimizer are not in the model given to prepare; "
-            "build the optimizer from that model's parameters()"
+            "build the optimizer from that model's parameters(), or put all modules that it trains into one"
         )
     if optimizer is not None and not any(spec.kind is Kind.TRAINED for spec in specs):
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
@@ -105,7 +105,11 @@ def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec
             f"{name} has no shape yet (a lazy module's); run one batch through the model before prepare"
         )
     if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
-        raise ConfigurationError(f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can")
+        remedy = "; keep a complex one as torch.view_as_real shows it, or a constant as a plain attribute"
+        raise ConfigurationError(
+            f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can"
+            f"{remedy if tensor.is_complex() else ''}"
+        )
     return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group)
 
 
