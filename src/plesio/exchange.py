@@ -347,3 +347,9 @@ class ServerExchange:
         self._doorbell.send(Farewell())
         if self._standing.worker == 0 and (rewritten := self._replica.rewritten()):
             warn_kept_back(rewritten)
+
+    def let_go(self) -> None:
+        """The worker is over, and its process goes on: who still holds its model or this is not to hold the run's memory."""
+        self._standing.stopped = True
+        self._replica.drop_gradients()
+        del self._replica

@@ -127,21 +127,24 @@ class GreenletWorker:
         return None if self._greenlet.dead else self._greenlet.switch(answer)
 
     def kill(self) -> None:
-        """This worker dies where it stands."""
+        """This worker dies where it stands; what it raised is told by then."""
         if self._greenlet:
             self._greenlet.throw(GreenletExit)
+        self.error = None  # it leads to frames that lead here
 
     def _run(self, _: object) -> None:
         torch.set_grad_enabled(True)  # whatever the one that ran before has left
         seed_everything(self._station.seed)
-        worker = Worker(self._station)
         try:
-            call(self._train, worker)
+            call(self._train, Worker(self._station))
         except PlesioError as error:
+            traceback.clear_frames(error.__traceback__)  # the run's memory is not to last as long as somebody keeps it
             self.error = error
         except Exception as error:
             text = f"worker {self.rank} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
             self.error = WorkerError(as_utf8(text))
+        finally:
+            self._station.let_go()
 
 
 class _Station:
@@ -168,6 +171,7 @@ class _Station:
         self._every = every
         self._shows = shows
         self._used: Used | None = None
+        self._exchange: ServerExchange | None = None
 
     def now_s(self) -> float:
         """The time of whoever runs the greenlets."""
@@ -192,7 +196,7 @@ class _Station:
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
         replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
         replica.follow(model)
-        exchange = ServerExchange(
+        self._exchange = exchange = ServerExchange(
             self._strategy,
             self.standing,
             optimizer,
@@ -206,6 +210,12 @@ class _Station:
         self._used = used
         exchange.begin()
         return exchange, model
+
+    def let_go(self) -> None:
+        """Nobody works here any more."""
+        if self._exchange is not None:
+            self._exchange.let_go()
+            self._exchange = None
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask for data."""

@@ -90,6 +90,10 @@ class InlineServer:
             if module._parameters or module._buffers:
                 self._held.add(module)
 
+    def close(self) -> None:
+        """The run is over: its memory goes now, and with it the descriptors, not when somebody looks for cycles."""
+        self._assembly = self._first = self._judged = None
+
     def _check_room(self, built: Assembly) -> None:
         """Workers in processes may read a version where it lies; here each has a copy beside what the assembly counts."""
         copies = built.layout.nbytes * self._workers

@@ -21,6 +21,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,10 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     if journal.head.torch is not None:
         msgspec.convert(journal.head.torch, TorchSettings).apply()
     try:
-        with warnings.catch_warnings(), no_wall_clock(train):
+        server = InlineServer(strategy, journal.head.workers)
+        with closing(server), warnings.catch_warnings(), no_wall_clock(train):
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
-            return _Replay(journal, strategy, train, until).run()
+            return _Replay(journal, strategy, train, until, server).run()
     finally:
         torch.set_num_threads(threads)
         settings.apply()
@@ -183,13 +185,20 @@ def _strategy(journal: Journal) -> Strategy:
 class _Replay:
     """One replay."""
 
-    def __init__(self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        strategy: Strategy,
+        train: Callable[..., object],
+        until: int | None,
+        server: InlineServer,
+    ) -> None:
         head = journal.head
         self._journal = journal
         self._strategy = strategy
         self._train = OwnCopies(train, head.workers)
         self._until = until
-        self._server = InlineServer(strategy, head.workers)
+        self._server = server
         self._kinds = deque(sequencers(journal))
         leases = DataLeases(head.workers, head.stealing)
         self._sequencer = self._kinds.popleft()(strategy, head.workers, leases, head.silence_s)

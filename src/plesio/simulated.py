@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import torch
 
@@ -169,8 +169,15 @@ class SimulatedEngine:
             NonFiniteError: a contribution was not finite and the job is to stop at that.
             KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
-        with apart():
+        with closing(self), apart():
             return self._run()
+
+    def close(self) -> None:
+        """The run is over, however it ended: its memory goes now, not when somebody looks for cycles."""
+        recorder = self.run_of.recorder
+        del self.run_of  # its participants lead back here
+        self.server.close()
+        recorder.close()
 
     def _run(self) -> Outcome:
         outcome = self.outcome
@@ -189,16 +196,18 @@ class SimulatedEngine:
         return outcome
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
-        """A worker at the beginning of its training function, brought to where training begins."""
-        worker = GreenletWorker(
+        """A worker at the beginning of its training function."""
+        return GreenletWorker(
             self._train(), self._strategy, rank, self.job.workers, self.job.seed, watcher,
             shows=self.job.evaluate is not None,
         )  # fmt: skip
+
+    def seat(self, worker: GreenletWorker) -> None:
+        """Bring it to where training begins."""
         if self.server.seat(worker):
             self.run_of.answer_nbytes = self.server.payload_bytes
         elif worker.error is not None and not self.job.continue_on_worker_error:
             raise worker.error
-        return worker
 
     def _evaluate(self, time_s: float, version: int) -> str | None:
         if not self.server.begun:
@@ -228,6 +237,7 @@ class _Participant:
     def begin(self, incarnation: int) -> None:
         """A new process of this worker."""
         self._worker = self._engine.new_worker(self._rank, self)
+        self._engine.seat(self._worker)
 
     def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
         """Run the training function up to its next request."""
@@ -257,6 +267,7 @@ class _Participant:
         """This process is over."""
         if self._worker is not None:
             self._worker.kill()
+            self._worker = None
 
     def cancelled(self, used: Used) -> bool:
         """Work is done at once: by the time it is called off it is complete, and void."""
@@ -272,11 +283,11 @@ class _Participant:
 
     def _finished(self) -> Finish:
         assert self._worker is not None
-        error = self._worker.error
-        if error is not None and not self._engine.job.continue_on_worker_error:
-            raise error
-        if error is not None:
-            what = str(error).splitlines()[0]
+        if self._worker.error is not None:
+            if not self._engine.job.continue_on_worker_error:
+                raise self._worker.error
+            what = str(self._worker.error).splitlines()[0]
             self._engine.raised[self._rank] = what
             self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))
+        self._worker = None
         return Finish(self.timer.time_s)

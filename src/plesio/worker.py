@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -311,7 +312,7 @@ class Worker:
                 self.workers,
                 self._used,
                 self._standing.reseed,
-                lambda: _trained_since(self._standing, optimizer),
+                partial(_trained_since, self._standing, optimizer),
             )
         parts = Parts(model, optimizer)
         self._exchange, model = self._station.join(model, optimizer, self._used)

@@ -41,6 +41,12 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def shared_mappings() -> int:
+    """How many of our memory files this process maps, with a name of their own or (where there is no memfd) without."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sum("plesio" in Path(line.removesuffix(" (deleted)")).name for line in maps if line.endswith("(deleted)"))
+
+
 def gone_within(pids: set[int], seconds: float) -> bool:
     """Whether all of `pids` are gone in time."""
     end = time.monotonic() + seconds

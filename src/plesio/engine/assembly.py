@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import cloudpickle
 import msgspec
@@ -125,8 +126,11 @@ class Assembly:
     def build_folder(self, carry: bool = True) -> None:
         """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""
         if self._via_server:
+            new_arena = partial(
+                _new_arena, self._state, self.layout, self._strategy.name
+            )  # no cycle: memory goes with us
             self._folder = build_folder(
-                self._strategy, self._spec, self._versions, self.slots, self._workers, self._new_arena
+                self._strategy, self._spec, self._versions, self.slots, self._workers, new_arena
             )
             if carry and self._carried is not None:
                 self._folder.begin_from(self._carried, self.ring[1:])
@@ -147,11 +151,6 @@ class Assembly:
             f"{self._spec.kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
             "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
         )
-
-    def _new_arena(self, what: str) -> Arena:
-        block = SharedBlock.create(self.layout.nbytes, f"the {what} that {self._strategy.name} keeps")
-        self._state.append(block)
-        return Arena(self.layout, block.memory)
 
     def forget(self, worker: int) -> None:
         """A worker is gone."""
@@ -176,6 +175,12 @@ class Assembly:
         if self._via_server:
             return self.folder.snapshot(reader)
         return whole.buffer if whole is not None else len(self.ring) - 1
+
+
+def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str) -> Arena:
+    block = SharedBlock.create(layout.nbytes, f"the {what} that {keeper} keeps")
+    state.append(block)
+    return Arena(layout, block.memory)
 
 
 def most_read(strategy: Strategy, workers: int) -> int:

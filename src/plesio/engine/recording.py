@@ -83,6 +83,11 @@ class Recorder:
         if self._writer is not None:
             self._keep(self._writer.flush, durable)
 
+    def close(self) -> None:
+        """Let go of the journal; it is readable up to here, also of a run that did not end in order."""
+        if self._writer is not None:
+            self._keep(self._writer.close)
+
     def end(self, version: int, now_s: float) -> None:
         """The run ended in order."""
         if self._writer is not None:

@@ -158,14 +158,16 @@ class VirtualRun:
     def run(self) -> Final:
         """Run to the end; what it cost, in virtual seconds."""
         self.meter.begin(0.0)
-        self._prepare()
-        step = self.clock.step
-        while not self.ended and step():
-            pass
-        self.ended = self.ended or "finished"
-        for worker in self._workers:
-            if worker.state is State.HERE:
-                worker.participant.end()
+        try:
+            self._prepare()
+            step = self.clock.step
+            while not self.ended and step():
+                pass
+            self.ended = self.ended or "finished"
+        finally:
+            for worker in self._workers:
+                if worker.state is State.HERE:
+                    worker.participant.end()
         return self._final()
 
     def _prepare(self) -> None:

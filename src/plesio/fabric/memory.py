@@ -61,6 +61,9 @@ class SharedBlock:
             os.close(self.fd)
             self.fd = -1
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class CopyOnWriteView:
     """A block mapped copy-on-write: what others write is seen, and what this process writes nobody else sees, until
