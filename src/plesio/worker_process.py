@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
-import signal
 import time
 import traceback
 from contextlib import suppress
@@ -19,6 +16,7 @@ from torch.optim import Optimizer
 
 from plesio.all_reduce import AllReduceExchange
 from plesio.engine.assembly import arenas
+from plesio.engine.children import end_children, ignore_children, keep_to_itself
 from plesio.engine.configs import WorkerConfig
 from plesio.engine.messages import (
     Failed,
@@ -36,7 +34,7 @@ from plesio.engine.messages import (
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, as_utf8, error_class
 from plesio.exchange import Exchange, Pacer, ServerExchange, Standing, Used
 from plesio.fabric.board import Board
-from plesio.fabric.channel import Channel, ChannelClosedError, close_quietly
+from plesio.fabric.channel import Channel, ChannelClosedError
 from plesio.fabric.doorbell import Doorbell
 from plesio.fabric.memory import CopyOnWriteView, SharedBlock
 from plesio.fabric.notes import Farewell
@@ -210,7 +208,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
     server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
-    _keep_to_itself(descriptors, engine, server)
+    keep_to_itself(descriptors, engine, server)
     strategy, train = objects["strategy"], objects["train"]
     assert isinstance(strategy, Strategy) and callable(train)
     worker = Worker(ProcessStation(config, strategy, engine, server, doorbell))
@@ -225,24 +223,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
             engine.send(Failed(type(error).__name__, why, as_utf8(traceback.format_exc())))
         raise SystemExit(1) from None
     finally:
-        _end_children()
-
-
-def _keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
-    """A process that training forks or starts (a DataLoader's, a pool's) gets no end of our lines: while it lived, nobody
-    would see the end of the file that our death is told by."""
-
-    pipes = descriptors[len(channels) :]
-
-    def let_go() -> None:
-        for channel in channels:
-            channel.close()
-        close_quietly(*pipes)
-        pipes.clear()  # in a child's child their numbers may be those of something else
-
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    os.register_at_fork(after_in_child=let_go)
+        end_children()
 
 
 def _words_of(error: BaseException) -> str:
@@ -253,25 +234,5 @@ def _words_of(error: BaseException) -> str:
             time.sleep(CHILD_S)
     except RuntimeError as failure:
         why = f"; {failure}"
-    _ignore_children()
+    ignore_children()
     return as_utf8(f"{error}{why}")
-
-
-def _ignore_children() -> None:
-    """Take away torch's handler of SIGCHLD, which raises when a DataLoader's process failed, wherever this one is then."""
-    while True:
-        try:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return
-        except Exception:  # one came just now: it has raised, and need not again
-            continue
-
-
-def _end_children() -> None:
-    """What multiprocessing does at the end of a process, which ours does not get to: else a DataLoader's would linger."""
-    _ignore_children()  # torch's handler takes the end of a DataLoader's for a failure
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.terminate()
-    for child in multiprocessing.active_children():
-        child.join()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ import plesio as ps
 from plesio.engine.forkserver import ForkServer
 from plesio.engine.job import Live
 from support import loops
+from support.processes import gone_within
 
 
 def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: float = 0.0) -> None:
@@ -61,6 +63,33 @@ def test_a_run_does_not_wait_for_a_loaders_idle_processes() -> None:
     run = ps.run(train, ps.async_sgd(), workers=2, until=ps.Until(seconds=4.5), timeout_s=30)
     assert run.ended == "finished"
     assert run.incidents == ()
+
+
+def test_the_processes_of_an_evaluations_loader_do_not_outlive_the_run(tmp_path: Path) -> None:
+    kept: list[DataLoader[Any]] = []
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        if not kept:
+            data = TensorDataset(*loops.data())
+            begun = partial(opened, folder=tmp_path)
+            kept.append(DataLoader(data, num_workers=2, persistent_workers=True, worker_init_fn=begun))
+        return {"batches": sum(1 for _ in kept[0])}
+
+    def opened(number: int, folder: Path) -> None:
+        (folder / str(os.getpid())).touch()
+
+    run = ps.run(
+        partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=4),
+        ps.async_sgd(),
+        workers=2,
+        evaluate=evaluate,
+        timeout_s=30,
+    )
+    assert run.history
+    assert run.incidents == ()
+    started = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(started) == 2
+    assert gone_within(started, 1.0)
 
 
 def freezing(worker: ps.Worker) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from plesio.engine.assembly import arenas
+from plesio.engine.children import end_children, keep_to_itself
 from plesio.engine.configs import EvaluatorConfig
 from plesio.engine.messages import (
     Evaluated,
@@ -146,6 +147,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     torch.set_num_threads(1)
     engine: Channel[object] = Channel.attach(descriptors[0], ToEvaluator, "the engine")
     server: Channel[Snapshot] = Channel.attach(descriptors[1], ToEvaluator, "the server")
+    keep_to_itself(descriptors, engine, server)
     evaluate = objects["evaluate"]
     assert callable(evaluate)
     try:
@@ -154,3 +156,5 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
         pass  # the server or the engine is gone: there is nothing to judge, or nobody to tell
     except Exception as error:
         engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+    finally:
+        end_children()

@@ -1,0 +1,46 @@
+"""The processes that a user's function forks or starts (a DataLoader's, a pool's) in a process of the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+from plesio.fabric.channel import Channel, close_quietly
+
+
+def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
+    """They get no end of our lines: while one lived, nobody would see the end of the file that our death is told by."""
+
+    pipes = descriptors[len(channels) :]
+
+    def let_go() -> None:
+        for channel in channels:
+            channel.close()
+        close_quietly(*pipes)
+        pipes.clear()  # in a child's child their numbers may be those of something else
+
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=let_go)
+
+
+def ignore_children() -> None:
+    """Take away torch's handler of SIGCHLD, which raises when a DataLoader's process failed, wherever this one is then."""
+    while True:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return
+        except Exception:  # one came just now: it has raised, and need not again
+            continue
+
+
+def end_children() -> None:
+    """What multiprocessing does at the end of a process, which ours does not get to: else a DataLoader's would linger."""
+    ignore_children()  # torch's handler takes the end of a DataLoader's for a failure
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
+    for child in multiprocessing.active_children():
+        child.join()
