@@ -65,6 +65,33 @@ def test_a_run_does_not_wait_for_a_loaders_idle_processes() -> None:
     assert run.incidents == ()
 
 
+def opens_its_data(number: int, folder: Path) -> None:
+    """What a process of a DataLoader does before torch makes it look out for its parent."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(2.0)
+
+
+def killed_while_its_loader_begins(worker: ps.Worker, folder: Path) -> None:
+    loader = DataLoader(
+        TensorDataset(*loops.data()), batch_size=4, num_workers=2, worker_init_fn=partial(opens_its_data, folder=folder)
+    )
+    model = loops.mlp()
+    model, _, loader = worker.prepare(model, loops.sgd(model), loader)
+    if worker.rank == 0:
+        next(iter(loader))
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.01)
+    raise ValueError("the run ends, and worker 0 is killed")
+
+
+def test_the_processes_of_a_loader_die_with_their_worker(tmp_path: Path) -> None:
+    with pytest.raises(ps.WorkerError, match="the run ends"):
+        ps.run(partial(killed_while_its_loader_begins, folder=tmp_path), ps.async_sgd(), workers=2, timeout_s=30)
+    started = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(started) == 2
+    assert gone_within(started, 1.0)
+
+
 def test_the_processes_of_an_evaluations_loader_do_not_outlive_the_run(tmp_path: Path) -> None:
     kept: list[DataLoader[Any]] = []
 

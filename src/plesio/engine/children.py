@@ -5,17 +5,29 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from typing import Any
 
+from plesio.engine.forker import die_with_parent
 from plesio.fabric.channel import Channel, close_quietly
 
 
 def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
-    """They get no end of our lines: while one lived, nobody would see the end of the file that our death is told by."""
+    """They get no end of our lines: while one lived, nobody would see the end of the file that our death is told by.
 
-    pipes = descriptors[len(channels) :]
+    And what this process forks dies with it. A DataLoader's does that by itself, but only once it is set up; and none of what
+    another thread forked: to the kernel, a thread is what it was started by.
+    """
+
+    pipes, mine, dies = descriptors[len(channels) :], os.getpid(), False
+
+    def look_who_forks() -> None:
+        nonlocal dies
+        dies = os.getpid() == mine and threading.current_thread() is threading.main_thread()
 
     def let_go() -> None:
+        if dies:
+            die_with_parent(mine)
         for channel in channels:
             channel.close()
         close_quietly(*pipes)
@@ -23,7 +35,7 @@ def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
 
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    os.register_at_fork(after_in_child=let_go)
+    os.register_at_fork(before=look_who_forks, after_in_child=let_go)
 
 
 def ignore_children() -> None:
