@@ -292,21 +292,38 @@ def _is_usual(sampler: Any) -> bool:
     return type(sampler) is SequentialSampler
 
 
-class _Batches(list[Any]):
-    """A list that can be referred to weakly."""
+class _Slices(Sequence[Any]):
+    """The batches of the usual samplers, cut as they are asked for: lists of all of them take long to make, and much room."""
+
+    def __init__(self, samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed: int) -> None:
+        self._order: Any = _shuffled(samples, seed) if shuffled else range(samples)
+        self._starts = range(0, samples - samples % batch_size if drop_last else samples, batch_size)
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: Any) -> list[int]:
+        start = self._starts[number]
+        return list(self._order[start : start + self._batch_size])
 
 
-_shared: WeakValueDictionary[tuple[int, int, bool, bool, int], _Batches] = WeakValueDictionary()
+def _shuffled(samples: int, seed: int) -> memoryview:
+    """What a RandomSampler draws where torch's source is seeded so: in one piece, of 8 bytes a sample."""
+    drawn = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed))
+    order: Any = torch.randperm(samples, generator=torch.Generator().manual_seed(int(drawn))).numpy()
+    return memoryview(order)
+
+
+_shared: WeakValueDictionary[tuple[int, int, bool, bool, int], _Slices] = WeakValueDictionary()
 """The orders of the usual samplers that somebody in this process keeps."""
 
 
-def _usual(samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed: int) -> Sequence[Any]:
+def _usual(*key: Any) -> _Slices:
     """The batches of the usual samplers; drawn once for all workers that share a process, for as long as one keeps them."""
-    key = (samples, batch_size, drop_last, shuffled, seed)
     batches = _shared.get(key)
     if batches is None:
-        inner: Any = RandomSampler(range(samples)) if shuffled else SequentialSampler(range(samples))
-        batches = _shared[key] = _Batches(_drawn(BatchSampler(inner, batch_size, drop_last), seed))
+        batches = _shared[key] = _Slices(*key)
     return batches
 
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import random
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import (
@@ -408,6 +411,31 @@ def test_an_order_is_drawn_once_for_all_who_share_a_process_and_kept_no_longer_t
     nobodys = list(first)
     assert sys.getrefcount(first) == sys.getrefcount(nobodys)
     assert one.batches(2) is other.batches(2)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(1, 300), st.integers(1, 70), st.booleans(), st.booleans(), st.integers(0, 2**63), st.integers(0, 2))
+def test_the_order_is_what_torchs_samplers_draw(
+    samples: int, batch: int, shuffled: bool, drop_last: bool, seed: int, epoch: int
+) -> None:
+    loader = DataLoader(range(samples), batch_size=batch, shuffle=shuffled, drop_last=drop_last)
+    torch.manual_seed(seed + 1_000_003 * (epoch + 1))
+    drawn = list(loader.batch_sampler)
+    batches = _Order(loader, seed).batches(epoch)
+    assert list(batches) == drawn
+    assert len(batches) == len(drawn)
+    assert {type(index) for one in batches for index in one} <= {int}
+
+
+def test_an_epochs_order_is_no_python_object_for_each_sample() -> None:
+    """Which would take 40 bytes for each, and the first batch of every epoch long to come."""
+    loader = DataLoader(range(100_000), batch_size=10, shuffle=True)
+    tracemalloc.start()
+    try:
+        assert len(_Order(loader, seed=5).batches(0)[7]) == 10
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 # How far the run is
