@@ -4,9 +4,9 @@
     python benchmarks/exchange.py --quick
     python benchmarks/exchange.py --only rivals         # needs torch only
 
-The compute is nothing: every worker pushes the gradient that lies ready, so that the exchange alone is measured; the
-optimizer is plain SGD. Every worker takes its own rate, after a warm-up; plesio and its rivals are run in turn. Rates are
-steps/s of all workers together.
+The compute is nothing: every worker pushes the gradient that lies ready, so that the exchange alone is measured (under
+`allreduce`, as under DDP, in a backward pass that computes nothing); the optimizer is plain SGD. Every worker takes its own
+rate, after a warm-up; plesio and its rivals are run in turn. Rates are steps/s of all workers together.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def strategy(name: str) -> ps.Strategy:
 
     if name == "async_sgd":
         return ps.async_sgd(correct="plain")
-    return {"sync_sgd": ps.sync_sgd, "hogwild": ps.hogwild}[name]()
+    return {"sync_sgd": ps.sync_sgd, "allreduce": ps.allreduce, "hogwild": ps.hogwild}[name]()
 
 
 def exchanger(worker: ps.Worker, params: int) -> Callable[[], None]:
@@ -68,16 +68,25 @@ def exchanger(worker: ps.Worker, params: int) -> Callable[[], None]:
     return optimizer.step
 
 
-def train(worker: ps.Worker, params: int, seconds: float) -> None:
+def trainer(worker: ps.Worker, params: int) -> Callable[[], None]:
+    """One step of `worker` with a backward pass, as DDP's; under all-reduce that is what exchanges."""
+    model = rivals.FlatModel(params)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=LR), None)
+    return rivals.training_step(model, optimizer)
+
+
+def train(worker: ps.Worker, params: int, seconds: float, name: str) -> None:
     """Measure the rate of this worker and log it once."""
-    worker.log(steps_per_s=rivals.steps_per_s(exchanger(worker, params), seconds))
+    step = (trainer if name == "allreduce" else exchanger)(worker, params)
+    worker.log(steps_per_s=rivals.steps_per_s(step, seconds))
 
 
 def plesio_rate(name: str, params: int, workers: int, seconds: float) -> float:
     """Steps/s of all workers together under the strategy called `name`."""
     import plesio as ps
 
-    run = ps.run(functools.partial(train, params=params, seconds=seconds), strategy(name), workers=workers)
+    measured = functools.partial(train, params=params, seconds=seconds, name=name)
+    run = ps.run(measured, strategy(name), workers=workers)
     rates = logged(run, "steps_per_s")
     if len(rates) != workers:
         raise RuntimeError(f"{name}: {len(rates)} of {workers} workers reported their rate")
@@ -95,7 +104,7 @@ def logged(run: ps.Run, metric: str) -> list[float]:
 def speed_rows(params: int, workers: int, seconds: float, runs: int) -> list[Row]:
     """All rows about time for one size; everything is measured in turn, run by run."""
     tasks: dict[str, Callable[[], float]] = {}
-    for name in ("torch_rpc", "async_sgd", "ddp", "sync_sgd", "memcpy", "hogwild", "optimizer_pass"):
+    for name in ("torch_rpc", "async_sgd", "ddp", "sync_sgd", "allreduce", "memcpy", "hogwild", "optimizer_pass"):
         rate = rivals.RIVALS.get(name) or functools.partial(plesio_rate, name)
         tasks[name] = functools.partial(rate, params, workers, seconds)
     if params == SMALL:
@@ -107,6 +116,7 @@ def speed_rows(params: int, workers: int, seconds: float, runs: int) -> list[Row
         pair(rates, params, "async_sgd", "optimizer_pass", PASS_TARGETS.get(params)),
         pair(rates, params, "async_sgd", "memcpy"),
         pair(rates, params, "sync_sgd", "ddp"),
+        pair(rates, params, "allreduce", "ddp"),
         pair(rates, params, "hogwild", "memcpy"),
     ]
     for name in [name for name in rates if name.startswith("small")]:

@@ -166,7 +166,9 @@ class _TrivialLoss(torch.autograd.Function):
         return ctx.gradient, None
 
 
-class _FlatModel(torch.nn.Module):
+class FlatModel(torch.nn.Module):
+    """One flat parameter, and a loss of it with the gradient that lies ready."""
+
     def __init__(self, params: int) -> None:
         super().__init__()
         self.weights = torch.nn.Parameter(torch.ones(params))
@@ -176,17 +178,22 @@ class _FlatModel(torch.nn.Module):
         return _TrivialLoss.apply(self.weights, self.gradient)
 
 
-def _ddp_process(rank: int, processes: int, rendezvous: str, params: int, seconds: float) -> float:
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
-    model = torch.nn.parallel.DistributedDataParallel(_FlatModel(params))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+def training_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """A step with a backward pass of its own, which is where an all-reduce does its work."""
 
     def step() -> None:
         optimizer.zero_grad()
         model().backward()
         optimizer.step()
 
-    rate = _lockstep_rate(step, seconds)
+    return step
+
+
+def _ddp_process(rank: int, processes: int, rendezvous: str, params: int, seconds: float) -> float:
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
+    model = torch.nn.parallel.DistributedDataParallel(FlatModel(params))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    rate = _lockstep_rate(training_step(model, optimizer), seconds)
     dist.barrier()  # nobody closes its connections while another still reads from them
     dist.destroy_process_group()
     return rate
