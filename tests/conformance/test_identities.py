@@ -166,6 +166,20 @@ def test_batch_norm_statistics_are_averaged() -> None:
     assert int(got["1.num_batches_tracked"]) == 1
 
 
+def leaving(worker: ps.Worker) -> None:
+    """All but worker 0 leave after two steps."""
+    loops.follow(worker, build=loops.batch_norm, optimizers=loops.sgd, steps=2 if worker.rank else 12)
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
+def test_a_round_of_those_that_are_left_is_a_whole_one(name: str) -> None:
+    """Weights and batch-norm statistics alike, as under all-reduce; simulated, too."""
+    want = final(ps.allreduce(), leaving, 3)
+    assert_close(final(RECIPES[name](), leaving, 3), want)
+    simulated = ps.run(leaving, ps.allreduce(), workers=3, engine=ps.Simulated("uniform"))
+    assert_close(simulated.state_dict, want)
+
+
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd plain", "local_sgd", "hogwild"])
 def test_tied_frozen_and_unused_parameters(name: str) -> None:
     """Tied weights stay one tensor, frozen ones stay, and one without a gradient contributes zero and is counted."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from plesio.core.events import Fold
-from plesio.rules import DelayCompensated, GapAware, LookAhead
+from plesio.rules import DelayCompensated, GapAware, LookAhead, Round
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
@@ -75,6 +75,7 @@ class Folding:
         self._slots = slots
         self._workers = workers
         self._outer = strategy.outer
+        self._in_rounds = isinstance(strategy.gather, Round)
         self._correction = _correction(strategy, new_arena)
         self._held = Accumulator(new_arena("buffer")) if _held(strategy) else None
 
@@ -121,7 +122,7 @@ class Folding:
         optimizer.step_as(fold.members[0].worker)
         scale = scale_for(optimizer.kind, fold.scale, self._outer.scale(folded, self._workers))
         optimizer.step(target, current, mean, scale)
-        blend_buffers(target, current, mean, min(1.0, folded / self._workers))
+        blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""

@@ -105,7 +105,8 @@ def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:
-    """Move the model's buffers towards those that came: all the way for a whole round, a share for fewer workers.
+    """Move the model's buffers towards those that came: all the way for a round, which began from these, whoever is in it; by
+    the contributions' share among the workers where nobody waits for the others, and theirs began elsewhere.
 
     Where they are there already, or there is nothing between the two (one is infinite), they become what came.
     """
