@@ -201,7 +201,8 @@ class Referee:
         place = {Verdict.TAKEN: "pending", Verdict.NOT_FINITE: "skipped", Verdict.STALE: "available"}[came.fate]
         self.release_lease(event.worker, batches, place)
         self.known[key] = came
-        if came.fate is Verdict.TAKEN or (came.fate is Verdict.NOT_FINITE and self.after_fold):
+        of_this_round = self.after_fold and came.staleness <= self.stalest
+        if came.fate is Verdict.TAKEN or (came.fate is Verdict.NOT_FINITE and of_this_round):
             self.pending.append(came)
             self.seated_this_round.add(key[:2])
         told = [one for one in self.effects if isinstance(one, Discard) and one.verdict is not Verdict.CANCELLED]

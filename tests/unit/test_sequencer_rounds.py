@@ -100,6 +100,18 @@ def test_a_round_without_anything_finite_makes_no_version_and_lets_everybody_go_
 # The first m
 
 
+def test_what_is_not_finite_and_of_an_earlier_round_takes_nobodys_place() -> None:
+    run = Run(recipes.first_of(2, cancel_late=False), workers=3)
+    run.push(0)
+    assert only(Fold, run.push(1))
+    effects = run.push(2, finite=False, samples=7)
+    assert only(Discard, effects) == [Discard(2, 1, 1, Verdict.NOT_FINITE, 1, 7)]
+    assert only(Grant, effects) == [Grant(2, 1, version=1, verdict=Verdict.NOT_FINITE, staleness=1)]
+    run.push(0)
+    (fold,) = only(Fold, run.push(1))
+    assert [member.worker for member in fold.members] == [0, 1]
+
+
 def test_the_first_m_make_the_version_and_exactly_the_late_ones_are_called_off() -> None:
     run = Run(recipes.first_of(2), workers=4)
     run.push(3)

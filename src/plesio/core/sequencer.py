@@ -5,7 +5,7 @@ done. It holds no tensor and asks for nothing: the same object runs under real p
 recorded schedule. The six questions are asked in turn of every contribution:
 
     Pushed -> ledger: seen before?          DUPLICATE, FENCED: Discard, no answer (it had one)
-           -> finite?                       no: Discard, counts as having come
+           -> finite?                       no: Discard, counts as having come (if it is of this round)
            -> admit: fresh enough?          no: Discard, the worker starts again from the current version
            -> weigh, gather: pending        Hold it, if its worker goes on before the fold
            -> gather: enough together?      yes: Fold; Cancel or answer the members; version + 1
@@ -278,12 +278,14 @@ class Sequencer:
                 self._learned(seat)
 
     def _not_finite(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
-        """It does not count, but it came: a round does not wait for this worker any longer."""
+        """It does not count, but it came: the round it is of does not wait for this worker any longer."""
         seat.verdict = Verdict.NOT_FINITE
         self.leases.skip(batches)
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
-        if self._after_fold:
+        if self._after_fold and self._admit.admits(seat.staleness):
             self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
+        elif self._after_fold:  # of an earlier round: it takes nobody's place in this one
+            self._grant(seat)
 
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count; no fold will release its worker, so it starts again from the current version now."""
