@@ -145,7 +145,7 @@ def buffered(
     default): each of the k moves its own worker's momentum, and w by it, as in `async_sgd`; the k are published together.
 
     Args:
-        k: contributions a version; N/2 is usual.
+        k: contributions a version; N/2 is usual. With more than N the rate is lr all the same: lr k/N is lr at most.
         correct: "dana" (one momentum for each worker, parameters sent with look-ahead) or "plain".
         weigh: as for `async_sgd`.
         lr_scale: as for `async_sgd`.

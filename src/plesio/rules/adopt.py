@@ -16,7 +16,8 @@ class Replace:
 @dataclass(frozen=True, slots=True)
 class LookAhead:
     """About where the global parameters will be when its next contribution comes, by all n workers' momenta:
-    w - lr mu (1 - 1/n) sum_j v_j."""
+    w - lr mu (1 - 1/n) sum_j v_j. lr and mu are those of the last fold; where contributions are weighted, lr is times their
+    running mean weight."""
 
     def __str__(self) -> str:
         return "look-ahead"
