@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.cluster import Cluster, Constant, Group, Link
+from plesio.cluster import Cluster, Constant, Crash, Group, Join, Link, Restart
 from plesio.strategy import Strategy
 
 TEN_AND_TEN = Cluster((Group(10, Constant(0.1)), Group(10, Constant(0.105))))
@@ -109,6 +109,18 @@ def test_who_was_done_with_its_own_steps_could_do_no_more() -> None:
     assert run.ideal_share == pytest.approx(1.0)
     waiting = simulated(ps.sync_sgd(), STRAGGLER, steps=40)
     assert waiting.ideal_share == pytest.approx(160 / (4.0 * (3 / 0.02 + 1 / 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("faults", "steps"),
+    [((Join(worker=1, at_s=5.0),), 15), ((Crash(worker=1, at_s=1.05), Restart(worker=1, at_s=9.0)), 12)],
+    ids=["came late", "came back"],
+)
+def test_who_was_away_could_do_nothing_then(faults: tuple[Crash | Join | Restart, ...], steps: int) -> None:
+    cluster = Cluster((Group(2, Constant(1.0)),), faults=faults)
+    run = simulated(ps.async_sgd("plain"), cluster, steps=None, until=ps.Until(seconds=10.05))
+    assert run.steps == steps
+    assert run.ideal_share == pytest.approx(1.0, abs=0.02)
 
 
 # Waiting

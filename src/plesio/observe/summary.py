@@ -118,9 +118,9 @@ SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)
 class WorkerSummary(msgspec.Struct, frozen=True):
     """One worker's part. `speed` is local steps a second in the time of the steps it finished; 0 if it finished none.
 
-    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`. `in_vain`: how
-    many of its steps were sent and did not count; those called off before are not in `steps`. `called_off_s`: the longest
-    it computed on a step that was called off.
+    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`; in virtual time it
+    may still be there when the run ends. `in_vain`: how many of its steps were sent and did not count; those called off
+    before are not in `steps`. `called_off_s`: the longest it computed on a step that was called off.
     """
 
     worker: int
@@ -153,11 +153,12 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     def ideal_steps(self, wall_s: float) -> float:
         """Local steps it could have made in a run of `wall_s`, had it always computed, and nothing in vain.
 
-        At its own speed, in the time it took part: whoever died, or was done with its own work, could do no more. Of one
-        that never finished a step no more is known than how long it computed at least: it counts as that fast.
+        At its own speed, in the time it took part: whoever came late, died, or was done with its own work, could do no more.
+        What one that was stopped did last is not measured: it was there to the end. Of one that never finished a step no
+        more is known than how long it computed at least: it counts as that fast.
         """
         speed = self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
-        return speed * (self.there_s if self.left in (*GONE, "finished") else self.lasted_s(wall_s))
+        return speed * (self.lasted_s(wall_s) if self.left == "stopped" else self.there_s)
 
 
 def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
