@@ -33,7 +33,7 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
-from plesio.rules import AllReduce
+from plesio.rules import AllReduce, SharedMemory
 from plesio.strategy import Strategy
 
 STEPS_MAX = 50_000
@@ -55,6 +55,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy costs: `time_s` to as many samples that count; `left_out`: whose work is mostly in vain.
 
     `at_least`: it may take longer, for it needs a worker that never finished a step in the run that was measured.
+    `one_host`: links were assumed, and it crosses none, for it works in the memory of one host.
     """
 
     strategy: str
@@ -64,6 +65,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     staleness: float
     left_out: tuple[int, ...] = ()
     at_least: bool = False
+    one_host: bool = False
 
 
 class CalledOff(msgspec.Struct, frozen=True):
@@ -243,6 +245,7 @@ def _predict(
         staleness=final.staleness.mean,
         left_out=left_out,
         at_least=any(one.at_least for place, one in enumerate(crew) if place not in left_out),
+        one_host=bytes_per_s is not None and isinstance(strategy.via, SharedMemory),
     )
 
 
@@ -301,14 +304,16 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     """What to run: of all that are about as fast as the fastest, and faster than what ran, the tightest; else what ran.
 
     Faster than the replay of what ran, too, and by more than that is off: else the gain may be the model's alone. One that
-    leaves a worker out is not chosen: that worker's data may be nobody else's.
+    leaves a worker out is not chosen: that worker's data may be nobody else's. Nor is one for a single host, where links
+    were asked about.
 
     >>> some = [Prediction(strategy=name, time_s=t, steps_per_s=1, waiting_share=0, staleness=0)
     ...         for name, t in (("sync_sgd", 9.0), ("hogwild", 1.0), ("async_sgd", 1.05))]
     >>> choose(some[0], some).strategy
     'async_sgd'
     """
-    rivals = [ran, *(one for one in others if not one.left_out and one.strategy != ran.strategy)]
+    eligible = (one for one in others if not one.left_out and not one.one_host)
+    rivals = [ran, *(one for one in eligible if one.strategy != ran.strategy)]
     shortest_s = min(one.time_s for one in rivals)
     least_s = min(ran.time_s / CLOSE, _replay(ran, others).time_s / max(CLOSE, _off(ran, others)))
     good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s < least_s]
@@ -333,17 +338,18 @@ def _looseness(one: Prediction) -> int:
 
 
 def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
-    """What to run and why, in words."""
+    """What to run and why, in words; where other workers or links are assumed, `ran` is one of the `others`, its replay."""
     best = choose(ran, others)
     if best is ran:
         more = max(CLOSE, _off(ran, others)) - 1
         why = ", and by less than that the replay cannot tell" if more > CLOSE - 1 else ""
         return f"Keep {ran.strategy}: no other of these would have been {more:.0%} faster{why}."
     took = f"{'at least ' if best.at_least else ''}{best.time_s:.1f} s"
+    waited = "would have waited" if any(one is ran for one in others) else "waited"
     again = f" ({_replay(ran, others).time_s:.1f} s in its replay)" if _off(ran, others) > CLOSE else ""
     return (
-        f"{_cause(run)}{ran.strategy} waited {ran.waiting_share:.0%} of the time; {best.strategy} would have taken {took} "
-        f"instead of {ran.time_s:.1f} s{again}, at a mean staleness of {best.staleness:.1f}."
+        f"{_cause(run)}{ran.strategy} {waited} {ran.waiting_share:.0%} of the time; {best.strategy} would have taken "
+        f"{took} instead of {ran.time_s:.1f} s{again}, at a mean staleness of {best.staleness:.1f}."
     )
 
 

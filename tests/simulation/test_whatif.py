@@ -391,6 +391,22 @@ def test_a_gain_that_the_replay_of_what_ran_has_too_is_none() -> None:
     assert "1.0 s instead of 5.0 s (2.8 s in its replay)" in recommendation(run, ran, [again, near, far])
 
 
+def test_what_crosses_no_link_is_not_recommended_for_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 kB there and 1 kB back at 4 kB a second: only in shared memory nothing takes longer. It was not run like that."""
+    run = a_run(*[(1.0,)] * 4, steps=100, nbytes=1000)
+    sync, shared = what_if(run, [ps.sync_sgd(), ps.hogwild()], bytes_per_s=4e3)
+    assert shared.time_s < sync.time_s / 2
+    assert choose(sync, [sync, shared]) is sync
+    sync, shared = what_if(a_run(SLOW, FAST), [ps.sync_sgd(), ps.hogwild()])
+    assert choose(sync, [sync, shared]) is shared
+    asked = ["--strategies", "hogwild,async_sgd", "--bandwidth", "1MB"]
+    assert main(["whatif", str(kept(synchronous(), tmp_path)), *asked]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    note = "only on one host, where no link slows it down, and so not recommended: hogwild."
+    for words in ("sync_sgd would have waited", "; async_sgd would have taken", note):
+        assert words in printed
+
+
 def test_nothing_is_advised_that_the_replay_of_what_ran_gains_too() -> None:
     """It took twice as long as its timeline says."""
     brief = synchronous(slow_s=0.04)

@@ -89,6 +89,7 @@ def whatif(
     ran = found[0] if changed else was
     words = recommendation(times, ran, found)
     notes = _notes(was, found[0] if same is not None and not changed else None, workers, len(times.workers))
+    notes += _without_links(found)
     lost = sum(len(in_vain.get(one.worker, ())) for one in times.workers if not one.at_least)
     notes += _assumptions(times, lost, own_work(summary))
     if as_json:
@@ -149,6 +150,11 @@ def _notes(was: Prediction, again: Prediction | None, workers: int | None, there
     if workers is not None and workers > there:
         notes.append(f"{workers - there} of {workers} workers are drawn from the {there} there were")
     return notes
+
+
+def _without_links(found: Sequence[Prediction]) -> list[str]:
+    names = ", ".join(one.strategy for one in found if one.one_host)
+    return [f"only on one host, where no link slows it down, and so not recommended: {names}"] if names else []
 
 
 def _assumptions(times: Measured, lost: int, own_work: bool) -> list[str]:
