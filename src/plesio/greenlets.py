@@ -45,7 +45,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.replica import replica_of
-from plesio.worker import Worker, call
+from plesio.worker import Worker, call, cut_off
 
 Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
 FOREVER_S = float("inf")
@@ -136,8 +136,11 @@ class GreenletWorker:
     def _run(self, _: object) -> None:
         torch.set_grad_enabled(True)  # whatever the one that ran before has left
         seed_everything(self._station.seed)
+        worker = Worker(self._station)
         try:
-            call(self._train, Worker(self._station))
+            call(self._train, worker)
+        except GreenletExit:
+            cut_off(worker)
         except PlesioError as error:
             traceback.clear_frames(error.__traceback__)  # the run's memory is not to last as long as somebody keeps it
             self.error = error

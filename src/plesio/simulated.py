@@ -267,6 +267,7 @@ class _Participant:
     def end(self) -> None:
         """This process is over."""
         if self._worker is not None:
+            self.timer.time_s = min(self.timer.time_s, self._engine.run_of.clock.now_s)  # it was ahead, by a step
             self._worker.kill()
             self._worker = None
 

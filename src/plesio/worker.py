@@ -78,8 +78,8 @@ class Worker:
         self._in_step = False
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._logged_steps = 0
-        self._logged_s = station.now_s()
+        self._logged_steps = self._sent_steps = 0
+        self._sent_s = station.now_s()
 
     # What the training function may ask
 
@@ -212,19 +212,19 @@ class Worker:
                 self._standing.loss = number
             self._sums[name] = self._sums.get(name, 0.0) + number
             self._counts[name] = self._counts.get(name, 0) + 1
-        if self._station.now_s() - self._logged_s > LOG_S:
+        self._logged_steps = self._standing.steps
+        if self._station.now_s() - self._sent_s > LOG_S:
             self._flush()
 
     def _flush(self) -> None:
         if not self._sums:
             return
         means = {as_utf8(name): total / self._counts[name] for name, total in self._sums.items()}
-        steps = self._standing.steps - self._logged_steps
-        self._station.logged(steps, means)
+        self._station.logged(self._logged_steps - self._sent_steps, means)
         self._sums.clear()
         self._counts.clear()
-        self._logged_steps = self._standing.steps
-        self._logged_s = self._station.now_s()
+        self._sent_steps = self._logged_steps
+        self._sent_s = self._station.now_s()
 
     # Taking part
 
@@ -326,6 +326,7 @@ class Worker:
 
     def end(self) -> None:
         """The training function returned."""
+        self._logged_steps = self._standing.steps
         self._flush()
         if self._loader is not None:
             self._loader.leave()
@@ -349,6 +350,11 @@ def call(train: Callable[[Worker], object], worker: Worker) -> None:
             error.args = (f"{error}\n{ONE_FORWARD}",)
         raise
     worker.end()
+
+
+def cut_off(worker: Worker) -> None:
+    """The training function ends where it stands, maybe in the middle of a step: what it has logged is not lost."""
+    worker._flush()
 
 
 def _trained_since(standing: Standing, optimizer: Optimizer) -> Callable[[], bool]:

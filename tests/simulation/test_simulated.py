@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,24 @@ def test_in_lock_step_it_is_what_real_processes_do() -> None:
     virtual = simulated(ps.sync_sgd(), UNEVEN.first(3))
     assert same(real.state_dict, virtual.state_dict)
     assert (real.version, real.samples, real.folded) == (virtual.version, virtual.samples, virtual.folded)
+
+
+@pytest.mark.parametrize("until", [ps.Until(seconds=1.0), None], ids=["stopped", "crashed"])
+def test_what_a_worker_logged_last_is_not_lost(until: ps.Until | None) -> None:
+    """33 steps in a second, and one under way; they are sent on every fourth."""
+
+    def count(worker: Any) -> None:
+        model = torch.nn.Linear(2, 1)
+        model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), None)
+        for step in itertools.count(1):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            worker.log(step=step)
+
+    faults = () if until else tuple(Crash(worker=k, at_s=1.0) for k in range(2))
+    run = simulated(ps.async_sgd(), Cluster((Group(2, Constant(0.03)),), faults=faults), count, until=until)
+    assert run.steps == sum(one.steps for one in run.logged) == 66
+    assert [(one.time_s, one.steps, one.metrics) for one in run.logged[-2:]] == [(1.0, 1, {"step": 33.0})] * 2
 
 
 # What goes wrong
