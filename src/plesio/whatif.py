@@ -4,8 +4,8 @@ Every worker takes the steps that were measured of it, in that order, and from t
 cancelled would have taken longer, nobody knows how long: one drawn from the longer steps takes its place. Leaving such steps
 out would bias the prediction, because it is the slowest steps that are cancelled. The real sequencer
 decides who waits for whom. The server folds one contribution after the other, so the network of the simulation gets a
-server's link that carries an exchange in the time the server took for one. A worker that died dies again at its time; one
-whose training function returned while the others had much left to do is done after as many steps.
+server's link that carries an exchange in the time the server took for one. A worker that died dies again after as
+long; one whose training function returned while the others had much left to do is done after as many steps.
 
 What is not modelled: another strategy may need another number of samples for the same accuracy, and workers that share cores
 disturb each other differently when fewer of them wait. Work is assumed to be shared out, so that fast workers do more of it;

@@ -137,6 +137,16 @@ def test_who_died_dies_again() -> None:
     assert found.time_s == pytest.approx(9.0, abs=0.3)  # 20 steps in the first second, 10 a second from then on
 
 
+def test_of_a_timeline_that_ends_before_it_nobody_dies_earlier_than_it_did() -> None:
+    """Of long runs only the first spans are kept."""
+    summary = synchronous()
+    slow, fast = summary.workers
+    dead = msgspec.structs.replace(fast, left="died")
+    begun = tuple(span for span in summary.timeline if span.end_s <= 5.0)
+    run = measured(msgspec.structs.replace(summary, workers=(slow, dead), timeline=begun))
+    assert [one.died_s for one in run.workers] == [None, pytest.approx(summary.wall_s)]
+
+
 def test_who_returned_before_the_others_does_so_again() -> None:
     """And nothing is gained by sharing out what it did not want to do, as an early stop of its own."""
     summary = alone_at_last()

@@ -26,7 +26,8 @@ EARLY = 0.1
 class StepTimes(msgspec.Struct, frozen=True):
     """One worker's steps in order, in seconds of computing; `at_least`: it finished none, and this is a lower bound.
 
-    `died_s`: when it died, if it did; `last`: after how many steps its training function returned, if the others went on.
+    `died_s`: how long it was there, if it died; `last`: after how many steps its training function returned, if the others
+    went on.
     """
 
     worker: int
@@ -69,9 +70,9 @@ def measured(summary: Summary) -> Measured:
             f"the run of {summary.strategy} has no measured step times: no step was finished, or an older plesio wrote it; "
             "run it again"
         )
-    died = {one.worker for one in summary.workers if one.left in GONE}
+    died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end before
     last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}
-    workers = [_steps(worker, spans, worker in died, last.get(worker)) for worker, spans in by_worker.items()]
+    workers = [_steps(worker, spans, died.get(worker), last.get(worker)) for worker, spans in by_worker.items()]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0
     service_s, latency_s = _exchange(summary.timeline, contributions / summary.steps)
@@ -102,9 +103,8 @@ def _went_early(one: WorkerSummary, summary: Summary) -> bool:
     return left_over > EARLY * summary.steps
 
 
-def _steps(worker: int, spans: Sequence[Span], died: bool, last: int | None) -> StepTimes:
+def _steps(worker: int, spans: Sequence[Span], died_s: float | None, last: int | None) -> StepTimes:
     computed = [one for one in spans if one.kind == "compute" and one.end_s > one.start_s]
-    died_s = max(one.end_s for one in spans) if died and spans else None
     seconds = tuple(s for one in computed for s in [(one.end_s - one.start_s) / max(1, one.steps)] * one.steps)
     if seconds or not computed:
         return StepTimes(worker, seconds, died_s=died_s, last=last)
