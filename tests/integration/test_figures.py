@@ -171,6 +171,20 @@ def test_frozen_parameters_do_not_travel(strategy: Strategy, engine: ps.Simulate
     assert run.bytes == 2 * 10 * (8 + 16)
 
 
+# The times of evaluations
+
+
+def test_no_version_is_shown_before_it_was_made() -> None:
+    """A step is under way at the stop, and is folded when it is done: that is when the last weights were there."""
+    train = functools.partial(own, steps=None)
+    options = {"workers": 2, "pace": ps.Pace(1.0), "evaluate": weight, "evaluate_every_s": 0.2}
+    run = ps.run(train, ps.sync_sgd(), until=ps.Until(seconds=1.3), **options)
+    assert run.history[-1].version == run.version
+    assert all(one.version <= one.time_s for one in run.history)
+    times = [one.time_s for one in run.history]
+    assert times == sorted(times)
+
+
 # Samples of a resumed run
 
 

@@ -96,6 +96,7 @@ class Deciding:
         self._deaf: list[Line] = []  # workers there was no room to answer, to be cut off when all is done
         self._samples_before = 0  # the run was resumed
         self._arrived_s = 0.0  # when what is dealt with now came
+        self._made_s = 0.0  # when the version that is current was made
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.begun = False
         self.stopping = False
@@ -166,8 +167,8 @@ class Deciding:
         if self._keeper.writes and not self.stopping:  # else it was kept when it was stopped
             self._keep(time.monotonic())
         self._recorder.end(self.version, time.monotonic())
-        wall_s = max(0.0, self.standing()[0])
-        return final_figures(wall_s, self._sequencer, self._meter, self._built(), buffer, lost)
+        wall_s = (self._ended_s or time.monotonic()) - self._meter.zero_s
+        return final_figures(max(0.0, wall_s), self._sequencer, self._meter, self._built(), buffer, lost)
 
     @property
     def version(self) -> int:
@@ -175,8 +176,11 @@ class Deciding:
         return self._sequencer.version
 
     def standing(self) -> tuple[float, int, int]:
-        """The time in seconds since training began, the version, and the samples so far."""
-        now_s = self._ended_s or time.monotonic()
+        """The time in seconds since training began, the version, and the samples so far.
+
+        After the stop time stands still, but for a version that is made from steps that were under way then.
+        """
+        now_s = max(self._ended_s or time.monotonic(), self._made_s)
         return now_s - self._meter.zero_s, self.version, self._samples_before + self._meter.samples
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "") -> None:
@@ -276,7 +280,10 @@ class Deciding:
 
     def _receive(self, event: Event, now_s: float) -> None:
         self._recorder.told(event, now_s)
+        before = self.version
         effects = self._sequencer.receive(event, now_s)
+        if self.version != before:
+            self._made_s = now_s
         for effect in effects:
             self._do(effect)
         for effect in effects:  # those who may go on need not wait for the checksum

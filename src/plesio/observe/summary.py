@@ -19,6 +19,9 @@ EXTREMES = 8
 class Evaluation(msgspec.Struct, frozen=True):
     """One evaluation of a consistent snapshot; `time_s` is when the snapshot was taken, not when it was judged.
 
+    The last one is taken when the run is stopped, or where a step that was under way then changed the weights once more,
+    when it did: that can be later than `Summary.wall_s`, and no version is shown before it was there.
+
     In a resumed run `version` and `samples` go on from those of the checkpoint; the time begins anew.
     """
 
