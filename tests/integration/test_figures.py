@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Join, Link, Restart
+from plesio.observe.times import measured
 from plesio.strategy import Strategy
 
 TEN_AND_TEN = Cluster((Group(10, Constant(0.1)), Group(10, Constant(0.105))))
@@ -169,6 +170,22 @@ def test_frozen_parameters_do_not_travel(strategy: Strategy, engine: ps.Simulate
     run = ps.run(half_frozen, strategy, workers=2, engine=engine)
     assert run.steps == 10
     assert run.bytes == 2 * 10 * (8 + 16)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["local", ps.Simulated(Cluster((Group(1, Constant(0.2)), Group(2, Constant(0.02)))))],
+    ids=["real", "simulated"],
+)
+def test_work_that_was_called_off_costs_the_parameters_only(engine: ps.Simulated | str) -> None:
+    """12 bytes there for each contribution that came, and back for each that was answered or called off."""
+    paces = {} if isinstance(engine, ps.Simulated) else {"pace": ps.Pace(0.02), "faults": [ps.Slow(0, 10)]}
+    run = ps.run(own, ps.first_of(2), workers=3, engine=engine, **paces)
+    called_off = run.discarded["cancelled"]
+    assert called_off > 5
+    assert run.bytes == 12 * (run.steps + run.folded + called_off)
+    if run.steps == run.folded:  # none crossed its cancellation
+        assert measured(run.summary).nbytes == 12
 
 
 # The times of evaluations

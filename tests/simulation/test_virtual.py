@@ -459,6 +459,15 @@ def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
     assert run.sequencer.leases.unvisited <= 2
 
 
+def test_what_is_called_off_while_it_waits_for_data_takes_the_parameters_back_too() -> None:
+    """The slow ones are two seconds from their data, in which time the fast make a version or two."""
+    cluster = Cluster((Group(2, LogNormal(1.0, 0.3)), Group(2, LogNormal(1.2, 0.3), Link(2.0))))
+    run, folder = train(first_of(2), cluster, silence_s=60.0)
+    late = run.meter.discarded["cancelled"]
+    assert late > 10
+    assert run.nbytes == 2000 * (run.meter.exchanges + len(folder.folded) + late)
+
+
 # Faults
 
 

@@ -14,6 +14,7 @@ def final_figures(
     """All a run cost; `built` is None where no memory was laid out, `buffer` holds the weights unless they are `lost`.
 
     Bytes are there and back for each exchange: a contribution one way, parameters the other, frozen ones neither way.
+    Work that was called off before it was sent costs the parameters only.
     """
     return Final(
         wall_s=wall_s,
@@ -24,7 +25,7 @@ def final_figures(
         discarded=dict(meter.discarded),
         missing_gradients=meter.missing_gradients,
         batches_unvisited=sequencer.leases.unvisited,
-        bytes=2 * meter.exchanges * built.layout.payload_bytes if built else 0,
+        bytes=(meter.exchanges + meter.answers) * built.layout.payload_bytes if built else 0,
         shared_bytes=built.shared_bytes if built else 0,
         staleness=meter.staleness(),
         workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),

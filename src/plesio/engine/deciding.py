@@ -238,6 +238,7 @@ class Deciding:
         meter.staleness.update(work.staleness)
         self._meter.missing_gradients += work.missing
         self._meter.exchanges += work.steps
+        self._meter.answers += work.steps
         if not work.finite:
             self._meter.dropped(line.worker, Verdict.NOT_FINITE.words)
             self._not_finite(line, f"step {meter.steps}")
@@ -326,6 +327,7 @@ class Deciding:
         if line.gone:
             return
         buffer = self._built().folder.publish(worker, unasked) if self._via_server else 0
+        self._meter.answers += effect.number > 0  # the first version everybody has
         try:
             write_answer(line.answer, answer_to(effect, buffer, self._keeper.before[worker], self.stopping))
         except BlockingIOError:

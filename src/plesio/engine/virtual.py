@@ -84,7 +84,8 @@ class _Worker:
         self.number = 1
         self.latest: Message | None = None
         self.listens = False
-        self.called_off: tuple[Cancel, int] | None = None  # while it waited for data, with the buffer it goes on from
+        # While it waited for data, with the buffer it goes on from and when that is there.
+        self.called_off: tuple[Cancel, int, float] | None = None
         self.state = State.ABSENT
 
 
@@ -445,15 +446,17 @@ class VirtualRun:
             return
         worker.number = cancel.number + 1
         buffer = self._folder.publish(cancel.worker)
-        worker.called_off = (cancel, buffer)
+        has_it_s = self._answer(cancel.worker, cancel.version)
+        worker.called_off = (cancel, buffer, has_it_s)
         if isinstance(worker.latest.request, Push):
-            self._call_off(cancel.worker, self._answer(cancel.worker, cancel.version))
+            self._call_off(cancel.worker, has_it_s)
 
-    def _call_off(self, index: int, heard_s: float) -> None:
-        """The worker hears that its latest request is called off."""
+    def _call_off(self, index: int, listens_s: float) -> None:
+        """The worker hears that its latest request is called off; what it waits for comes at `listens_s`."""
         worker, meter = self._workers[index], self.meter.workers[index]
         assert worker.called_off is not None and worker.latest is not None, "there is a step to call off"
-        (cancel, buffer), worker.called_off = worker.called_off, None
+        (cancel, buffer, has_it_s), worker.called_off = worker.called_off, None
+        heard_s = max(listens_s, has_it_s)
         message = worker.latest
         request = message.request
         if isinstance(request, Push) and request.ready_s <= heard_s and not message.void:

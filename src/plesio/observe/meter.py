@@ -196,7 +196,8 @@ class Meter:
         self.workers = [WorkerMeter(spans_max) for _ in range(workers)]
         self.discarded: Counter[str] = Counter()
         self.missing_gradients = 0
-        self.exchanges = 0
+        self.exchanges = 0  # contributions that came
+        self.answers = 0  # parameters that were taken back, also for work that was called off before it came
         self.zero_s = 0.0
 
     def begin(self, now_s: float) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError
 from plesio.observe.summary import GONE, SENT, Span, Summary, WorkerSummary
 
@@ -75,13 +76,15 @@ def measured(summary: Summary) -> Measured:
     workers = [_steps(worker, spans, died.get(worker), last.get(worker)) for worker, spans in by_worker.items()]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0
+    called_off = summary.discarded.get(Verdict.CANCELLED.words, 0)  # of these only the parameters were sent
+    payloads = 2 * contributions + called_off
     service_s, latency_s = _exchange(summary.timeline, contributions / summary.steps)
     return Measured(
         workers=tuple(one for one in workers if one.seconds),
         steps=summary.steps * useful,
         service_s=service_s,
         latency_s=latency_s,
-        nbytes=round(summary.bytes / (2 * contributions)) if contributions else 0,
+        nbytes=round(summary.bytes / payloads) if payloads else 0,
     )
 
 
