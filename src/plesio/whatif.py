@@ -30,6 +30,7 @@ from plesio.engine.virtual import VirtualRun
 from plesio.engine.virtual_limits import Limits
 from plesio.engine.virtual_workers import NoFolder, TimedWorker
 from plesio.errors import ConfigurationError, StrategyError
+from plesio.observe.amounts import percent
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
@@ -348,7 +349,7 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
     waited = "would have waited" if any(one is ran for one in others) else "waited"
     again = f" ({_replay(ran, others).time_s:.1f} s in its replay)" if _off(ran, others) > CLOSE else ""
     return (
-        f"{_cause(run)}{ran.strategy} {waited} {ran.waiting_share:.0%} of the time; {best.strategy} would have taken "
+        f"{_cause(run)}{ran.strategy} {waited} {percent(ran.waiting_share)} of the time; {best.strategy} would have taken "
         f"{took} instead of {ran.time_s:.1f} s{again}, at a mean staleness of {best.staleness:.1f}."
     )
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from plesio.cli.compare import closing
+from plesio.cli.live import ended
 from plesio.cli.work import work_of
 from plesio.observe.report import byte_size, finding, setting, write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
@@ -397,6 +398,25 @@ def test_a_share_of_an_ideal_that_nobody_knows_is_marked(tmp_path: Path) -> None
     assert "≥ 91" in page(tmp_path, [run])[0]
     alone = msgspec.structs.replace(run, workers=(known,))
     assert "≥" not in run_table(alone, None) + render(compare_table([alone], None, None)) + page(tmp_path, [alone])[0]
+
+
+def test_little_is_not_nothing_and_nearly_all_is_not_all(tmp_path: Path) -> None:
+    """Steps of three seconds; one worker waits for 8 s of 4,000, and the ideal is missed by as much."""
+    fast = WorkerSummary(0, 1332, 1332, 1332, 0, compute_s=3992.0, wait_s=8.0, exchange_s=0.0, speed=1332 / 3992)
+    slow = WorkerSummary(1, 1332, 1332, 1332, 0, compute_s=4000.0, wait_s=0.0, exchange_s=0.0, speed=1332 / 4000)
+    spans = tuple(Span(worker, "compute", 3.0 * k, 3.0 * k + 3, 1) for worker in (0, 1) for k in range(1330))
+    given = {"workers": (fast, slow), "steps": 2664, "wall_s": 4000.0, "timeline": spans}
+    run = msgspec.structs.replace(bare("sync_sgd"), **given)
+    of_a_run = run_table(run, None)
+    assert "0.67 steps/s (>99% of ideal) · waiting <1%" in " ".join(of_a_run.split())
+    assert re.search(r"0\.33 │ +<1% │", of_a_run)
+    assert re.search(r"0\.67 +>99% +<1% ", render(compare_table([run], None, None)))
+    assert ended(run, None) == "4000.00 s, 2,664 steps (0.67/s)"
+    assert "made 0.666 steps a second, >99% of the ideal; its workers waited <1% of the time." in finding([run], None)
+    html, parsed = page(tmp_path, [run])
+    assert "<td>&gt;99</td><td>&lt;1</td>" in html
+    assert "waiting <1%, from" in parsed.text
+    assert "<1% waiting" in parsed.text
 
 
 def test_points_between_gaps_are_drawn(tmp_path: Path) -> None:

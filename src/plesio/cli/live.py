@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from plesio.observe.amounts import rate
 from plesio.observe.summary import Summary
 from plesio.observe.svg import number
 
@@ -126,13 +127,13 @@ class Board:
 
 def running(live: Live, target: tuple[str, float] | None) -> str:
     """How a run stands, in words."""
-    rate = f" ({live.steps / live.time_s:,.0f}/s)" if live.time_s > 0.2 else ""
-    return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{rate}{_metrics(live.metrics, target)}"
+    speed = f" ({rate(live.steps / live.time_s)}/s)" if live.time_s > 0.2 else ""
+    return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{speed}{_metrics(live.metrics, target)}"
 
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
     """How a run went, in words."""
-    steps = f"{summary.steps:,} steps ({summary.steps_per_s:,.0f}/s)"
+    steps = f"{summary.steps:,} steps ({rate(summary.steps_per_s)}/s)"
     if target is None:
         last = summary.history[-1].metrics if summary.history else {}
         return f"{summary.wall_s:.2f} s, {steps}{_metrics(last, None)}"

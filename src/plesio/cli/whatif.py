@@ -16,6 +16,7 @@ from rich.table import Table
 from plesio.cli.live import terminal
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.errors import ConfigurationError, StrategyError
+from plesio.observe.amounts import percent, rate
 from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
 
@@ -213,8 +214,8 @@ def _cells(one: Prediction, ran: Prediction) -> list[str]:
     return [
         f"{least}{one.time_s:.2f} s",
         f"{most}{ran.time_s / one.time_s:.2f}",
-        f"{one.steps_per_s:,.0f}",
-        f"{one.waiting_share:.0%}",
+        rate(one.steps_per_s),
+        percent(one.waiting_share),
         f"{one.staleness:.2f}",
         f"worker {left_out}" if left_out else "",
     ]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from plesio.observe import svg
+from plesio.observe.amounts import percent
 from plesio.observe.summary import EXTREMES, Evaluation, Span, Summary, telling
 from plesio.observe.svg import number
 
@@ -210,15 +211,15 @@ def _lanes(index: int, s: Summary, length: float) -> str:
     rows = []
     for one in shown:
         lane = svg.lane(((x.kind, x.start_s, x.end_s) for x in spans[one.worker]), start, length)
-        waited = f"{100 * one.waiting_share:.0f}% waiting"
-        rows.append(f'<div class="row"><span>worker {one.worker}</span>{lane}<span>{waited}</span></div>')
+        waited = f"{percent(one.waiting_share)} waiting"
+        rows.append(f'<div class="row"><span>worker {one.worker}</span>{lane}<span>{escape(waited)}</span></div>')
     more = (
         f"; of {len(spans)} workers the {EXTREMES} slowest and the {EXTREMES} fastest"
         if len(spans) > len(shown)
         else ""
     )
-    about = f"waiting {100 * s.waiting_share:.0f}%, from {number(round(start, 3))} s{more}"
-    head = f"<h3>{svg.named(index, s.strategy)}<small>{about}</small></h3>"
+    about = f"waiting {percent(s.waiting_share)}, from {number(round(start, 3))} s{more}"
+    head = f"<h3>{svg.named(index, s.strategy)}<small>{escape(about)}</small></h3>"
     return f'<div class="lanes">{head}{"".join(rows)}</div>'
 
 

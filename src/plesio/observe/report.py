@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from plesio.observe import figures, svg
+from plesio.observe.amounts import of_ideal, percent
 from plesio.observe.figures import Target
 from plesio.observe.summary import Summary, lower_is_better
 from plesio.observe.svg import number
@@ -84,7 +85,7 @@ def finding(summaries: Sequence[Summary], target: Target | None) -> str:
     best = summaries[winner]
     sentence = f"{best.strategy} reached {goal} in {number(best_s)} s"
     if len(summaries) == 1:
-        return f"{sentence}, at {_ideal(best)} of the ideal throughput."
+        return f"{sentence}, at {of_ideal(best, 'at least ')} of the ideal throughput."
     rival = _rival(winner, summaries, [k for _, k in reached[1:]])
     rival_s = rival.time_to(metric, value)
     if rival_s is None:
@@ -107,7 +108,7 @@ def _finding_of_speed(summaries: Sequence[Summary]) -> str:
     best = summaries[order[0]]
     rate = f"{number(best.steps_per_s)} steps a second"
     if len(summaries) == 1:
-        shares = f"{_ideal(best)} of the ideal; its workers waited {_percent(best.waiting_share)}"
+        shares = f"{of_ideal(best, 'at least ')} of the ideal; its workers waited {percent(best.waiting_share)}"
         return f"{best.strategy} made {rate}, {shares} of the time."
     rival = _rival(order[0], summaries, order[1:])
     of_rival = f"{number(rival.steps_per_s)} of {rival.strategy}"
@@ -152,14 +153,6 @@ def setting(summaries: Sequence[Summary]) -> str:
     if ratio < 1.25:
         return f"{workers}, about equally fast."
     return f"{workers}; the slowest, worker {slow}, takes {number(ratio, 2)} times as long for a step as the fastest."
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%" if share == 0 or share >= 0.01 else "under 1%"
-
-
-def _ideal(summary: Summary) -> str:
-    return f"{'at least ' if summary.ideal_share_is_least else ''}{_percent(summary.ideal_share)}"
 
 
 def _plural(count: int) -> str:
@@ -225,10 +218,7 @@ def _time_cell(time_s: float | None, best: float | None) -> str:
 
 
 def _cells(s: Summary, metric: str | None) -> list[str]:
-    shares = [
-        f"{'≥ ' if s.ideal_share_is_least else ''}{100 * s.ideal_share:.0f}",
-        f"{100 * s.waiting_share:.0f}",
-    ]
+    shares = [share.removesuffix("%") for share in (of_ideal(s), percent(s.waiting_share))]
     stale = [f"{s.staleness.mean:.2f}", f"{s.staleness.max:,}"]
     final = number(s.final(metric) if metric else None, 4)
     counts = [f"{count:,}" for count in (s.folded, sum(s.discarded.values()), s.samples)]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from plesio.observe.amounts import of_ideal, percent, rate
 from plesio.observe.report import byte_size
 from plesio.observe.summary import EXTREMES, Summary, telling
 from plesio.observe.svg import number
@@ -66,9 +67,9 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             str(one.worker),
             f"{one.steps:,}",
             f"{one.samples:,}",
-            f"{one.speed:,.1f}" if one.speed else "-",
-            f"{one.waiting_share:.0%}",
-            f"{one.exchange_s / one.there_s:.0%}" if one.there_s else "-",
+            rate(one.speed, decimals=1) if one.speed else "-",
+            percent(one.waiting_share),
+            percent(one.exchange_s / one.there_s) if one.there_s else "-",
             mean,
             f"{one.folded:,}",
             f"{one.discarded:,}",
@@ -83,8 +84,8 @@ def _headline(summary: Summary) -> str:
     parts = [
         f"{summary.strategy}: {summary.ended}{comma} after {summary.wall_s:.2f} s",
         f"version {summary.version:,}",
-        f"{summary.steps_per_s:,.0f} steps/s ({_ideal(summary)} of ideal)",
-        f"waiting {summary.waiting_share:.0%}",
+        f"{rate(summary.steps_per_s)} steps/s ({of_ideal(summary)} of ideal)",
+        f"waiting {percent(summary.waiting_share)}",
         f"staleness {stale.mean:.2f} mean, {stale.p50} p50, {stale.p99} p99, {stale.max} max",
         f"{byte_size(summary.bytes)} exchanged",
         f"{byte_size(summary.shared_bytes)} shared memory",
@@ -193,16 +194,12 @@ def _metric_cell(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e6 or not isfinite(value) else number(value, 4)
 
 
-def _ideal(summary: Summary) -> str:
-    return f"{'≥ ' if summary.ideal_share_is_least else ''}{summary.ideal_share:.0%}"
-
-
 def _cells(summary: Summary, metric: str | None) -> list[str]:
     final = summary.final(metric) if metric else None
     return [
-        f"{summary.steps_per_s:,.0f}",
-        _ideal(summary),
-        f"{summary.waiting_share:.0%}",
+        rate(summary.steps_per_s),
+        of_ideal(summary),
+        percent(summary.waiting_share),
         f"{summary.staleness.mean:.2f}/{summary.staleness.max}",
         byte_size(summary.bytes),
         "-" if final is None else _metric_cell(final),
