@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import plesio as ps
+from plesio.observe.summary import Summary
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.model import describe
 from support import loops
@@ -241,6 +243,10 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     assert any("accuracy" in line for line in lines)
     assert any("loss" in line for line in lines)
     assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)
+    told = (run.folder / "summary.json").read_bytes()
+    shares = {"steps_per_s": run.steps_per_s, "ideal_share": run.ideal_share, "waiting_share": run.waiting_share}
+    assert shares.items() <= json.loads(told).items()
+    assert msgspec.json.decode(told, type=Summary) == run.summary
     weights = load_file(run.folder / "weights.safetensors")
     assert {name: value.shape for name, value in weights.items()} == {
         name: value.shape for name, value in loops.mlp().state_dict().items()

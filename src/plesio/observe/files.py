@@ -66,7 +66,7 @@ class RunFolder:
         """Everything that is known at the end, the weights first; of each file that cannot be written, why."""
         parts: dict[str, Callable[[Path], object]] = {
             "weights.safetensors": lambda path: save_weights(state_dict, path) if state_dict else None,
-            "summary.json": lambda path: path.write_bytes(msgspec.json.encode(summary)),
+            "summary.json": lambda path: path.write_bytes(_figures(summary)),
             "metrics.jsonl": lambda path: path.write_bytes(_lines(summary)),
             "report.html": lambda path: self._report(path, summary),
         }
@@ -85,6 +85,12 @@ class RunFolder:
         settings = ", ".join(f"{name}={value}" for name, value in told.items() if name != "train")
         title = f"{summary.strategy} on {self._configuration.get('train', self.path.name)}"
         write_report(path, [summary], title=title, target=self._target, note=f"Settings: {settings}.")
+
+
+def _figures(summary: Summary) -> bytes:
+    """What is in summary.json: who reads it back as a `Summary` derives again what is derived."""
+    derived = {name: getattr(summary, name) for name in ("steps_per_s", "ideal_share", "waiting_share")}
+    return msgspec.json.encode({**msgspec.structs.asdict(summary), **derived})
 
 
 def _lines(summary: Summary) -> bytes:
