@@ -37,7 +37,6 @@ from plesio.errors import PlesioError, WorkerError, as_utf8
 from plesio.exchange import Exchange, ServerExchange, Standing, Timer, Used
 from plesio.fabric.doorbell import nothing
 from plesio.fabric.notes import A, Contribution, DroppedStep, Note
-from plesio.lease_size import LeaseSize
 from plesio.rules import Every
 from plesio.seeding import RandomState, seed_everything
 from plesio.station import introduction
@@ -176,7 +175,6 @@ class _Station:
         self._shows = shows
         self._used: Used | None = None
         self._exchange: ServerExchange | None = None
-        self._lease_size = LeaseSize()
 
     def now_s(self) -> float:
         """The time of whoever runs the greenlets."""
@@ -227,10 +225,8 @@ class _Station:
         if self.standing.stopped:
             return LeaseReply(stop=True)
         under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
-        request = LeaseRequest(epoch, total, self._lease_size.asked(most, self.now_s()), unused, digest)
+        request = LeaseRequest(epoch, total, most, unused, digest)
         reply: LeaseReply = wait(request, keep_random=under_way)
-        if reply.batches:
-            self._lease_size.given(self.now_s())
         return reply
 
 

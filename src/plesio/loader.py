@@ -38,8 +38,8 @@ from plesio.errors import ConfigurationError
 from plesio.exchange import Used
 from plesio.seeding import RandomState, seed_everything
 
-LEASES = 8
-"""Into how many leases a worker's part of an epoch is cut at least, so that its end is shared out evenly."""
+LEASE_MAX = 8
+"""Batches asked for at a time, at most; fewer where an epoch has few, so that its end is shared out evenly."""
 
 Lease = Callable[[int, int, int, int, int], LeaseReply]
 """(epoch, total batches, most, unused, digest) -> what the server says."""
@@ -73,7 +73,7 @@ class LeasedLoader:
                 "the loader is empty: no batch in an epoch; give it data, or a batch_size no larger than the data "
                 "where drop_last=True"
             )
-        self._most = max(1, self._total // (LEASES * workers))
+        self._most = max(1, min(LEASE_MAX, self._total // (8 * workers)))
         self._share = -(-self._total // workers)
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made ahead

@@ -38,7 +38,6 @@ from plesio.fabric.channel import Channel, ChannelClosedError
 from plesio.fabric.doorbell import Doorbell
 from plesio.fabric.memory import CopyOnWriteView, SharedBlock
 from plesio.fabric.notes import Farewell
-from plesio.lease_size import LeaseSize
 from plesio.lock_free import SharedMemoryExchange
 from plesio.rules import AllReduce
 from plesio.rules import SharedMemory as ViaSharedMemory
@@ -77,7 +76,6 @@ class ProcessStation:
         self._server = server
         self._doorbell = doorbell
         self._exchange: Exchange | None = None
-        self._lease_size = LeaseSize()
 
     def now_s(self) -> float:
         """The monotonic clock, which all processes of a host share."""
@@ -186,12 +184,9 @@ class ProcessStation:
         if self._exchange is not None:
             self._exchange.report()
         with suppress(ChannelClosedError):  # the answer's end of file tells
-            size = self._lease_size.asked(most, self.now_s())
-            self._server.send(LeaseRequest(epoch, total, size, unused, digest))
+            self._server.send(LeaseRequest(epoch, total, most, unused, digest))
         reply, _ = self._ask(f"data of epoch {epoch}")
         assert isinstance(reply, LeaseReply)
-        if reply.batches:
-            self._lease_size.given(self.now_s())
         self.standing.stopped = self.standing.stopped or reply.stop
         return reply
 

@@ -484,35 +484,6 @@ def test_data_that_came_a_batch_at_a_time_because_the_run_was_stopped(tmp_path: 
     assert_same(run, stopping_between_epochs)
 
 
-def quick(worker: Any) -> None:
-    """Steps that take next to no time, and data for many."""
-    model = nn.Linear(8, 2)
-    rows = torch.randn(1600, 8)
-    model, optimizer, loader = worker.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.01), DataLoader(TensorDataset(rows, rows[:, :2]), shuffle=True)
-    )
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-
-
-QUICK_AND_SLOW = ps.Simulated(Cluster((Group(1, Constant(0.0005)), Group(1, Constant(0.05)))))
-
-
-@pytest.mark.parametrize("engine", ["local", QUICK_AND_SLOW], ids=["processes", "simulated"])
-def test_leases_that_were_as_large_as_each_worker_was_quick(engine: Any, tmp_path: Path) -> None:
-    run = trained(ps.async_sgd(), tmp_path, quick, 2, engine=engine)
-    assert run.folder is not None
-    asked: dict[int, set[int]] = {0: set(), 1: set()}
-    for record in read_journal(run.folder):
-        if isinstance(record, Received) and isinstance(record.event, LeaseWanted):
-            asked[record.event.worker].add(record.event.most)
-    assert max(asked[0]) > 8
-    assert engine == "local" or asked == {0: {8, 16, 32, 64}, 1: {8}}
-    assert_same(run, quick)
-
-
 def without_data(worker: Any) -> None:
     """It never waits for any."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))
