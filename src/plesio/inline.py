@@ -34,7 +34,7 @@ class InlineServer:
         self._first: Hello | None = None
         self._assembly: Assembly | None = None
         self._judged: tuple[Arena, nn.Module] | None = None
-        self._held: WeakSet[nn.Module] = WeakSet()
+        self._held: dict[int, WeakSet[nn.Module]] = {}  # by worker
 
     @property
     def begun(self) -> bool:
@@ -80,15 +80,16 @@ class InlineServer:
     def _check_own(self, worker: GreenletWorker) -> None:
         """Two workers over one model would each move it into memory of their own."""
         assert worker.model is not None, "it introduced itself"
-        for module in worker.model.modules():
-            if module in self._held:
+        own = WeakSet(module for module in worker.model.modules() if _moves(module))
+        self._held.pop(worker.rank, None)  # an earlier incarnation's
+        for module in own:
+            if any(module in others for others in self._held.values()):
                 raise ConfigurationError(
-                    f"worker {worker.rank} gave prepare a {type(module).__name__} that a worker of this run holds already: "
+                    f"worker {worker.rank} gave prepare a {type(module).__name__} that another worker of this run holds: "
                     "simulated and replayed workers are all in this process and share the script's globals; make the model "
                     "and the optimizer in the training function"
                 )
-            if module._parameters or module._buffers:
-                self._held.add(module)
+        self._held[worker.rank] = own
 
     def close(self) -> None:
         """The run is over: its memory goes now, and with it the descriptors, not when somebody looks for cycles."""
@@ -132,3 +133,8 @@ class InlineServer:
         """`worker` is gone."""
         if self._assembly is not None:
             self._assembly.forget(worker)
+
+
+def _moves(module: nn.Module) -> bool:
+    """Whether training changes what it holds itself; a frozen module may be everybody's."""
+    return bool(module._buffers) or any(one.requires_grad for one in module.parameters(recurse=False))

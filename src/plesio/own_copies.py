@@ -1,7 +1,8 @@
 """A copy of the training function for each worker of one process, as each process gets its own.
 
-What a training function carries along is copied: the object whose method it is or which is called, a partial's arguments.
-Functions, classes and modules are not: their globals, and what a nested function refers to, all workers of one process share.
+What a training function carries along is copied: the object whose method it is or which is called, a partial's arguments, and
+the nested functions in these (a lambda over `self`). The function itself, classes and modules are not: what they refer to, all
+workers of one process share.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from plesio.engine.provenance import without_arguments
 from plesio.errors import ConfigurationError
 from plesio.fabric.memory import check_room
 
@@ -34,7 +36,7 @@ class OwnCopies:
     """
 
     def __init__(self, train: Train, workers: int) -> None:
-        pickler = _Pickler()
+        pickler = _Pickler(without_arguments(train))
         try:
             pickler.dump(train)
         except Exception as error:
@@ -56,16 +58,19 @@ class OwnCopies:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Keeps functions, classes and modules as they are, by number."""
+    """Keeps modules, classes and functions as they are, by number; but for nested ones that are not `train`."""
 
-    def __init__(self) -> None:
+    def __init__(self, train: Train) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file)
+        self._train = train
         self.shared: list[object] = []
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
         if not isinstance(value, (FunctionType, type, ModuleType)):
+            return None
+        if isinstance(value, FunctionType) and value.__closure__ and value is not self._train:
             return None
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.shared)

@@ -73,9 +73,9 @@ def warn_unsent(names: Sequence[str]) -> None:
 def warn_overwritten(names: Sequence[str]) -> None:
     """Tell, at the end, that weights were written last which are in no result, such as the best ones so far."""
     _warn_at_the_end(
-        f"worker 0 wrote into parameters after its last exchange: {_listed(names)}. The run's weights and evaluate have them as "
-        "that exchange made them: save what you want to keep in train (torch.save(model.state_dict(), ...)), or do it to "
-        "run.state_dict after ps.run"
+        f"worker 0 wrote into parameters after its last exchange: {_listed(names)}. Unless it put them back, the run's weights "
+        "and evaluate lack that, being as that exchange made them: save what you want to keep in train "
+        "(torch.save(model.state_dict(), ...)), or do it to run.state_dict after ps.run"
     )
 
 

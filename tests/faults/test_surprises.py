@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -363,3 +364,20 @@ def test_text_that_utf8_has_not_is_told_all_the_same(engine: str | ps.Simulated,
             evaluate=cannot_judge,
             until=ps.Until(seconds=20),
         )
+
+
+def leaving_a_child(worker: Any, note: str) -> None:
+    """As a pool that nobody shuts down: it waits for work for ever."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600.0,), daemon=False)
+    child.start()
+    Path(note).write_text(str(child.pid))
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+
+
+def test_a_process_that_training_leaves_does_not_keep_the_run(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    assert ps.run(partial(leaving_a_child, note=str(note)), ps.sync_sgd(), workers=1, timeout_s=60).version == 1
+    assert gone_within({int(note.read_text())}, 10.0)

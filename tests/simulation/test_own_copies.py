@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.own_copies import OwnCopies
 
 INPUTS = torch.arange(256.0).view(64, 4) / 256
@@ -61,6 +62,51 @@ def test_a_trainer_is_each_workers_own_as_in_processes(how: str, tmp_path: Path)
     assert torch.equal(trainer.inputs, INPUTS * 255)
 
 
+class Noisy:
+    """Its nested function is over itself, and is the copy's in a copy."""
+
+    def __init__(self) -> None:
+        self.add: Any = lambda numbers: numbers + self.noise
+
+    def train(self, worker: Any) -> None:
+        self.noise = float(worker.rank)
+        model = nn.Linear(4, 1)
+        model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(self.add(INPUTS)).mean().backward()
+            optimizer.step()
+
+
+def test_a_nested_function_in_an_object_is_over_the_copy(tmp_path: Path) -> None:
+    real = ps.run(Noisy().train, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
+    virtual = ps.run(Noisy().train, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
+    assert real.folder is not None
+    assert torch.equal(real.state_dict["weight"], virtual.state_dict["weight"])
+    assert ps.replay(real.folder, Noisy().train).identical
+
+
+def test_the_training_function_itself_keeps_what_it_is_over() -> None:
+    seen: list[int] = []
+
+    def train(note: str, worker: Any) -> None:
+        seen.append(worker.rank)
+        with_a_frozen_global(worker)
+
+    ps.run(functools.partial(train, "a note"), ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
+    assert sorted(seen) == [0, 1]
+
+
+BACKBONE = nn.Linear(4, 4).requires_grad_(False)
+
+
+def with_a_frozen_global(worker: Any) -> None:
+    model = nn.Sequential(BACKBONE, nn.Linear(4, 1))
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model[1].parameters(), lr=0.1))
+    model(INPUTS).sum().backward()
+    optimizer.step()
+
+
 MODEL = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
 
 
@@ -72,13 +118,21 @@ def with_a_global(worker: Any) -> None:
 
 
 def test_a_model_that_two_workers_hold_is_refused_with_where_to_make_it(tmp_path: Path) -> None:
-    told = "worker 1 gave prepare a Linear that a worker of this run holds already.*make the model.*in the training function"
+    told = (
+        "worker 1 gave prepare a Linear that another worker of this run holds.*make the model.*in the training function"
+    )
     with pytest.raises(ps.ConfigurationError, match=told):
         ps.run(with_a_global, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
     run = ps.run(with_a_global, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
     assert run.folder is not None
     with pytest.raises(ps.ConfigurationError, match=told):
         ps.replay(run.folder, with_a_global)
+
+
+def test_who_comes_back_may_prepare_the_model_it_held() -> None:
+    faults = (Crash(worker=0, at_s=0.05), Restart(worker=0, at_s=0.1))
+    cluster = Cluster((Group(1, Constant(0.1)),), faults=faults)
+    assert ps.run(with_a_global, ps.async_sgd(), workers=1, engine=ps.Simulated(cluster)).version > 0
 
 
 class Carrying:

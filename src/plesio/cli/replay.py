@@ -94,7 +94,8 @@ def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], 
         if script is not None:
             raise
         raise ConfigurationError(
-            f"{error}; if another script took the training function from there, name that one with --script FILE"
+            f"{error}; if it was given arguments, give it the same behind --; if another script took the training function from "
+            "there, name that one with --script FILE"
         ) from error
     source = source_of(train)
     if source != str(path.resolve()) and train_hash(train) != head.train_hash and not force:

@@ -6,10 +6,14 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 from plesio.engine.forker import die_with_parent
 from plesio.fabric.channel import Channel, close_quietly
+
+PATIENCE_S = 5.0
+"""How long processes that are no daemons have to end by themselves."""
 
 
 def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
@@ -54,5 +58,7 @@ def end_children() -> None:
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()
+    end_s = time.monotonic() + PATIENCE_S
     for child in multiprocessing.active_children():
-        child.join()
+        child.join(max(0.0, end_s - time.monotonic()))
+        child.kill()  # one that waits for work for ever, as of a pool that nobody shut down, would keep the run
