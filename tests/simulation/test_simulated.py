@@ -142,7 +142,10 @@ def draws(workers: int, cluster: Cluster) -> dict[tuple[int, int], float]:
     def draw(worker: Any, step: int, model: torch.nn.Module) -> None:
         drawn[worker.rank, step] = torch.rand(()).item()
 
-    simulated(ps.async_sgd(), cluster, functools.partial(train, also=draw))
+    def drawing(worker: Any) -> None:  # what it refers to is not copied for each worker, as a partial's arguments are
+        train(worker, also=draw)
+
+    simulated(ps.async_sgd(), cluster, drawing)
     return drawn
 
 
