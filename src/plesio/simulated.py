@@ -54,10 +54,10 @@ class Simulated:
     of a 4 MB model: 15 GB), a quarter of it for copies that processes would not need.
 
     Workers that are processes share nothing. Of these, each has its own copy of what the training function carries along
-    (the object whose method it is, as in `ps.run(Trainer().train)`, or the arguments of a `functools.partial`); but all share
-    the globals of your modules, attributes of classes, and what a nested function refers to, also with whoever called
-    `ps.run`. So make the model and the optimizer in the training function, and change no data in place that it only refers
-    to: `X.div_(255)` there would be done once for each worker.
+    (the object whose method it is, as in `ps.run(Trainer().train)`, or the arguments of a `functools.partial`, with the nested
+    functions in these); but all share the globals of your modules, attributes of classes, and what a training function that
+    is itself nested refers to, also with whoever called `ps.run`. So make the model and the optimizer in the training
+    function, and change no data in place that it only refers to: `X.div_(255)` there would be done once for each worker.
 
     Args:
         cluster: a `ps.Cluster`, or the name of a preset, which is made for as many workers as the run has.

@@ -126,9 +126,8 @@ class Assembly:
     def build_folder(self, carry: bool = True) -> None:
         """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""
         if self._via_server:
-            new_arena = partial(
-                _new_arena, self._state, self.layout, self._strategy.name
-            )  # no cycle: memory goes with us
+            # not a method of ours: in a cycle, memory would wait for the collector
+            new_arena = partial(_new_arena, self._state, self.layout, self._strategy.name)
             self._folder = build_folder(
                 self._strategy, self._spec, self._versions, self.slots, self._workers, new_arena
             )
@@ -171,9 +170,9 @@ class Assembly:
 
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
-        whole = self.last_weights.whole
         if self._via_server:
             return self.folder.snapshot(reader)
+        whole = self.last_weights.whole
         return whole.buffer if whole is not None else len(self.ring) - 1
 
 
