@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test test-long lint types rooms unit bench clean
+.PHONY: setup demo test test-long torture lint types rooms unit bench clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ unit: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -q
+
+SEEDS ?= 10000
+torture: setup
+	PYTHONPATH=tests $(BIN)/python -m torture --seeds $(SEEDS)
 
 bench: setup
 	for name in exchange fold straggler convergence embedding simulator theory whatif journal hogwild; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done

@@ -1,6 +1,6 @@
 """What compiling costs: the first fit of a small set in a fresh process with an empty Numba cache, then with a full one.
 
-The clock runs from before plesio.hogwild's modules are imported until the fit is done; Numba, scikit-learn and torch, which
+The clock runs from before plesio.sparse's modules are imported until the fit is done; Numba, scikit-learn and torch, which
 take seconds of their own to import and are not plesio's, are imported before.
 """
 
@@ -16,19 +16,19 @@ from _report import Row, progress, row
 
 FITS = {
     "HogwildClassifier": """
-from plesio.hogwild import HogwildClassifier
+from plesio.sparse import HogwildClassifier
 HogwildClassifier(loss="log_loss").fit(x, y)
 """,
     "MatrixFactorization": """
-from plesio.hogwild import MatrixFactorization
+from plesio.sparse import MatrixFactorization
 MatrixFactorization(8).fit(users, items, ratings)
 """,
     "SkipGram": """
-from plesio.hogwild import SkipGram
+from plesio.sparse import SkipGram
 SkipGram(vector_size=16, min_count=1).fit(text)
 """,
     "Kernel": """
-from plesio.hogwild import Kernel
+from plesio.sparse import Kernel
 Kernel(update, {"w": np.zeros(16)}).fit((x.toarray(), y.astype(float)))
 """,
 }

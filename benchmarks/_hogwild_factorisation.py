@@ -57,7 +57,7 @@ def squared_error(
     deposit = given.rivals.deposit({**pairs(train), "values": train.values, **tested(test)})
 
     def factorization(sweeps: int, threads: int) -> Any:
-        from plesio.hogwild.factorisation import MatrixFactorization
+        from plesio.sparse.factorisation import MatrixFactorization
 
         return MatrixFactorization(64, epochs=sweeps, threads=threads, **mine)
 
@@ -105,7 +105,7 @@ def ranking(given: Given, train: Ratings, test: Ratings, *, target_auc: float) -
     deposit = given.rivals.deposit(pairs(train))
 
     def ours(sweeps: int) -> tuple[float, float]:
-        from plesio.hogwild.factorisation import MatrixFactorization
+        from plesio.sparse.factorisation import MatrixFactorization
 
         model = MatrixFactorization(32, loss="bpr", epochs=sweeps, threads=1)
         seconds = timed(lambda: model.fit(train.users, train.items))

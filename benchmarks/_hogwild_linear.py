@@ -60,7 +60,7 @@ def compare(given: Given, name: str, train: Rows, test: Rows) -> list[Row]:
 
 
 def contenders(given: Given, loss: str, train: Rows, test: Rows, deposit: Any) -> dict[str, Fit]:
-    from plesio.hogwild.linear import HogwildClassifier
+    from plesio.sparse.linear import HogwildClassifier
 
     def settings(seed: int) -> dict[str, Any]:
         return {"loss": loss, "alpha": ALPHA[loss], "max_iter": EPOCHS, "tol": None, "random_state": seed}
@@ -98,7 +98,7 @@ def fit(make: Callable[[int], Any], train: Rows, test: Rows) -> Fit:
 
 def in_sweeps(given: Given, name: str, train: Rows) -> list[Row]:
     """The sweeps alone: what a second thread gains, and nanoseconds a non-zero against the bare memory traffic's."""
-    from plesio.hogwild.linear import HogwildClassifier
+    from plesio.sparse.linear import HogwildClassifier
 
     x, label = matrix(train), f"{name}, log_loss"
 

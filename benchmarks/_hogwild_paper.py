@@ -77,7 +77,7 @@ def compare(problem: Problem, fit: Callable[[int], Any], scale: float, runs: int
 
 def rcv1(scale: float) -> Callable[[int], Any]:
     """Rows of about 76 of 47,236 log-uniform features, hinge loss."""
-    from plesio.hogwild.linear import HogwildClassifier
+    from plesio.sparse.linear import HogwildClassifier
 
     rng = np.random.default_rng(0)
     features, count = 47_236, int(781_265 * scale)
@@ -109,7 +109,7 @@ def completion(
     """
 
     def build(scale: float) -> Callable[[int], Any]:
-        from plesio.hogwild.factorisation import MatrixFactorization
+        from plesio.sparse.factorisation import MatrixFactorization
 
         train, _ = synthetic_ratings(int(ratings * scale), shape, rank=10, skew=skew)
 
@@ -145,7 +145,7 @@ def pull(parameters, edge, lr):
 
 def cut(nodes: int, labels: int, edges: tuple[NDArray[np.uint32], NDArray[np.uint32]]) -> Callable[[int], Any]:
     """The relaxed cut of a graph, of whose nodes every 1,000th is a terminal."""
-    from plesio.hogwild.kernel import Kernel
+    from plesio.sparse.kernel import Kernel
 
     rng = np.random.default_rng(0)
     weights = rng.random(len(edges[0]), np.float32)

@@ -83,7 +83,7 @@ def accuracy(given: Given, whole: Path) -> list[Row]:
 
 def contenders(given: Given, whole: Path, part: Path, *, epochs: int, scored: bool = False) -> dict[str, Fit]:
     """Train on `part` with the vocabulary of `whole`; `scored`: and solve analogies."""
-    from plesio.hogwild.corpus import Corpus, read_corpus
+    from plesio.sparse.corpus import Corpus, read_corpus
 
     vocabulary = read_corpus(whole)
     text = vocabulary if part == whole else numbered(part, vocabulary.words)
@@ -92,7 +92,7 @@ def contenders(given: Given, whole: Path, part: Path, *, epochs: int, scored: bo
 
     def ours(threads: int, negatives: str) -> Fit:
         def fit() -> tuple[float, float]:
-            from plesio.hogwild.skipgram import SkipGram
+            from plesio.sparse.skipgram import SkipGram
 
             # "auto" would not look for something faster than one thread on so little text.
             settings = {**COMMON, "epochs": epochs, "threads": threads, "negatives": negatives}
@@ -122,7 +122,7 @@ def contenders(given: Given, whole: Path, part: Path, *, epochs: int, scored: bo
 
 def numbered(path: Path, words: list[str]) -> Any:
     """The text in another text's numbers."""
-    from plesio.hogwild.corpus import Corpus
+    from plesio.sparse.corpus import Corpus
 
     number = {word: place for place, word in enumerate(words)}
     with path.open() as file:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from _digits import digits_overhead
@@ -21,12 +23,14 @@ from plesio import async_sgd, ringmaster
 from plesio.cluster import Cluster, Exponential, Group
 from plesio.core.events import Joined, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.engine.virtual import VirtualRun
-from plesio.engine.virtual_limits import Limits
-from plesio.engine.virtual_workers import NoFolder, timed_workers
-from plesio.problems import Quadratic, run
+from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.simulated.workers import NoFolder, timed_workers
 from plesio.strategy import Strategy
-from plesio.torture import run_seed
+from problems import Quadratic, run
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from torture import run_seed
 
 WORKERS = 10_000
 

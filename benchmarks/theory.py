@@ -18,8 +18,8 @@ from _report import Row, figure, meets, parser, progress, report, whole
 from plesio import async_sgd, first_of, rennala, ringmaster, sync_sgd
 from plesio.cluster import Cluster, Constant, Exponential, Group, Pareto, Ranked, StepTime
 from plesio.observe.svg import Axis, log_axis
-from plesio.problems import Quadratic, tune
 from plesio.strategy import Strategy
+from problems import Quadratic, tune
 
 MODELS: dict[str, StepTime] = {
     "equal": Constant(1.0),

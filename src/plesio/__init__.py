@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from plesio import cluster, problems
-    from plesio.checkpoint import Checkpoint
+    from plesio import cluster
     from plesio.cluster import Cluster
     from plesio.errors import (
         CheckpointError,
@@ -27,8 +25,14 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from plesio.faults import Kill, Pace, Slow
-    from plesio.journal import JournalError
-    from plesio.recipes import (
+    from plesio.launch.replayed.replay import Replayed, ReplayError, replay
+    from plesio.launch.simulated.engine import Simulated
+    from plesio.protocol.journal import JournalError
+    from plesio.runner import EvaluateError, Run, Until, run
+    from plesio.server.checkpoints import Checkpoint
+    from plesio.strategy import Strategy
+    from plesio.strategy.answers import Seconds, Steps
+    from plesio.strategy.recipes import (
         allreduce,
         async_sgd,
         bounded_staleness,
@@ -41,16 +45,11 @@ if TYPE_CHECKING:
         ringmaster,
         sync_sgd,
     )
-    from plesio.replaying import Replayed, ReplayError, replay
-    from plesio.rules import Seconds, Steps
-    from plesio.runner import EvaluateError, Run, Until, run
-    from plesio.simulated import Simulated
-    from plesio.strategy import Strategy
-    from plesio.worker import Worker
+    from plesio.worker.worker import Worker
 
 _HOMES = {
     "plesio.cluster": ("Cluster",),
-    "plesio.checkpoint": ("Checkpoint",),
+    "plesio.server.checkpoints": ("Checkpoint",),
     "plesio.errors": (
         "CheckpointError",
         "ConfigurationError",
@@ -68,8 +67,8 @@ _HOMES = {
         "WorkerLostError",
     ),
     "plesio.faults": ("Kill", "Pace", "Slow"),
-    "plesio.journal": ("JournalError",),
-    "plesio.recipes": (
+    "plesio.protocol.journal": ("JournalError",),
+    "plesio.strategy.recipes": (
         "allreduce",
         "async_sgd",
         "bounded_staleness",
@@ -82,15 +81,15 @@ _HOMES = {
         "ringmaster",
         "sync_sgd",
     ),
-    "plesio.replaying": ("Replayed", "ReplayError", "replay"),
-    "plesio.rules": ("Seconds", "Steps"),
+    "plesio.launch.replayed.replay": ("Replayed", "ReplayError", "replay"),
+    "plesio.strategy.answers": ("Seconds", "Steps"),
     "plesio.runner": ("EvaluateError", "Run", "Until", "run"),
-    "plesio.simulated": ("Simulated",),
-    "plesio.strategy": ("Strategy",),
-    "plesio.worker": ("Worker",),
+    "plesio.launch.simulated.engine": ("Simulated",),
+    "plesio.strategy.strategy": ("Strategy",),
+    "plesio.worker.worker": ("Worker",),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
-_SUBMODULES = ("cluster", "problems")
+_SUBMODULES = ("cluster",)
 
 __version__ = "0.1.0"
 __all__ = [  # spelled out for type checkers
@@ -132,7 +131,6 @@ __all__ = [  # spelled out for type checkers
     "first_of",
     "hogwild",
     "local_sgd",
-    "problems",
     "recipe",
     "rennala",
     "replay",
@@ -149,11 +147,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'plesio' has no attribute {name!r}")
     home = importlib.import_module(_WHERE[name])
-    for one in _HOMES[home.__name__]:
-        room = f"plesio.{one}"
-        if room == home.__name__ or room not in sys.modules:  # plesio.hogwild stays the room: it can be called
-            globals()[one] = getattr(home, one)
-    return globals()[name]
+    value = globals()[name] = getattr(home, name)
+    return value
 
 
 def __dir__() -> list[str]:

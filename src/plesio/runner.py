@@ -15,26 +15,26 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.arguments import as_pace, as_strategy, check_kinds, check_numbers
-from plesio.checkpoint import Checkpoint
 from plesio.choices import DATA, ON_NONFINITE, ON_WORKER_ERROR, check_choice
-from plesio.engine.ctrl_c import CtrlC
-from plesio.engine.job import Job, Live, Outcome
-from plesio.engine.local import LocalEngine
-from plesio.engine.messages import Final
-from plesio.engine.provenance import name_of, without_arguments
-from plesio.engine.virtual_limits import Limits
+from plesio.config import as_pace, as_strategy, check_kinds, check_numbers
 from plesio.errors import ConfigurationError, NonFiniteError, PlesioError, RunInterrupted
 from plesio.faults import Fault, Pace, check_faults
+from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.job import Job, Live, Outcome
+from plesio.launch.local.engine import LocalEngine
+from plesio.launch.provenance import name_of, without_arguments
+from plesio.launch.resume import Resumption, check_keeping, kept, resumable, resumption
+from plesio.launch.simulated.engine import Simulated, SimulatedEngine
+from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.whatif import advice
+from plesio.launch.until import Until
+from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
-from plesio.resume import Resumption, check_keeping, kept, resumable, resumption
-from plesio.simulated import Simulated, SimulatedEngine
+from plesio.protocol.messages import Final
+from plesio.server.checkpoints import Checkpoint
 from plesio.strategy import Strategy
-from plesio.until import Until
-from plesio.whatif import advice
-from plesio.working_directory import check_working_directory
 
 _turn = threading.Lock()
 _refusal = ""

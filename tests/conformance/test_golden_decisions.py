@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from plesio import recipes
 from plesio.core.events import Abandoned, Cancel, Discard, Effect, Fold, Grant, Hold, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.rules import Seconds
-from plesio.strategy import Strategy
+from plesio.strategy import Strategy, recipes
+from plesio.strategy.answers import Seconds
 
 TURNS = (0, 1, 0, 1, 2, 1, 0, 0, 1, 2, 0, 1)
 SAMPLES = (30, 20, 10)

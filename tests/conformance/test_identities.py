@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.rules import AfterFold, Buffer, UserOptimizer
 from plesio.strategy import Strategy
+from plesio.strategy.answers import AfterFold, Buffer, UserOptimizer
 from support import loops
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
@@ -41,7 +41,7 @@ RECIPES: dict[str, Callable[[], Strategy]] = {
 
 def test_every_recipe_is_in_the_table() -> None:
     """A recipe without a row here is not done."""
-    from plesio.recipes import RECIPES as ALL
+    from plesio.strategy.recipes import RECIPES as ALL
 
     assert {name.split()[0] for name in RECIPES} == set(ALL)
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import plesio as ps
-from plesio.checkpoint import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.cli.main import main
 from plesio.core.events import Grant, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.engine.keeping import Keeper, Keeping
+from plesio.server.checkpointer import Keeper, Keeping
+from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.strategy import Strategy
 from support.replayed import chancy, fills_the_disk
 
@@ -155,7 +155,7 @@ def test_a_training_function_that_has_changed_is_told(tmp_path: Path, monkeypatc
     """The run goes on with the new one, and no replay can have both."""
     first = trained(ps.sync_sgd(), tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=12))
     at = latest(first.folder or tmp_path).manifest.version
-    monkeypatch.setattr("plesio.resume.train_hash", lambda train: "another")
+    monkeypatch.setattr("plesio.launch.resume.train_hash", lambda train: "another")
     words = (
         rf"resumed from .*{FOLDER}.*the training function, .* has changed .* plesio replay .* up to version {at} it is"
     )

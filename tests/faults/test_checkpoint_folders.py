@@ -16,7 +16,9 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 import plesio as ps
-from plesio.checkpoint import (
+from plesio.core.sequencer import Sequencer
+from plesio.protocol.journal import read_journal
+from plesio.server.checkpoints import (
     FOLDER,
     FORMAT,
     MANIFEST,
@@ -28,8 +30,6 @@ from plesio.checkpoint import (
     latest,
     read,
 )
-from plesio.core.sequencer import Sequencer
-from plesio.journal import read_journal
 from plesio.strategy import Strategy
 from support import loops
 from support.replayed import chancy

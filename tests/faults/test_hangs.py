@@ -18,15 +18,15 @@ import pytest
 import torch
 
 import plesio as ps
-import plesio.worker
-from plesio.engine.forkserver import PRELOAD, ForkServer
-from plesio.engine.job import Job, Live
-from plesio.engine.messages import Progress, Stop, Trouble
-from plesio.engine.processes import Processes
-from plesio.engine.server import Server
-from plesio.fabric.channel import Channel, channel_pair, readable
-from plesio.fabric.notes import Contribution
+import plesio.worker.worker
+from plesio.launch.job import Job, Live
+from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.processes import Processes
+from plesio.launch.local.server_process import Server
 from plesio.observe.summary import Incident
+from plesio.protocol.messages import Progress, Stop, Trouble
+from plesio.protocol.notes import Contribution
+from plesio.transport.channel import Channel, channel_pair, readable
 from support import loops
 from support.processes import alive, descendants, gone_within, open_descriptors
 
@@ -168,7 +168,7 @@ def test_a_last_evaluation_that_never_ends_is_given_up() -> None:
 
 
 def test_a_last_evaluation_that_is_dropped_after_a_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plesio.engine.local.JUDGE_S", 1.0)
+    monkeypatch.setattr("plesio.launch.local.engine.JUDGE_S", 1.0)
     run = ps.run(loops.endless, "async_sgd", workers=2, evaluate=never_returns, until=ps.Until(steps=40))
     (told,) = given_up(run)
     assert told.endswith("was given up: evaluate did not return within 1 s of the run being asked to stop")
@@ -347,7 +347,7 @@ def test_a_worker_that_reads_no_answers_is_cut_off() -> None:
 
 def talkative(worker: ps.Worker, folder: Path) -> None:
     """Each step is worth a message to the process that began the run; `folder`/"steps" is as long as their number."""
-    plesio.worker.LOG_S = 0.0
+    plesio.worker.worker.LOG_S = 0.0
     model = loops.mlp()
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
     with (folder / "steps").open("ab", buffering=0) as steps:

@@ -17,9 +17,9 @@ import pytest
 from safetensors.torch import load_file
 
 import plesio as ps
-from plesio.checkpoint import latest
-from plesio.engine.forkserver import ForkServer
-from plesio.engine.job import Live
+from plesio.launch.job import Live
+from plesio.launch.local.forkserver import ForkServer
+from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
 from support import loops, replicas
 from support.processes import alive, descendants, gone_within, open_descriptors
@@ -42,7 +42,13 @@ RECIPES: dict[str, Callable[[], Strategy]] = {
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No process but the fork server, no descriptor more than before."""
-    ForkServer.shared(("plesio.engine.server", "plesio.engine.evaluator", "plesio.worker_process"))
+    ForkServer.shared(
+        (
+            "plesio.launch.local.server_process",
+            "plesio.launch.local.evaluator_process",
+            "plesio.launch.local.worker_process",
+        )
+    )
     before, open_before = descendants(), open_descriptors()
     yield
     assert gone_within(descendants() - before, 1.0)
@@ -257,7 +263,7 @@ def test_misuse_in_a_worker_is_explained(action: str, words: str) -> None:
 
 def test_too_little_shared_memory_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the size needed, the size there is, and what to do."""
-    from plesio.fabric import memory
+    from plesio.transport import memory
 
     monkeypatch.setattr(memory, "room", lambda: {"/dev/shm": 64_000_000})
     with pytest.raises(ps.SharedMemoryError, match=r"needs 2\.0 GB of shared memory and /dev/shm has 64\.0 MB left"):

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import plesio as ps
-from plesio import worker_process
-from plesio.checkpoint import FOLDER, PREFIX, latest
-from plesio.engine.forker import Spawned
-from plesio.engine.forkserver import PRELOAD, ForkServer
-from plesio.engine.job import Live
+from plesio.launch.job import Live
+from plesio.launch.local import worker_process
+from plesio.launch.local.forker import Spawned
+from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.observe.files import RunFolder
+from plesio.server.checkpoints import FOLDER, PREFIX, latest
 from support import loops, stopping
 from support.processes import descendants, gone_within
 
@@ -258,7 +258,9 @@ def test_a_broken_line_to_a_loaders_process_is_explained(error: Exception, monke
 
     before = signal.signal(signal.SIGCHLD, torchs)
     try:
-        monkeypatch.setattr("plesio.worker_process.time.sleep", lambda seconds: signal.raise_signal(signal.SIGCHLD))
+        monkeypatch.setattr(
+            "plesio.launch.local.worker_process.time.sleep", lambda seconds: signal.raise_signal(signal.SIGCHLD)
+        )
         told = worker_process._words_of(error)
         assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
     finally:
@@ -269,7 +271,7 @@ def test_a_broken_line_to_a_loaders_process_is_explained(error: Exception, monke
 
 ENDS_EARLY = """
 import os, signal, sys
-from plesio.engine.forkserver import ForkServer
+from plesio.launch.local.forkserver import ForkServer
 print(ForkServer.shared(["slow_to_import"]).pid, flush=True)
 sys.stdin.read()
 """
@@ -332,7 +334,7 @@ def test_nor_does_one_that_took_too_long(tmp_path: Path, monkeypatch: pytest.Mon
     ForkServer.shared(PRELOAD)
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
     with monkeypatch.context() as brief:
-        brief.setattr("plesio.engine.forkserver.START_S", 0.2)
+        brief.setattr("plesio.launch.local.forkserver.START_S", 0.2)
         with pytest.raises(ps.DeadlineError, match=r"waited 0\.2 s for the start of processes from the fork server"):
             ps.run(stopping.SlowToLoad(tmp_path), "sync_sgd", workers=2)
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40

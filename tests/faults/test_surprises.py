@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.engine.forkserver import ForkServer
-from plesio.engine.job import Live
+from plesio.launch.job import Live
+from plesio.launch.local.forkserver import ForkServer
 from support import loops
 from support.processes import gone_within
 
@@ -242,7 +242,7 @@ def test_what_a_run_brought_is_gone_with_it() -> None:
 
 def test_a_training_function_may_refer_to_more_data_than_a_message_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data at the top of a script, or of a notebook, travels with the function."""
-    monkeypatch.setattr("plesio.fabric.channel.MESSAGE_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr("plesio.transport.channel.MESSAGE_BYTES_MAX", 1_000_000)
     data = torch.arange(1_000_000)
 
     def train(worker: ps.Worker) -> None:

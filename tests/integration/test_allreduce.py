@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import plesio as ps
-from plesio.all_reduce import exchange
-from plesio.fabric.collective import CurrentGroup, Group, completed
-from plesio.replicated import ReplicatedModel
+from plesio.transport.collective import CurrentGroup, Group, completed
+from plesio.worker.exchanges.all_reduce import exchange
+from plesio.worker.exchanges.all_reduce.replicated import ReplicatedModel
 from support import loops, replicas
 
 

@@ -223,7 +223,7 @@ def test_sparse_gradients(tmp_path: Path) -> None:
 
 def dying(worker: ps.Worker, folder: str) -> None:
     """Worker 1 dies when what came after its third step's backward pass is half reduced."""
-    from plesio.all_reduce import exchange
+    from plesio.worker.exchanges.all_reduce import exchange
 
     again, calls = exchange.reduce_again, itertools.count(1)
 

@@ -22,7 +22,7 @@ from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.tables import Failed, compare_table, render
-from plesio.recipes import RECIPES
+from plesio.strategy.recipes import RECIPES
 from support import processes
 
 SCRIPT = """
@@ -467,9 +467,9 @@ def test_a_metric_that_does_not_come_any_more_is_that_strategys_failure(capsys: 
         ("run script.py --fast", "; known: --budget-s, "),
         ("run script.py --fast", "; what is the script's own goes behind --"),
         ("run", "missing argument 'SCRIPT'"),
-        ("train script.py", "known: compare, journal, replay, run, simulate, strategies, torture, whatif"),
+        ("train script.py", "known: compare, journal, replay, run, simulate, strategies, whatif"),
         ("runn script.py", "no such command 'runn'; known: compare, "),
-        ("runn script.py", "torture, whatif; did you mean 'run'?"),
+        ("runn script.py", "strategies, whatif; did you mean 'run'?"),
         ("compare script.py --strategies=", "no strategy is named; known: allreduce, "),
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plesio.cli.main import main
-from plesio.engine.ctrl_c import CtrlC
+from plesio.launch.ctrl_c import CtrlC
 
 SCRIPT = """
 from support.loops import FEATURES, CLASSES, data

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.checkpoint import FOLDER, latest
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
-from plesio.engine.job import Live
+from plesio.launch.job import Live
+from plesio.server.checkpoints import FOLDER, latest
 from support import loops
 
 PATIENCE = "no better for 5 epochs"

@@ -34,13 +34,13 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Group
 from plesio.core.events import Leased
 from plesio.core.leases import DataLeases
-from plesio.engine.messages import LeaseReply
-from plesio.engine.virtual import VirtualRun
-from plesio.engine.virtual_messages import Answer, Finish, Lease, Request
-from plesio.engine.virtual_workers import NoFolder
 from plesio.errors import ConfigurationError
-from plesio.exchange import Used
-from plesio.loader import LeasedLoader, _Order, _Relay
+from plesio.launch.simulated.messages import Answer, Finish, Lease, Request
+from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.simulated.workers import NoFolder
+from plesio.protocol.messages import LeaseReply
+from plesio.worker.exchanges.server import Used
+from plesio.worker.loader import LeasedLoader, _Order, _Relay
 from support import loops
 
 ROWS, BATCH = 48, 4

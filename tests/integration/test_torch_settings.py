@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import plesio as ps
-from plesio.torch_settings import TorchSettings
+from plesio.launch.torch_settings import TorchSettings
 
 Setting = Callable[[], object]
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
-from plesio.own_copies import OwnCopies
+from plesio.launch.own_copies import OwnCopies
 
 INPUTS = torch.arange(256.0).view(64, 4) / 256
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -164,7 +164,7 @@ def test_what_cannot_be_copied_is_an_error_as_in_processes() -> None:
 
 
 def test_many_copies_that_do_not_fit_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plesio.fabric.memory.room", lambda: {"the host's memory": 1 << 20})
+    monkeypatch.setattr("plesio.transport.memory.room", lambda: {"the host's memory": 1 << 20})
     train = Carrying(words=[str(number) for number in range(2000)])
     OwnCopies(train, workers=2)
     with pytest.raises(ps.SharedMemoryError, match="a copy for each of the 256 workers of what the training function"):

@@ -17,7 +17,7 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Group
 from plesio.errors import SharedMemoryError
 from plesio.strategy import Strategy
-from plesio.tensors.replica import IN_PLACE_BYTES
+from plesio.worker.replica import IN_PLACE_BYTES
 
 WIDTH = 600
 """Of a layer, which alone is larger than `IN_PLACE_BYTES`."""
@@ -79,6 +79,6 @@ def test_a_run_of_real_processes_comes_out_again_bit_for_bit(strategy: Strategy,
 def test_room_for_the_copies_is_looked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lock step and without a momentum: 5 versions and 3 slots are shared, and 3 copies each one's own."""
     model = 4 * WIDTH * (WIDTH + 1)
-    monkeypatch.setattr("plesio.fabric.memory.room", lambda: {"the host's memory": int(9.5 * model)})
+    monkeypatch.setattr("plesio.transport.memory.room", lambda: {"the host's memory": int(9.5 * model)})
     with pytest.raises(SharedMemoryError, match="with a copy of the model for each of the 3 workers of this process"):
         ps.run(writing, ps.sync_sgd(), workers=3, engine=ps.Simulated(ALIKE))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plesio.torture import BUGS, run_seed
-from plesio.torture.world import Parts
+from torture import BUGS, run_seed
+from torture.world import Parts
 
 SEEDS = 200
 BREAKS = {

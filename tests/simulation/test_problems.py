@@ -11,8 +11,8 @@ import pytest
 
 from plesio.cluster import Cluster, Constant, Exponential, Group, LogNormal, Ranked
 from plesio.errors import ConfigurationError
-from plesio.problems import Logistic, Problem, Quadratic, run, tune
-from plesio.recipes import (
+from plesio.strategy import Strategy
+from plesio.strategy.recipes import (
     async_sgd,
     bounded_staleness,
     buffered,
@@ -23,7 +23,7 @@ from plesio.recipes import (
     ringmaster,
     sync_sgd,
 )
-from plesio.strategy import Strategy
+from problems import Logistic, Problem, Quadratic, run, tune
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "quadratic": lambda: Quadratic(d=30, noise=0.1),

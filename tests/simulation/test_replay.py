@@ -24,8 +24,8 @@ from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Joined, LeaseWanted, Pushed, Verdict
 from plesio.core.sequencer import Sequencer
-from plesio.journal import FILE_NAME, Evicted, Received, Record, read_journal
-from plesio.older_journals import RepeatCancelSequencer, sequencers
+from plesio.launch.replayed.older_journals import RepeatCancelSequencer, sequencers
+from plesio.protocol.journal import FILE_NAME, Evicted, Received, Record, read_journal
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
 
@@ -233,7 +233,7 @@ def test_a_journal_without_an_end_is_said_to_have_none(tmp_path: Path) -> None:
 
 def test_a_changed_order_is_another_run(tmp_path: Path) -> None:
     """What makes a replay the same is the order of events: with two pushes exchanged the weights differ."""
-    from plesio.journal import JournalWriter
+    from plesio.protocol.journal import JournalWriter
 
     run = trained(ps.async_sgd(correct="plain"), tmp_path)
     journal = read_journal(run.folder)
@@ -496,11 +496,11 @@ def without_data(worker: Any) -> None:
 
 def test_a_journal_of_a_run_that_called_off_with_every_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As all did once: workers far away had many messages to read."""
-    monkeypatch.setattr("plesio.engine.virtual.Sequencer", RepeatCancelSequencer)
+    monkeypatch.setattr("plesio.launch.simulated.virtual.Sequencer", RepeatCancelSequencer)
     run = trained(ps.first_of(2), tmp_path, without_data, engine=ps.Simulated(FAR_AND_NEAR), seed=3)
     assert run.folder is not None
     assert sequencers(read_journal(run.folder)) == [RepeatCancelSequencer]
     assert max(called_off_between(read_journal(run.folder))) == 1
     assert_same(run, without_data)
-    monkeypatch.setattr("plesio.older_journals.RepeatCancelSequencer", Sequencer)
+    monkeypatch.setattr("plesio.launch.replayed.older_journals.RepeatCancelSequencer", Sequencer)
     assert not ps.replay(run.folder, without_data).identical

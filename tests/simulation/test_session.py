@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plesio import recipes
 from plesio.core.events import (
     Abandoned,
     Cancel,
@@ -28,7 +27,8 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.leases import Batch, DataLeases
-from plesio.core.letters import (
+from plesio.core.sequencer import Sequencer, SequencerState
+from plesio.core.sessions.letters import (
     Answer,
     Beat,
     Bye,
@@ -43,10 +43,9 @@ from plesio.core.letters import (
     Push,
     Received,
 )
-from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.core.service import Service, ServiceState
-from plesio.core.session import Lost, Phase, Welcome, WentBack, WorkerSession
-from plesio.strategy import Strategy
+from plesio.core.sessions.service import Service, ServiceState
+from plesio.core.sessions.session import Lost, Phase, Welcome, WentBack, WorkerSession
+from plesio.strategy import Strategy, recipes
 
 RETRY_S, HEARTBEAT_S, SILENCE_S = 1.0, 2.0, 10.0
 

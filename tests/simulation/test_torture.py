@@ -9,15 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from plesio import recipes
-from plesio.cli.torture import torture
-from plesio.core.letters import Level
+from plesio.core.sessions.letters import Level
 from plesio.errors import ConfigurationError
-from plesio.strategy import Strategy
-from plesio.torture import FAULTS, Plan, draw, excerpt, run_seed, shrink
-from plesio.torture.bugs import planted
-from plesio.torture.disk import Disk
-from plesio.torture.world import Parts, World, simulate
+from plesio.strategy import Strategy, recipes
+from torture import FAULTS, Plan, draw, excerpt, run_seed, shrink
+from torture.__main__ import torture
+from torture.bugs import planted
+from torture.disk import Disk
+from torture.world import Parts, World, simulate
 
 SEEDS = 500
 BLOCK = 100
@@ -166,7 +165,7 @@ def test_the_command_tells_the_story_of_a_failure(capsys: pytest.CaptureFixture[
     assert torture(seeds=3, bug="a restart is not told") == 1
     said = capsys.readouterr().out
     assert "seed 0 FAILED: a restart is told" in said
-    assert "again: plesio torture --first-seed 0 --seeds 1 --bug 'a restart is not told'" in said
+    assert "again: PYTHONPATH=tests python -m torture --first-seed 0 --seeds 1 --bug 'a restart is not told'" in said
     assert "the smallest run that fails: 1 workers" in said
     assert "BROKEN: a restart is told" in said
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from plesio.clock.virtual import VirtualClock
 from plesio.cluster import (
     Cluster,
     Constant,
@@ -32,15 +31,18 @@ from plesio.cluster import (
 )
 from plesio.cluster.faults import AnyFault
 from plesio.core.events import Cancel, Event, Fold, Grant, Leased, Ticked
-from plesio.engine.messages import Final
-from plesio.engine.recording import Recorder
-from plesio.engine.virtual import VirtualRun
-from plesio.engine.virtual_limits import Limits
-from plesio.engine.virtual_messages import Answer, Finish, Lease, Message, Push, Request
-from plesio.engine.virtual_network import Star
-from plesio.engine.virtual_workers import NoFolder, TimedWorker, timed_workers
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.recipes import (
+from plesio.launch.simulated.clock import VirtualClock
+from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.messages import Answer, Finish, Lease, Message, Push, Request
+from plesio.launch.simulated.network import Star
+from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.simulated.workers import NoFolder, TimedWorker, timed_workers
+from plesio.protocol.messages import Final
+from plesio.server.recording import Recorder
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Seconds
+from plesio.strategy.recipes import (
     RECIPES,
     allreduce,
     async_sgd,
@@ -53,8 +55,6 @@ from plesio.recipes import (
     ringmaster,
     sync_sgd,
 )
-from plesio.rules import Seconds
-from plesio.strategy import Strategy
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "allreduce": allreduce,

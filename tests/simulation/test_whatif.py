@@ -12,10 +12,19 @@ import torch
 import plesio as ps
 from plesio.cli.main import main
 from plesio.errors import ConfigurationError, StrategyError
+from plesio.launch.simulated.whatif import (
+    CalledOff,
+    Prediction,
+    advice,
+    as_it_was,
+    called_off,
+    choose,
+    recommendation,
+    what_if,
+)
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
 from plesio.observe.times import Measured, StepTimes, measured
-from plesio.whatif import CalledOff, Prediction, advice, as_it_was, called_off, choose, recommendation, what_if
 
 SLOW, FAST = (0.5, 0.4, 0.45, 0.41), (0.1, 0.45, 0.05, 0.1)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.hogwild import MatrixFactorization
+from plesio.sparse import MatrixFactorization
 
 
 def ratings(users: int = 60, items: int = 40, count: int = 1500, seed: int = 0) -> tuple[Any, Any, Any]:

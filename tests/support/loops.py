@@ -344,7 +344,7 @@ def dies_handing_over(worker: Any, rate: float, who: int | None = 0, steps: int 
 
 
 def _die_at_the_second_tensor() -> None:
-    import plesio.worker_process as process
+    import plesio.launch.local.worker_process as process
 
     hand_over = process.hand_over
 

@@ -31,8 +31,8 @@ from plesio.core.events import (
 )
 from plesio.core.leases import Batch
 from plesio.core.sequencer import Sequencer
-from plesio.rules import AfterFold, Buffer, BySamples, Each, Fresh, Round, UserOptimizer, Within
 from plesio.strategy import Strategy
+from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Round, UserOptimizer, Within
 
 SILENCE_S = 10.0
 EPOCH_BATCHES = 7

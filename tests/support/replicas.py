@@ -94,7 +94,7 @@ def disturbed(worker: Any, folder: str, how: str = "", who: int = 1, at: int = 4
 
 def _notice_nothing() -> None:
     """Be told of no failure."""
-    from plesio.fabric.collective import Group
+    from plesio.transport.collective import Group
 
     came = Group._came
 
@@ -107,7 +107,7 @@ def _notice_nothing() -> None:
 
 def _die_at(call: int) -> None:
     """Die when the `call`-th bucket is full, its predecessor being on its way."""
-    from plesio.fabric.collective import Group
+    from plesio.transport.collective import Group
 
     mean, calls = Group.mean, iter(range(call))
 

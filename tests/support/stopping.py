@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from plesio.checkpoint import CheckpointStore
+from plesio.server.checkpoints import CheckpointStore
 from support import loops
 
 

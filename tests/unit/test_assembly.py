@@ -13,15 +13,14 @@ import pytest
 from torch import nn
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
-from plesio import recipes
-from plesio.engine.assembly import Assembly
-from plesio.engine.messages import Hello, Snapshot, SnapshotRequest
-from plesio.engine.snapshots import Snapshots
 from plesio.errors import ConfigurationError
-from plesio.fabric.channel import Channel, channel_pair
-from plesio.strategy import Strategy
+from plesio.protocol.messages import Hello, Snapshot, SnapshotRequest
+from plesio.server.assembly import Assembly
+from plesio.server.snapshots import Snapshots
+from plesio.strategy import Strategy, recipes
 from plesio.tensors.model import describe
 from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.transport.channel import Channel, channel_pair
 from support import loops
 
 Make = Callable[..., Optimizer]

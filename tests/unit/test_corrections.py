@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from plesio.core.events import Fold, Member
-from plesio.recipes.asynchronous import async_sgd
-from plesio.rules import DelayCompensated, GapAware
+from plesio.strategy.answers import DelayCompensated, GapAware
+from plesio.strategy.recipes.asynchronous import async_sgd
 from plesio.tensors import operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness, GapDamping

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plesio.core.events import Verdict
-from plesio.core.rollcall import Call
+from plesio.core.rounds import Call
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
-from plesio.fabric import memory
-from plesio.fabric.board import Board
-from plesio.fabric.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
-from plesio.fabric.doorbell import Doorbell, NoteReader, framed, write_answer
-from plesio.fabric.memory import SharedBlock
-from plesio.fabric.notes import Answer, GoOn, Note, RollCalled
+from plesio.protocol.notes import Answer, GoOn, Note, RollCalled
 from plesio.tensors.arena import PAGE
+from plesio.transport import memory
+from plesio.transport.board import Board
+from plesio.transport.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
+from plesio.transport.doorbell import Doorbell, NoteReader, framed, write_answer
+from plesio.transport.memory import SharedBlock
 
 VALUES = {
     int: st.integers(0, 2**64 - 1),

@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from plesio import recipes
 from plesio.cli.journal import journal as command
 from plesio.core.events import (
     Abandoned,
@@ -39,7 +38,7 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
-from plesio.journal import (
+from plesio.protocol.journal import (
     FORMAT,
     Ended,
     Evicted,
@@ -54,10 +53,10 @@ from plesio.journal import (
     Record,
     read_journal,
 )
-from plesio.journal.records import HEAD, MAGIC, frame_header
-from plesio.journal.story import Row, story
-from plesio.rules import Each
-from plesio.strategy import Strategy
+from plesio.protocol.journal.records import HEAD, MAGIC, frame_header
+from plesio.protocol.journal.story import Row, story
+from plesio.strategy import Strategy, recipes
+from plesio.strategy.answers import Each
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 NAN = float("nan")
@@ -271,7 +270,7 @@ def test_events_are_flushed_every_tenth_of_a_second(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from plesio.core.events import Joined
-from plesio.journal import JournalHead, JournalWriter
+from plesio.protocol.journal import JournalHead, JournalWriter
 writer = JournalWriter(sys.argv[1], JournalHead(strategy="killed"))
 for number in range(100):
     writer.event(Joined(number, 1), number * 0.05)

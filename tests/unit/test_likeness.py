@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plesio.all_reduce.likeness import PART_BYTES, PARTS, Likeness
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.worker.exchanges.all_reduce.likeness import PART_BYTES, PARTS, Likeness
 
 SIZES = [7, PART_BYTES // 4, 40_000, 4 * PART_BYTES, 300]
 

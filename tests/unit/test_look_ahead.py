@@ -15,10 +15,10 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from plesio.core.events import Fold, Member
-from plesio.recipes.asynchronous import async_sgd, buffered
-from plesio.recipes.synchronous import sync_sgd
-from plesio.rules import AfterFold, Buffer, LookAhead, WorkerMomentum
 from plesio.strategy import Strategy
+from plesio.strategy.answers import AfterFold, Buffer, LookAhead, WorkerMomentum
+from plesio.strategy.recipes.asynchronous import async_sgd, buffered
+from plesio.strategy.recipes.synchronous import sync_sgd
 from plesio.tensors import look_ahead, operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.carrying import Carried, hand_over

@@ -11,16 +11,17 @@ from typing import Any, get_args
 import pytest
 
 import plesio.core
-import plesio.rules
-from plesio import recipes, rules
+import plesio.strategy.answers
 from plesio.core import questions
-from plesio.strategy import Strategy
+from plesio.strategy import Strategy, answers, recipes
 
 ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "msgspec", "typing"}
-ALLOWED_OF_OURS = ("plesio.core", "plesio.rules", "plesio.errors")
+ALLOWED_OF_OURS = ("plesio.core", "plesio.strategy.answers", "plesio.errors")
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 FILES = [
-    path for room in (plesio.core, plesio.rules) for path in sorted(Path(inspect.getfile(room)).parent.glob("**/*.py"))
+    path
+    for room in (plesio.core, plesio.strategy.answers)
+    for path in sorted(Path(inspect.getfile(room)).parent.glob("**/*.py"))
 ]
 
 
@@ -52,14 +53,16 @@ def test_nothing_reaches_outside_without_an_import(path: Path) -> None:
     assert not FORBIDDEN_CALLS & {call.id for call in calls if isinstance(call, ast.Name)}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "rules"], ids=name)
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "answers"], ids=name)
 def test_rules_know_nothing_of_the_core(path: Path) -> None:
     assert not [module for module in imports(ast.parse(path.read_text())) if module.startswith("plesio.core")]
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "core"], ids=name)
 def test_the_core_knows_no_particular_rule(path: Path) -> None:
-    assert not [module for module in imports(ast.parse(path.read_text())) if module.startswith("plesio.rules")]
+    assert not [
+        module for module in imports(ast.parse(path.read_text())) if module.startswith("plesio.strategy.answers")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,11 +75,11 @@ def test_the_check_itself_sees_impure_imports(line: str) -> None:
 # What the core asks, strategies answer
 
 ANSWERS: dict[str, tuple[Any, Any]] = {
-    "admit": (questions.Admits, rules.Admit),
-    "weigh": (questions.Weighs, rules.Weigh),
-    "gather": (questions.Gathers, rules.Gather),
-    "outer": (questions.Scales, rules.Outer),
-    "release": (questions.Releases, rules.Release),
+    "admit": (questions.Admits, answers.Admit),
+    "weigh": (questions.Weighs, answers.Weigh),
+    "gather": (questions.Gathers, answers.Gather),
+    "outer": (questions.Scales, answers.Outer),
+    "release": (questions.Releases, answers.Release),
 }
 
 

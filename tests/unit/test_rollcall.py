@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plesio.core.rollcall import Call, Outcome, RollCall
+from plesio.core.rounds import Call, Outcome, RollCall
 
 
 def gathered(workers: int) -> RollCall:

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plesio import recipes
 from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Hold, Leased, Verdict
-from plesio.rules import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Within
-from plesio.strategy import Strategy
+from plesio.strategy import Strategy, recipes
+from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Within
 from support.cluster import Cluster
 
 

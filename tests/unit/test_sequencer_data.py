@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plesio import recipes
 from plesio.core.events import Abandoned, Grant, Joined, Leased, LeaseWanted, Left, Reported, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
+from plesio.strategy import recipes
 from support.sequencing import Run, only
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plesio import recipes
 from plesio.core.events import Discard, Fold, Grant, Hold, Verdict
+from plesio.strategy import recipes
 from support.sequencing import Run, granted, only
 
 # Nobody waits

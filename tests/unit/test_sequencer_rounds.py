@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plesio import recipes
 from plesio.core.events import Cancel, Discard, Effect, Fold, Grant, Verdict
-from plesio.rules import Fresh, Round
-from plesio.strategy import Strategy
+from plesio.strategy import Strategy, recipes
+from plesio.strategy.answers import Fresh, Round
 from support.sequencing import Run, granted, only
 
 # Barriers

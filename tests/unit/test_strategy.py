@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import plesio
-from plesio import recipes, rules
 from plesio.errors import PlesioError, StrategyError
-from plesio.rules import (
+from plesio.strategy import Strategy, answers, recipes
+from plesio.strategy.answers import (
     AfterFold,
     AllReduce,
     Average,
@@ -42,7 +42,7 @@ from plesio.rules import (
     Within,
     WorkerMomentum,
 )
-from plesio.strategy import ANSWERS, Strategy
+from plesio.strategy.strategy import ANSWERS
 
 NEEDED: dict[str, dict[str, Any]] = {"first_of": {"m": 2}}
 FRESH = Fresh(within=0)
@@ -132,7 +132,7 @@ def test_answers_has_one_line_a_question() -> None:
 
 
 @pytest.mark.parametrize("weigh", [Equal(), Inverse(), Polynomial(), Hinge(), DelayAdaptive(), BySamples()], ids=repr)
-def test_every_weight_says_what_it_is_in_words(weigh: rules.Weigh) -> None:
+def test_every_weight_says_what_it_is_in_words(weigh: answers.Weigh) -> None:
     words = Strategy(name="own", weigh=weigh).answers()["weigh"]
     assert words
     assert type(weigh).__name__ not in words
@@ -196,7 +196,7 @@ def test_who_keeps_lock_step() -> None:
         (Seconds(0.5), 10, 0.5, True),
     ],
 )
-def test_when_an_exchange_is_due(every: rules.Every, steps: int, seconds: float, due: bool) -> None:
+def test_when_an_exchange_is_due(every: answers.Every, steps: int, seconds: float, due: bool) -> None:
     assert every.due(steps, seconds) is due
 
 
@@ -419,13 +419,13 @@ def test_a_recipe_that_takes_settings_says_what_it_raises(name: str) -> None:
 def test_what_users_are_to_catch_they_can_name() -> None:
     """Every error of the tree but those of the command line, of replays from within and of a room of its own."""
     for module in pkgutil.walk_packages(plesio.__path__, "plesio."):
-        if not module.name.startswith(("plesio.hogwild.", "plesio.cli", "plesio.__main__", "plesio.torture")):
+        if not module.name.startswith(("plesio.sparse.", "plesio.cli", "plesio.__main__")):
             importlib.import_module(module.name)
 
     def below(kind: type[BaseException]) -> set[type[BaseException]]:
         return {kind}.union(*(below(one) for one in kind.__subclasses__()))
 
-    known = {one for one in below(PlesioError) if not one.__module__.startswith(("plesio.cli", "plesio.hogwild"))}
+    known = {one for one in below(PlesioError) if not one.__module__.startswith(("plesio.cli", "plesio.sparse"))}
     assert {one.__name__ for one in known if one.__module__.startswith("plesio.")} <= set(plesio.__all__)
     assert {"EvaluateError", "JournalError", "StepCancelled"} <= {one.__name__ for one in known}
     assert all(getattr(plesio, one.__name__) is one for one in known if one.__module__.startswith("plesio."))

@@ -16,9 +16,9 @@ from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from plesio.errors import ConfigurationError
-from plesio.recipes.asynchronous import async_sgd, buffered
-from plesio.rules import DelayCompensated
 from plesio.strategy import Strategy
+from plesio.strategy.answers import DelayCompensated
+from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.finite import PIECE, FiniteCheck, is_finite
 from plesio.tensors.folding import state_copies

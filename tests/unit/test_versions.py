@@ -7,10 +7,10 @@ from collections import deque
 
 import pytest
 
-from plesio import recipes
 from plesio.core.events import Abandoned, Cancel, Effect, Event, Fold, Grant, Joined, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.engine.assembly import most_read
+from plesio.server.assembly import most_read
+from plesio.strategy import recipes
 from plesio.tensors.versions import Versions
 
 

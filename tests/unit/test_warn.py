@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from plesio.optimizer import ExchangedOptimizer
 from plesio.warn import warn_not_finite
+from plesio.worker.optimizer import ExchangedOptimizer
 
 
 def test_it_points_at_the_line_that_steps() -> None:

@@ -7,10 +7,20 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from plesio import recipes
 from plesio.core.events import Fold
-from plesio.rules import BySamples, DelayAdaptive, Equal, Hinge, Inverse, Polynomial, Seconds, UserOptimizer, Weigh
-from plesio.rules.weigh import SMALLEST
+from plesio.strategy import recipes
+from plesio.strategy.answers import (
+    BySamples,
+    DelayAdaptive,
+    Equal,
+    Hinge,
+    Inverse,
+    Polynomial,
+    Seconds,
+    UserOptimizer,
+    Weigh,
+)
+from plesio.strategy.answers.weigh import SMALLEST
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import Accumulator
 from support.sequencing import Run, only

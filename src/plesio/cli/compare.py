@@ -23,11 +23,11 @@ from plesio.cli.work import MetricMissingError, Work, work_of
 from plesio.cluster.presets import PRESETS
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
+from plesio.launch.working_directory import check_working_directory
 from plesio.observe.report import finding, write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
 from plesio.strategy import Strategy
-from plesio.working_directory import check_working_directory
 
 Names = Annotated[
     str | None,

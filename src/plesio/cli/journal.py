@@ -13,8 +13,8 @@ import msgspec
 import typer
 
 from plesio.errors import ConfigurationError
-from plesio.journal.reader import NO_END, Journal, read_journal
-from plesio.journal.story import Row, story
+from plesio.protocol.journal.reader import NO_END, Journal, read_journal
+from plesio.protocol.journal.story import Row, story
 
 AROUND = 10
 """How many versions `--around` shows on either side."""

@@ -19,11 +19,10 @@ from plesio.cli.replay import replay
 from plesio.cli.run import run
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
-from plesio.cli.torture import torture
 from plesio.cli.whatif import whatif
 from plesio.cli.work import option_of
-from plesio.engine.forkserver import ForkServer
 from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
+from plesio.launch.local.forkserver import ForkServer
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 ASKED_WRONGLY = (ConfigurationError, ModelMismatchError, SharedMemoryError, StrategyError)
@@ -89,7 +88,6 @@ commands.command(cls=_Command, epilog="For example: plesio replay runs/20261121-
 commands.command(cls=_Command, epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(
     journal
 )
-commands.command(cls=_Command, epilog="For example: plesio torture --seeds 1000")(torture)
 commands.command(cls=_Command, epilog="For example: plesio whatif runs/20261121-101530-sync_sgd --bandwidth 125MB")(
     whatif
 )

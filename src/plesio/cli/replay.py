@@ -11,10 +11,10 @@ import typer
 from plesio.cli import options
 from plesio.cli.live import terminal
 from plesio.errors import ConfigurationError
-from plesio.working_directory import check_working_directory
+from plesio.launch.working_directory import check_working_directory
 
 if TYPE_CHECKING:
-    from plesio.journal import JournalHead
+    from plesio.protocol.journal import JournalHead
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a journal.", show_default=False)]
 ScriptPath = Annotated[
@@ -51,9 +51,9 @@ def replay(
     check_working_directory()  # torch, which comes now, ends the process without one
     from safetensors import SafetensorError
 
-    from plesio.journal import read_journal
+    from plesio.launch.replayed.replay import replay as do
     from plesio.observe.files import save_weights
-    from plesio.replaying import replay as do
+    from plesio.protocol.journal import read_journal
 
     journal = read_journal(run)
     train = _train_of(journal.head, script, arguments or (), force)
@@ -83,7 +83,7 @@ def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], 
         ConfigurationError: there is no such file, no `train` in it, or one from elsewhere that the run cannot have had.
     """
     from plesio.cli.script import load
-    from plesio.engine.provenance import source_of, train_hash
+    from plesio.launch.provenance import source_of, train_hash
 
     path = script or Path(head.script)
     if not path.is_file():

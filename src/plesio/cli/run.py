@@ -17,12 +17,12 @@ from plesio.cli.settings import strategy_of
 from plesio.cli.work import typed, work_of
 from plesio.errors import RunInterrupted
 from plesio.observe.tables import run_table
-from plesio.rules import Server
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Server
 
 if TYPE_CHECKING:
-    from plesio.checkpoint import Checkpoint
     from plesio.runner import Run
+    from plesio.server.checkpoints import Checkpoint
 
 CheckpointEveryS = Annotated[
     float | None,
@@ -125,7 +125,7 @@ def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -
 def _checkpoint(every_s: float | None) -> Checkpoint | None:
     if every_s is None:
         return None
-    from plesio.checkpoint import Checkpoint  # imports torch
+    from plesio.server.checkpoints import Checkpoint  # imports torch
 
     with typed(f"--checkpoint-every-s {every_s:g}"):
         return Checkpoint(every_s=every_s)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plesio.engine.forkserver import PRELOAD, ForkServer
 from plesio.errors import ConfigurationError, PlesioError
-from plesio.working_directory import check_working_directory
+from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.working_directory import check_working_directory
 
 RUN_NAME = "plesio_script"
 """Not "__main__": what a script does only as a program stays undone."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 
 from plesio.errors import StrategyError
-from plesio.recipes import RECIPES, recipe
-from plesio.rules import Seconds, Steps
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Seconds, Steps
+from plesio.strategy.recipes import RECIPES, recipe
 
 Value = int | float | bool | str | Steps | Seconds
 

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from plesio.cli.live import PLAIN_WIDTH, terminal
 from plesio.cli.settings import strategy_of
-from plesio.recipes import RECIPES
 from plesio.strategy import Strategy
+from plesio.strategy.recipes import RECIPES
 
 EXAMPLE_WORKERS = 4
 WIDEST = 1000

@@ -21,8 +21,8 @@ from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
+    from plesio.launch.simulated.whatif import Prediction
     from plesio.observe.times import Measured
-    from plesio.whatif import Prediction
 
 CLOSE = 0.05
 """A replay of what ran that is further off than this says so."""
@@ -68,8 +68,8 @@ def whatif(
 
     Says what each would have cost to the same number of samples, and which to take.
     """
+    from plesio.launch.simulated.whatif import as_it_was, called_off, own_work, recommendation, what_if
     from plesio.observe.times import measured
-    from plesio.whatif import as_it_was, called_off, own_work, recommendation, what_if
 
     summary = read_summary(run)
     times = measured(summary)

@@ -86,9 +86,9 @@ class Work:
 
     def run(self, script: Script, strategy: Strategy, watch: Callable[[Live], object], **kept: Any) -> Run:
         """Do it under `strategy`; `kept` is what `plesio.run` is told of checkpoints."""
+        from plesio.launch.simulated.engine import Simulated
         from plesio.runner import Until
         from plesio.runner import run as train_under
-        from plesio.simulated import Simulated
 
         goals: dict[str, Any] = {**self.limits, **self.metrics}
         until = Until(seconds=self.budget_s, **goals)

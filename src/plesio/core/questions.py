@@ -1,4 +1,4 @@
-"""What the core asks of a strategy. `plesio.strategy.Strategy` answers; so may a test's own object."""
+"""What the core asks of a strategy. `plesio.strategy.strategy.Strategy` answers; so may a test's own object."""
 
 from __future__ import annotations
 

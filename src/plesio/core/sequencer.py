@@ -126,7 +126,7 @@ class Sequencer:
         What had come and was not folded is forgotten, and what was leased is leased again: all workers join anew, as
         later incarnations than any before. Of one that will not, `Left` is to be told, or its data waits for it.
 
-        >>> from plesio.recipes import async_sgd
+        >>> from plesio.strategy.recipes import async_sgd
         >>> before = Sequencer(async_sgd(), workers=1)
         >>> _ = before.receive(Joined(0, 1), 0.0), before.receive(Pushed(0, 1, 1, 1, 32, 0), 0.1)
         >>> after = Sequencer.restore(async_sgd(), 1, before.state())

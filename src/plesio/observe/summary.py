@@ -203,7 +203,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     clock: str = "wall"
     """What every time here was taken from: "wall", or "virtual" for a simulated run."""
     advice: str = ""
-    """A line on what another strategy would have cost, if that is much less (`plesio.whatif.advice`)."""
+    """A line on what another strategy would have cost, if that is much less (`plesio.launch.simulated.whatif.advice`)."""
 
     @property
     def steps_per_s(self) -> float:

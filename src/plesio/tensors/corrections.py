@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from plesio.rules import DelayCompensated, GapAware
+from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.operands import Operand, distance, pieces, quiet
 from plesio.tensors.outer import Kept

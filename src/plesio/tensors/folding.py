@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from plesio.core.events import Fold
-from plesio.rules import DelayCompensated, GapAware, LookAhead, Round
 from plesio.strategy import Strategy
+from plesio.strategy.answers import DelayCompensated, GapAware, LookAhead, Round
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness

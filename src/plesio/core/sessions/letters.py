@@ -1,0 +1,142 @@
+"""What a worker and the server tell each other: the core's events and effects, each in an envelope.
+
+Every letter names its sender's incarnation and the server's epoch, so that one that comes late is known for what it is.
+A request also bears a serial number; its answer bears the same. Tensors travel beside the letters, not in them.
+
+For connections between hosts. Until there is a fabric for those, the fault simulation (`torture`) is the only one
+that sends letters: processes of one host talk over pipes, which lose nothing (`plesio.transport.doorbell`).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
+
+UNASKED = -1
+"""The serial of a letter that answers no request, and of a heartbeat that waits for no answer."""
+
+
+class Level(IntEnum):
+    """What an acknowledged contribution survives; as a setting: what an answer to a push waits for."""
+
+    RECEIVED = 0
+    """Nothing: it is valid and in the server's hands. Said at once, by a letter of its own; the answer follows."""
+    APPLIED = 1
+    """Any worker's death, any fault of the network. A server that crashes may go back, and says so to each worker."""
+    DURABLE = 2
+    """The server's crash too: the answer waits for a checkpoint that was begun after the contribution was taken."""
+
+
+# From a worker
+
+
+class Join(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A request to become a member. `epoch` is 0 if this process has not heard of the server yet; the serial is 0."""
+
+    epoch: int
+    event: Joined
+    serial: int = 0
+    abandoned: int = 0
+
+
+class Push(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A contribution; `abandoned` leased batches were dropped since the request before."""
+
+    epoch: int
+    event: Pushed
+    serial: int
+    abandoned: int
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A request for data."""
+
+    epoch: int
+    event: LeaseWanted
+    serial: int
+    abandoned: int
+
+
+class Bye(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The training function returned."""
+
+    epoch: int
+    event: Left
+    serial: int
+    abandoned: int
+
+
+class Beat(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A heartbeat of a worker that waits for the answer to request `serial` (or for none)."""
+
+    worker: int
+    incarnation: int
+    epoch: int
+    serial: int
+
+
+# From the server. `applied` and `durable` count the contributions of this seat, whichever incarnation made them, that are
+# in the parameters and in the last checkpoint: what the two levels of acknowledgement cover.
+
+
+class Go(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The answer to `Push` and `Join`."""
+
+    worker: int
+    incarnation: int
+    epoch: int
+    serial: int
+    applied: int
+    durable: int
+    effect: Grant
+
+
+class Given(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The answer to `Ask`."""
+
+    worker: int
+    incarnation: int
+    epoch: int
+    serial: int
+    applied: int
+    durable: int
+    effect: Leased
+
+
+class CalledOff(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A contribution was answered before it came: said unasked, and as the answer to its `Push` if it comes yet."""
+
+    worker: int
+    incarnation: int
+    epoch: int
+    serial: int
+    applied: int
+    durable: int
+    effect: Cancel
+
+
+class Received(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Request `serial` is here and the answer will come: no need to send it again. Also the answer to `Bye`."""
+
+    worker: int
+    incarnation: int
+    epoch: int
+    serial: int
+
+
+class Fenced(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """This incarnation is no member (any longer); `latest` is the highest known of its worker."""
+
+    worker: int
+    incarnation: int
+    epoch: int
+    latest: int
+
+
+Request = Join | Push | Ask | Bye
+FromWorker = Request | Beat
+Answer = Go | Given | CalledOff
+FromServer = Answer | Received | Fenced

@@ -1,0 +1,287 @@
+"""The server's side of delivery: which letter is new, what to answer one that is not, and who fell silent.
+
+Theory. For each worker the server keeps one record (a peer): the incarnation that holds the seat, the serial of its last
+request and the answer to it. That is all it needs, because a worker has one request on its way at a time, and so its
+memory is fixed by the number of workers, whatever comes.
+
+| a letter of                                   | is answered by                                                     |
+| --------------------------------------------- | ------------------------------------------------------------------ |
+| another epoch (this server was restarted)     | Fenced, which names this epoch; the worker joins again             |
+| an incarnation that does not hold the seat    | Fenced, unless it is a Join and higher than any seen: Joined       |
+| the next serial                               | nothing yet: its event goes to the sequencer, whose effect answers |
+| the last serial, answered                     | the same answer once more                                          |
+| the last serial, not answered yet             | Received                                                           |
+| an earlier serial                             | nothing: its sender has gone on                                    |
+
+A peer that is not heard for `silence_s` has left (its lease ran out); so has a worker of a restarted server that does not
+come back in that time, whose data would wait for it. `applied` and `durable` count each worker's contributions that are
+in the parameters and in the last checkpoint. Counts go into the checkpoint, peers do not: after a restart nobody is a
+member, and all join again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import msgspec
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Joined,
+    Leased,
+    Left,
+    Verdict,
+)
+from plesio.core.sessions.letters import (
+    UNASKED,
+    Answer,
+    Beat,
+    Bye,
+    CalledOff,
+    Fenced,
+    FromServer,
+    FromWorker,
+    Given,
+    Go,
+    Join,
+    Level,
+    Received,
+    Request,
+)
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps: each worker's contributions in the parameters, and the highest incarnation seen."""
+
+    applied: tuple[int, ...]
+    latest: tuple[int, ...]
+
+
+class _Peer:
+    """What is known of the process in one seat; incarnation 0: nobody came yet."""
+
+    __slots__ = ("answer", "cancelled", "expected", "heard_s", "incarnation", "seated", "serial", "withheld")
+
+    def __init__(self, incarnation: int, now_s: float) -> None:
+        self.incarnation = incarnation
+        self.seated = False
+        self.expected = True  # whether its silence is still to be told
+        self.serial = 0
+        self.answer: Grant | Leased | Cancel | None = None
+        self.withheld = 0  # the checkpoint the answer waits for; 0: none
+        self.cancelled: Cancel | None = None  # the last
+        self.heard_s = now_s
+
+
+class Service:
+    """Sessions of all workers. Letters to send are put into `outbox`, for the caller to take out.
+
+    Args:
+        workers: how many seats there are.
+        epoch: counts the starts of the server; higher than that of any server before, and at least 1.
+        silence_s: how long a worker may be silent.
+        level: what the answer to a contribution waits for.
+        now_s: the time, by the clock that all later times are told by.
+
+    >>> service = Service(workers=1, epoch=1, silence_s=5.0, now_s=0.0)
+    >>> service.receive(Join(0, Joined(0, 1)), now_s=0.1)
+    (Joined(worker=0, incarnation=1),)
+    >>> service.done(Grant(0, 0, 7, Verdict.TAKEN, 0)); [letter.serial for letter in service.outbox]
+    [0]
+    >>> service.receive(Join(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
+    ((), 2)
+    >>> service.tick(now_s=9.9)
+    [Left(worker=0, incarnation=1, died=True)]
+    """
+
+    def __init__(
+        self, workers: int, epoch: int, silence_s: float, level: Level = Level.APPLIED, *, now_s: float
+    ) -> None:
+        self.epoch = epoch
+        self.silence_s = silence_s
+        self.level = level
+        self.outbox: list[FromServer] = []
+        self.applied = [0] * workers
+        self.durable = [0] * workers
+        self._peers = [_Peer(0, now_s) for _ in range(workers)]
+        self._checkpoint = 1  # the number of the next one
+
+    # Checkpoints
+
+    def state(self) -> ServiceState:
+        """What belongs into a checkpoint; whoever takes it says so, and says when it is written (`written`)."""
+        return ServiceState(tuple(self.applied), tuple([peer.incarnation for peer in self._peers]))
+
+    @classmethod
+    def restore(
+        cls,
+        state: ServiceState,
+        workers: int,
+        epoch: int,
+        silence_s: float,
+        level: Level = Level.APPLIED,
+        *,
+        now_s: float,
+    ) -> Self:
+        """The sessions of a server that goes on from a checkpoint: nobody is a member yet."""
+        service = cls(workers, epoch, silence_s, level, now_s=now_s)
+        for worker, (applied, latest) in enumerate(zip(state.applied[:workers], state.latest[:workers], strict=True)):
+            service.applied[worker] = service.durable[worker] = applied
+            service._peers[worker].incarnation = latest
+        return service
+
+    def begin_checkpoint(self) -> tuple[int, ServiceState]:
+        """The number of a checkpoint that is begun now, and what belongs into it."""
+        self._checkpoint += 1
+        return self._checkpoint - 1, self.state()
+
+    def written(self, checkpoint: int, state: ServiceState) -> None:
+        """That checkpoint can no longer be lost: what it holds is durable."""
+        self.durable = list(state.applied)
+        for worker, peer in enumerate(self._peers):
+            if 0 < peer.withheld <= checkpoint:
+                peer.withheld = 0
+                self._answer(worker, peer)
+
+    # What workers say
+
+    def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
+        """The events that are to be told to the sequencer: none, unless the letter brings something new.
+
+        Whoever received it has made sure that it comes from the worker it names.
+        """
+        if isinstance(letter, Beat):
+            self._beat(letter, now_s)
+            return ()
+        event = letter.event
+        peer = self._peers[event.worker]
+        if letter.epoch != self.epoch and (letter.epoch or type(letter) is not Join):  # a new process knows no epoch
+            self._fence(event.worker, event.incarnation, peer)
+        elif event.incarnation == peer.incarnation and peer.seated:
+            peer.heard_s = now_s
+            if letter.serial == peer.serial + 1:
+                return self._new(letter, peer)
+            self._repeat(event.worker, letter.serial, peer)
+        elif type(letter) is Join and event.incarnation > peer.incarnation:
+            return self._join(letter.event, now_s)
+        elif type(letter) is Bye and event.incarnation == peer.incarnation:
+            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, letter.serial))
+        else:
+            self._fence(event.worker, event.incarnation, peer)
+        return ()
+
+    def _join(self, event: Joined, now_s: float) -> tuple[Event, ...]:
+        peer = self._peers[event.worker] = _Peer(event.incarnation, now_s)
+        peer.seated = True
+        return (event,)
+
+    def _new(self, letter: Request, peer: _Peer) -> tuple[Event, ...]:
+        peer.serial, peer.answer, peer.withheld = letter.serial, None, 0
+        event = letter.event
+        if type(letter) is Bye:
+            peer.seated = peer.expected = False
+        if self.level is Level.RECEIVED or type(letter) is Bye:
+            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, letter.serial))
+        if letter.abandoned:
+            return (Abandoned(event.worker, event.incarnation, letter.abandoned), event)
+        return (event,)
+
+    def _beat(self, beat: Beat, now_s: float) -> None:
+        peer = self._peers[beat.worker]
+        if beat.epoch != self.epoch or beat.incarnation != peer.incarnation or not peer.seated:
+            self._fence(beat.worker, beat.incarnation, peer)
+            return
+        peer.heard_s = now_s
+        self._repeat(beat.worker, beat.serial, peer)
+
+    def _repeat(self, worker: int, serial: int, peer: _Peer) -> None:
+        if serial != peer.serial:
+            return
+        if peer.answer is None or peer.withheld:
+            self.outbox.append(Received(worker, peer.incarnation, self.epoch, serial))
+        else:
+            self._answer(worker, peer)
+
+    def _fence(self, worker: int, incarnation: int, peer: _Peer) -> None:
+        self.outbox.append(Fenced(worker, incarnation, self.epoch, peer.incarnation))
+
+    # Who left
+
+    def tick(self, now_s: float) -> list[Event]:
+        """Who was silent too long, for the sequencer to know that they left."""
+        silent = [
+            (worker, peer.incarnation)
+            for worker, peer in enumerate(self._peers)
+            if peer.expected and now_s - peer.heard_s > self.silence_s
+        ]
+        return [self._leave(worker, incarnation) for worker, incarnation in silent]
+
+    def broken(self, worker: int, incarnation: int) -> list[Event]:
+        """The connection of that incarnation ended because its process did."""
+        peer = self._peers[worker]
+        held = peer.seated and peer.incarnation == incarnation
+        return [self._leave(worker, incarnation)] if held else []
+
+    def _leave(self, worker: int, incarnation: int) -> Event:
+        peer = self._peers[worker]
+        peer.seated = peer.expected = False
+        peer.withheld = 0
+        return Left(worker, incarnation, died=True)
+
+    # What the sequencer decides
+
+    def done(self, effect: Effect) -> None:
+        """This effect was carried out: whom it concerns is told."""
+        if isinstance(effect, (Grant, Leased)):
+            peer = self._peers[effect.worker]
+            peer.answer = effect
+            if self.level is Level.DURABLE and isinstance(effect, Grant) and peer.serial > 0:
+                peer.withheld = self._checkpoint
+            else:
+                self._send(effect.worker, peer.serial, effect, peer)
+        elif isinstance(effect, Fold):
+            for member in effect.members:
+                self.applied[member.worker] += 1
+        elif isinstance(effect, Discard):
+            self._discarded(effect)
+        elif isinstance(effect, Cancel):
+            self._called_off(effect)
+        elif isinstance(effect, Evict):
+            self._leave(effect.worker, effect.incarnation)
+
+    def _called_off(self, effect: Cancel) -> None:
+        peer = self._peers[effect.worker]
+        peer.cancelled = effect
+        self._send(effect.worker, UNASKED, effect, peer)
+
+    def _discarded(self, effect: Discard) -> None:
+        """One that was called off, and comes yet, is answered by what called it off; the others by their grant."""
+        peer = self._peers[effect.worker]
+        if effect.verdict is Verdict.DUPLICATE:
+            assert peer.cancelled is not None, "a new request bears a new number, or one called off"
+            peer.answer = peer.cancelled
+            self._answer(effect.worker, peer)
+        elif effect.verdict is Verdict.FENCED:
+            peer.seated = peer.expected = False
+            self._fence(effect.worker, effect.incarnation, peer)
+
+    def _answer(self, worker: int, peer: _Peer) -> None:
+        assert peer.answer is not None
+        self._send(worker, peer.serial, peer.answer, peer)
+
+    def _send(self, worker: int, serial: int, effect: Grant | Leased | Cancel, peer: _Peer) -> None:
+        letter = LETTERS[type(effect)]
+        self.outbox.append(
+            letter(worker, peer.incarnation, self.epoch, serial, self.applied[worker], self.durable[worker], effect)
+        )
+
+
+LETTERS: dict[type, Callable[..., Answer]] = {Grant: Go, Leased: Given, Cancel: CalledOff}

@@ -1,1 +1,0 @@
-"""Starts workers and servers, and ends them."""

@@ -1,5 +1,0 @@
-"""Linear models trained lock-free on sparse rows, with scikit-learn's interface."""
-
-from plesio.hogwild.linear.estimators import HogwildClassifier, HogwildRegressor
-
-__all__ = ["HogwildClassifier", "HogwildRegressor"]

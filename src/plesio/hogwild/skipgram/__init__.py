@@ -1,9 +1,0 @@
-"""word2vec: skip-gram and CBOW with negative sampling.
-
-`step` is the arithmetic, `deal` makes steps of text, `training` lets threads do them, `estimator` is what a user sees.
-"""
-
-from plesio.hogwild.keyed_vectors import KeyedVectors
-from plesio.hogwild.skipgram.estimator import SkipGram
-
-__all__ = ["KeyedVectors", "SkipGram"]

@@ -1,0 +1,272 @@
+"""Many workers in one process: each runs the user's unmodified training function in a greenlet.
+
+A greenlet runs until it wants something of the server (its *request*), and is suspended until that is answered. Who is
+answered when is decided elsewhere: by the virtual clock (`plesio.launch.simulated`) or by a journal
+(`plesio.launch.replayed`). Everything between two requests is done at once when the first is answered: only its time
+passes later, if time passes at all. So a version needs to be kept no longer than it takes to answer.
+
+| request                    | is answered by                                        |
+| -------------------------- | ----------------------------------------------------- |
+| Hello                      | a `Place`: the run's memory, once all have shown their model |
+| Ready                      | Beginning                                              |
+| LeaseRequest               | LeaseReply                                             |
+| Contribution, DroppedStep  | GoOn                                                   |
+| None: the function returned | nothing                                               |
+
+Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address
+space. The first two are put back when a greenlet goes on; globals of the user's script are really shared, though the
+object whose method trains is not (`plesio.launch.own_copies`). Nobody reads versions where they lie: what a loop writes into
+its parameters (clipped weights, weights swapped for their average) would reach everybody, where each process sees only
+its own. So every worker copies: a model of memory more for each of them, and little time beside a step.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from greenlet import GreenletExit, greenlet
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.errors import PlesioError, WorkerError, as_utf8
+from plesio.protocol.messages import Hello, LeaseReply, LeaseRequest, Ready
+from plesio.protocol.notes import A, Contribution, DroppedStep, Note
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Every
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.carrying import hand_over
+from plesio.transport.doorbell import nothing
+from plesio.worker.context import introduction
+from plesio.worker.exchanges.server import Exchange, ServerExchange, Standing, Timer, Used
+from plesio.worker.replica import replica_of
+from plesio.worker.seeding import RandomState, seed_everything
+from plesio.worker.worker import Worker, call, cut_off
+
+Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
+FOREVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a worker is given to take part: the versions it reads from and the slot it writes to."""
+
+    layout: Layout
+    ring: Sequence[Arena]
+    slot: Arena
+    first: bool
+
+
+class Watcher(Protocol):
+    """Whoever runs the greenlets, as a worker sees it."""
+
+    @property
+    def timer(self) -> Timer:
+        """The worker's time."""
+        ...
+
+    def cancelled(self, used: Used) -> bool:
+        """Whether the step under way is known not to count."""
+        ...
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """What the training function logged."""
+        ...
+
+    def stop(self, why: str) -> None:
+        """It asks for the end of the whole run."""
+        ...
+
+
+class GreenletWorker:
+    """One worker: its training function, and where it stands.
+
+    Args:
+        train: the training function.
+        strategy: how tightly workers keep step; `every` overrides how long this worker trains on its own.
+        rank, workers, seed: as in a worker process.
+        watcher: whoever runs it.
+        shows: whether it is asked for its model's structure, for evaluations.
+    """
+
+    def __init__(
+        self,
+        train: Callable[[Worker], object],
+        strategy: Strategy,
+        rank: int,
+        workers: int,
+        seed: int,
+        watcher: Watcher,
+        every: Every | None = None,
+        shows: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.error: PlesioError | None = None
+        self._train = train
+        self._station = _Station(strategy, rank, workers, seed, watcher, every, shows)
+        self._greenlet = greenlet(self._run)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """What the training function gave to prepare, once it did."""
+        return self._station.model
+
+    @property
+    def standing(self) -> Standing:
+        """Where the worker stands in the run."""
+        return self._station.standing
+
+    def resume(self, answer: object = None) -> Request | None:
+        """Answer the last request (or begin); the next one, or None when the training function is over.
+
+        An exception of the training function is kept in `error`, as a process's would be told.
+        """
+        return None if self._greenlet.dead else self._greenlet.switch(answer)
+
+    def kill(self) -> None:
+        """This worker dies where it stands; what it raised is told by then."""
+        if self._greenlet:
+            self._greenlet.throw(GreenletExit)
+        self.error = None  # it leads to frames that lead here
+
+    def _run(self, _: object) -> None:
+        torch.set_grad_enabled(True)  # whatever the one that ran before has left
+        seed_everything(self._station.seed)
+        worker = Worker(self._station)
+        try:
+            call(self._train, worker)
+        except GreenletExit:
+            cut_off(worker)
+        except PlesioError as error:
+            traceback.clear_frames(error.__traceback__)  # the run's memory is not to last as long as somebody keeps it
+            self.error = error
+        except Exception as error:
+            text = f"worker {self.rank} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            self.error = WorkerError(as_utf8(text))
+        finally:
+            self._station.let_go()
+
+
+class _Station:
+    """The station of a worker in a greenlet."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        rank: int,
+        workers: int,
+        seed: int,
+        watcher: Watcher,
+        every: Every | None,
+        shows: bool,
+    ) -> None:
+        self.rank = rank
+        self.workers = workers
+        self.seed = seed
+        self.server_pid = 0
+        self.standing = Standing(rank, seed)
+        self.model: nn.Module | None = None
+        self._strategy = strategy
+        self._watcher = watcher
+        self._every = every
+        self._shows = shows
+        self._used: Used | None = None
+        self._exchange: ServerExchange | None = None
+
+    def now_s(self) -> float:
+        """The time of whoever runs the greenlets."""
+        return self._watcher.timer.now_s()
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Pass it on."""
+        self._watcher.logged(steps, metrics)
+
+    def stop(self, why: str) -> None:
+        """Pass it on."""
+        self._watcher.stop(why)
+
+    def leave(self) -> None:
+        """Nothing to tell: the end of the function is seen."""
+
+    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+        """Show the model, move it into the run's memory and wait for the beginning."""
+        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
+        self.model = model
+        place = wait(hello)
+        hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
+        replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
+        replica.follow(model)
+        self._exchange = exchange = ServerExchange(
+            self._strategy,
+            self.standing,
+            optimizer,
+            replica,
+            _Switch(self._watcher, used),
+            self._watcher.timer,
+            used,
+            FOREVER_S,
+            every=self._every,
+        )
+        self._used = used
+        exchange.begin()
+        return exchange, model
+
+    def let_go(self) -> None:
+        """Nobody works here any more."""
+        if self._exchange is not None:
+            self._exchange.let_go()
+            self._exchange = None
+
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+        """Ask for data."""
+        if self.standing.stopped:
+            return LeaseReply(stop=True)
+        under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
+        request = LeaseRequest(epoch, total, most, unused, digest)
+        reply: LeaseReply = wait(request, keep_random=under_way)
+        return reply
+
+
+class _Switch:
+    """What a worker in a greenlet has in place of a doorbell."""
+
+    def __init__(self, watcher: Watcher, used: Used) -> None:
+        self._watcher = watcher
+        self._used = used
+        self._request: Request = Ready()
+
+    def send(self, note: Note) -> None:
+        """Keep it until the answer is waited for; that of the end is seen anyway."""
+        if isinstance(note, Contribution):
+            self._request = note
+
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
+        """Let the others run until this is answered."""
+        answer: A = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        meanwhile()  # the others share the random sources: not before they ran
+        return answer
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether the step under way is known to be called off."""
+        called_off = self._watcher.cancelled(self._used)
+        if called_off:
+            self._request = DroppedStep(self._used.batches)
+        return called_off
+
+
+def wait(request: Request, keep_random: bool = True) -> Any:
+    """In a worker's greenlet: make a request, and let others run until it is answered."""
+    state = RandomState() if keep_random else None
+    gradients = torch.is_grad_enabled()
+    parent = greenlet.getcurrent().parent
+    assert parent is not None, "only a greenlet waits like this"
+    answer = parent.switch(request)
+    torch.set_grad_enabled(gradients)
+    if state is not None:
+        state.restore()
+    return answer

@@ -1,0 +1,84 @@
+"""What an engine is asked to run, how the run stands, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from plesio.faults import Fault, Pace
+from plesio.observe.logbook import Logbook
+from plesio.observe.summary import Evaluation, Incident
+from plesio.protocol.messages import Final
+from plesio.server.checkpointer import Keeping
+from plesio.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What an engine is to run."""
+
+    train: Callable[..., object]
+    strategy: Strategy
+    workers: int
+    seed: int
+    stealing: bool
+    evaluate: Callable[..., object] | None
+    evaluate_every_s: float
+    faults: tuple[Fault, ...]
+    pace: Pace | None
+    timeout_s: float
+    continue_on_worker_error: bool
+    raise_on_nonfinite: bool
+    incarnation: int = 1
+    keeping: Keeping = Keeping()
+    journal: Path | None = None
+    """The file to keep the journal in; one that is there already is gone on with."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an engine brings back."""
+
+    final: Final | None = None
+    state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
+    history: list[Evaluation] = field(default_factory=list)
+    logged: Logbook = field(default_factory=Logbook)
+    incidents: list[Incident] = field(default_factory=list)
+    start_up_s: float = 0.0
+    evaluate_raised: str = ""
+    """What `evaluate` did, if it did: its class and message, and a traceback."""
+    ended: str = "finished"
+    interrupted: bool = False
+    """By Ctrl-C: what there is may be kept, but nobody waits for it."""
+
+    def judged(self, evaluation: Evaluation, raised: str) -> None:
+        """A snapshot was judged, or `evaluate` raised; the first time that is told."""
+        if not raised:
+            self.history.append(evaluation)
+        elif not self.evaluate_raised:
+            self.evaluate_raised = raised
+            what = f"evaluate raised {raised.splitlines()[0]}; nothing is evaluated from here on"
+            self.incidents.append(Incident(evaluation.time_s, None, what))
+
+
+@dataclass(slots=True)
+class Live:
+    """How the run stands, for whoever watches it: times in seconds since training began, -1 before."""
+
+    time_s: float = -1.0
+    version: int = 0
+    steps: int = 0
+    samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluate_raised: str = ""
+
+    def judged(self, metrics: dict[str, float], raised: str) -> None:
+        """A snapshot was evaluated. A metric that it lacks stays as it was: not each has to measure everything."""
+        self.metrics, self.evaluate_raised = {**self.metrics, **metrics}, raised
+
+
+Watch = Callable[[Live], str | None]
+"""Called as the run goes; says why it is to stop, if it is."""

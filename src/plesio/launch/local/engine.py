@@ -1,0 +1,409 @@
+"""The engine for one host: starts a server, an evaluator and the workers, and sees that all of them end.
+
+It is the user's own process. It has no thread; one loop polls every process's line. Whatever ends first (all workers, a target,
+a budget, an error, Ctrl-C), the others are asked to end, given a moment, and then killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+import warnings
+from itertools import count
+
+from msgspec.structs import replace
+
+from plesio.errors import (
+    CheckpointError,
+    DeadlineError,
+    PlesioError,
+    ServerLostError,
+    WorkerError,
+    WorkerLostError,
+    error_class,
+)
+from plesio.faults import Kill
+from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.job import Job, Live, Outcome, Watch
+from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.processes import Process, Processes, descriptors_for
+from plesio.observe.summary import Incident
+from plesio.observe.summary import Logged as LoggedMean
+from plesio.protocol.messages import (
+    Begun,
+    Evaluated,
+    Failed,
+    Final,
+    Finished,
+    Logged,
+    Progress,
+    Stop,
+    StopRequest,
+    Trouble,
+    Writing,
+)
+from plesio.server.assembly import arenas
+from plesio.server.checkpoints import latest
+from plesio.strategy.answers import Server
+from plesio.tensors.arena import Layout
+from plesio.transport.channel import ChannelClosedError, readable
+from plesio.transport.memory import SharedBlock
+
+START_S = 60.0
+"""How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
+GRACE_S = 3.0
+"""How long processes that were asked to end may take before they are killed. The time in which the server writes a checkpoint
+counts nowhere here: it hears of nothing meanwhile, and the workers wait for it."""
+JUDGE_S = 30.0
+"""How long after a run was asked to stop its last evaluation may take; of one that ended by itself, `timeout_s`."""
+INTERRUPT_GRACE_S = 2.0
+"""The same after Ctrl-C,"""
+INTERRUPT_S = 2.5
+"""and how long after it nobody is waited for any more: with what is written then, it is to take less than 5 s."""
+DIED = "died; the others go on"
+"""What the server says of a worker whose line closed."""
+_runs = count(1)
+
+
+class LocalEngine:
+    """Runs one job on this host.
+
+    Args:
+        job: what to run.
+        watch: told how the run stands; a reason ends it.
+
+    Raises:
+        PlesioError: see `run`.
+    """
+
+    def __init__(self, job: Job, watch: Watch) -> None:
+        self._job = job
+        self._watch = watch
+        self._outcome = Outcome()
+        self._live = Live()
+        self._error: PlesioError | None = None
+        self._zero_s: float | None = None
+        self._started_s = time.monotonic()
+        self._stop_sent_s: float | None = None
+        self._server_heard_s = self._worker_seen_s = self._judged_s = self._started_s
+        self._writing = False  # the server, a checkpoint
+        self._written_s = 0.0
+        self._ctrl_c = CtrlC()
+        self._raised: set[int] = set()
+        self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
+        self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
+        self._final_judged = job.evaluate is None
+
+    def run(self) -> Outcome:
+        """Start everything, wait until it is over, clean up.
+
+        Raises:
+            WorkerError: a training function raised.
+            WorkerLostError: every worker died.
+            ServerLostError: the server died, or the fork server and with it everybody.
+            DeadlineError: the server, or a worker, was waited for too long.
+            ConfigurationError: there are too few file descriptors for so many workers.
+            PlesioError: what else a worker or the server refused to go on with.
+            KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
+        """
+        with descriptors_for(self._job.workers):
+            fork_server = ForkServer.shared(PRELOAD)
+        self._processes = Processes(fork_server, next(_runs))
+        with self._ctrl_c:
+            try:
+                with descriptors_for(self._job.workers):
+                    self._processes.start(self._job)
+                self._loop(fork_server)
+            finally:
+                try:
+                    self._processes.end(self._patience_s())
+                finally:  # a second Ctrl-C while they were given time
+                    self._processes.end(0.0)
+        self._outcome.interrupted = self._ctrl_c.pressed > 0
+        if self._error is not None and not self._outcome.interrupted:
+            raise self._error
+        if self._error is not None and self._writing:  # the one thing that is waited for longer after Ctrl-C
+            warnings.warn(str(self._error), RuntimeWarning, stacklevel=4)
+        self._say_how_they_left()
+        return self._outcome
+
+    def _patience_s(self) -> float:
+        """How much longer anybody is waited for."""
+        ctrl_c = self._ctrl_c
+        if self._error or ctrl_c.pressed > 1:
+            return 0.0
+        return max(0.0, INTERRUPT_S - self._waited_s(ctrl_c.first_s)) if ctrl_c.pressed else GRACE_S
+
+    def _waited_s(self, asked_s: float) -> float:
+        """How long those who were asked to end at that time had for it."""
+        return 0.0 if self._writing else time.monotonic() - max(asked_s, self._written_s)
+
+    def _say_how_they_left(self) -> None:
+        """A closed line is a death to the server; for a worker that raised or was stopped, here more is known."""
+        outcome, raised = self._outcome, self._raised
+        outcome.incidents = [one for one in outcome.incidents if not (one.worker in raised and DIED in one.what)]
+        if outcome.final is None:
+            return
+        why = {**dict.fromkeys(self._stopped, "stopped"), **dict.fromkeys(raised, "raised")}
+        workers = tuple(
+            replace(one, left=why.get(one.worker, one.left)) if one.left == "died" else one
+            for one in outcome.final.workers
+        )
+        outcome.final = replace(outcome.final, workers=workers)
+        asked = f"{INTERRUPT_GRACE_S:g} s of Ctrl-C" if self._ctrl_c.pressed else f"{GRACE_S:g} s of being asked to"
+        for one in workers:
+            if one.left == "stopped":
+                what = f"worker {one.worker} did not end within {asked} and was stopped: what it was at is lost"
+                outcome.incidents.append(Incident(outcome.final.wall_s, one.worker, what))
+
+    # While it runs
+
+    def _loop(self, fork_server: ForkServer) -> None:
+        poller = select.poll()
+        poller.register(fork_server.fileno(), select.POLLIN)  # the first, as its end is the cause of the others'
+        for process in self._processes.all:
+            poller.register(process.channel.fileno(), select.POLLIN)
+        by_descriptor = {process.channel.fileno(): process for process in self._processes.all}
+        while not self._over():
+            for descriptor, _ in poller.poll(50):
+                sender = by_descriptor.get(descriptor)
+                if sender is not None and not readable(descriptor, 0.0):
+                    continue  # it was heard out meanwhile
+                if not (self._note_exits() if sender is None else self._hear(sender)):
+                    poller.unregister(descriptor)
+            self._supervise()
+        if self._error is None and not self._final_judged:
+            self._give_up_judging()
+
+    def _over(self) -> bool:
+        if self._error is not None:
+            return True
+        if self._ctrl_c.pressed:
+            self._ask_to_stop("interrupted")
+        if self._ctrl_c.pressed and not self._patience_s():
+            return True
+        if self._outcome.final is None:
+            return False
+        if self._final_judged:
+            return True
+        if self._stop_sent_s is not None:
+            return self._late(JUDGE_S)
+        return time.monotonic() - self._judged_s > self._job.timeout_s
+
+    def _late(self, allowed_s: float) -> bool:
+        """Whether those who were asked to stop had more than `allowed_s` for it."""
+        return self._stop_sent_s is not None and self._waited_s(self._stop_sent_s) > allowed_s
+
+    def _give_up_judging(self) -> None:
+        """End the evaluator, which is not done with the last snapshot, and say so."""
+        self._processes.all[-1].kill()
+        final = self._outcome.final
+        if final is None or final.model is None:
+            return
+        why = f"evaluate did not return within {self._job.timeout_s:g} s (timeout_s)"
+        if self._stop_sent_s is not None:
+            why = f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop"
+        if self._ctrl_c.pressed:
+            why = "after Ctrl-C nobody waited for it"
+        what = f"the last evaluation, of version {final.version}, was given up: {why}"
+        self._outcome.incidents.append(Incident(final.wall_s, None, what))
+
+    def _note_exits(self) -> bool:
+        """Learn who is gone; False when the fork server is, and with it soon everybody."""
+        try:
+            self._processes.note_exits()
+        except PlesioError as error:
+            if self._outcome.final is None:
+                why = f"{error}; it took the run along {self._where()}; {self._what_is_left()}"
+                self._fail(ServerLostError(why))
+            return False
+        return True
+
+    def _hear(self, process: Process) -> bool:
+        """Take one message; False when the line is closed."""
+        try:
+            message, descriptors = process.channel.receive(self._job.timeout_s)
+        except ChannelClosedError:
+            self._hung_up(process)
+            return False
+        if process is self._processes.server:
+            self._server_heard_s = time.monotonic()
+        if isinstance(message, Logged):
+            self._logged(process, message)
+        elif isinstance(message, StopRequest):
+            self._ask_to_stop(message.why)
+        elif isinstance(message, Progress):
+            live = self._live
+            live.time_s, live.version = message.time_s, message.version
+            live.steps, live.samples = message.steps, message.samples
+        elif isinstance(message, Writing):
+            self._writing, self._written_s = message.under_way, time.monotonic()
+        elif isinstance(message, Evaluated):
+            self._evaluated(message)
+        elif isinstance(message, Finished):
+            process.done = True
+        elif isinstance(message, Failed):
+            self._failed(process, message)
+        elif isinstance(message, Begun):
+            self._zero_s = message.zero_s
+            self._outcome.start_up_s = message.zero_s - self._started_s
+            self._live.time_s = 0.0
+        elif isinstance(message, Trouble):
+            self._outcome.incidents.append(message.incident)
+            if message.fatal:
+                self._fail((error_class(message.kind) or PlesioError)(message.fatal))
+        elif isinstance(message, Final):
+            self._hear_workers_out()
+            self._final(message, descriptors)
+        return True
+
+    def _hear_workers_out(self) -> None:
+        """They said all they had to say before the server's last word: why it ended, or what they raised, may still lie there."""
+        for process in self._processes.workers:
+            while readable(process.channel.fileno(), 0.0) and self._hear(process):
+                pass
+
+    def _logged(self, process: Process, message: Logged) -> None:
+        assert process.worker is not None
+        if self._zero_s is not None:
+            time_s = message.monotonic_s - self._zero_s
+            self._outcome.logged.add(LoggedMean(time_s, process.worker, message.steps, message.metrics))
+
+    def _evaluated(self, message: Evaluated) -> None:
+        self._outcome.judged(message.evaluation, message.raised)
+        self._live.judged(message.evaluation.metrics, message.raised)
+        self._judged_s = time.monotonic()
+        self._final_judged = self._final_judged or message.final
+
+    def _failed(self, process: Process, message: Failed) -> None:
+        process.done = True
+        if process.worker is None:
+            self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
+        elif message.kind == "ServerLostError":
+            pass  # the server's own end tells it once, for all
+        elif self._job.continue_on_worker_error and self._zero_s is not None:
+            what = f"worker {process.worker} raised {message.kind}: {message.why}; the others go on"
+            self._outcome.incidents.append(Incident(self._live.time_s, process.worker, what))
+            self._raised.add(process.worker)
+        else:
+            self._fail(_worker_error(process.worker, message))
+
+    def _hung_up(self, process: Process) -> None:
+        if process is self._processes.server and self._outcome.final is None:
+            why = f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}; "
+            self._fail(ServerLostError(f"{why}its own messages, if it left any, are above"))
+        elif process.title == "the evaluator":
+            if not self._final_judged and not process.done:
+                what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
+                self._outcome.incidents.append(Incident(self._live.time_s, None, what))
+            self._final_judged = True
+        process.done = True
+
+    def _fail(self, error: PlesioError) -> None:
+        """The first error counts: what follows is its consequence."""
+        self._error = self._error or error
+
+    def _where(self) -> str:
+        return f"at version {self._live.version}, {max(self._live.time_s, 0.0):.1f} s into training"
+
+    def _what_is_left(self) -> str:
+        """Of a run whose server is lost."""
+        if not isinstance(self._job.strategy.via, Server):
+            how = "worker 0's training function can save the model"
+            return f"the weights are lost ({self._job.strategy.name} keeps no checkpoints; {how})"
+        keeping = self._job.keeping
+        for place in filter(None, (keeping.folder, keeping.resume)):
+            with contextlib.suppress(CheckpointError):
+                latest(place)
+                return f"go on from the last checkpoint with resume={place!r}"
+        why = (
+            f"there is no checkpoint in {keeping.folder!r} yet"
+            if keeping.folder
+            else "checkpoint=ps.Checkpoint(...), --checkpoint-every-s on the command line, would have kept them"
+        )
+        return f"the weights were in its memory and are lost ({why})"
+
+    def _mind_the_server(self) -> None:
+        """Give up on a server that is silent for too long: once it has begun, it reports several times a second."""
+        now_s = time.monotonic()
+        left = any(process.code is None for process in self._processes.workers)
+        if left:
+            self._worker_seen_s = now_s
+        if self._outcome.final is not None or (left and self._zero_s is None):
+            return
+        # workers who wait for it say so after twice the time; there are those that never do
+        allowed_s = GRACE_S + self._job.timeout_s * (2 if left and self._stop_sent_s is None else 1)
+        since_s = self._server_heard_s if left else max(self._server_heard_s, self._worker_seen_s)
+        if now_s - since_s > allowed_s:
+            all_gone = "" if left else ", though every worker had ended"
+            why = "it was stopped, or hangs"
+            if self._writing:
+                why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
+            who = f"the server process ({self._processes.server.pid})"
+            what = f"{who} said nothing for {allowed_s:g} s {self._where()}{all_gone}: {why}"
+            self._fail(DeadlineError(f"{what} (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"))
+
+    def _supervise(self) -> None:
+        """What is due by time: faults, targets, and the end of those who were asked to end."""
+        self._mind_the_server()
+        live = self._live
+        if self._zero_s is not None:
+            while self._kills and time.monotonic() - self._zero_s >= self._kills[0].after_s:
+                self._kill(self._kills.pop(0))
+            reason = self._watch(live)
+            if reason is not None:
+                self._ask_to_stop(reason)
+        elif time.monotonic() - self._started_s > self._job.timeout_s + START_S:
+            allowed_s = self._job.timeout_s + START_S
+            self._fail(DeadlineError(f"the server did not say within {allowed_s:g} s who is late"))
+        if self._late(INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S):
+            for worker, process in enumerate(self._processes.workers):
+                if not process.done:
+                    self._stopped.add(worker)
+                    process.kill()
+
+    def _kill(self, fault: Kill) -> None:
+        processes = self._processes
+        (processes.server if fault.worker is None else processes.workers[fault.worker]).kill()
+
+    def _ask_to_stop(self, reason: str) -> None:
+        """The first reason counts."""
+        if self._stop_sent_s is not None:
+            return
+        self._stop_sent_s = time.monotonic()
+        self._outcome.ended = reason
+        with contextlib.suppress(ChannelClosedError):
+            self._processes.server.channel.send(Stop())
+
+    def _final(self, message: Final, descriptors: list[int]) -> None:
+        """Take the weights over; the server may go."""
+        self._judged_s = time.monotonic()
+        self._outcome.final = message
+        if message.model is None:
+            died = sum(one.left == "died" for one in message.workers)
+            if died == len(message.workers):
+                self._fail(WorkerLostError(f"all {died} workers died before training began"))
+            return
+        layout = Layout(message.model.specs)
+        block = SharedBlock.attach(descriptors[0], layout.nbytes * message.buffers)
+        views = arenas(block, layout, message.buffers)[message.buffer].views
+        kept = [view.clone() for view in views]
+        self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
+        block.close()
+        if all(one.left == "died" for one in message.workers) and self._stop_sent_s is None:
+            raised = next((f"; {one.what}" for one in self._outcome.incidents if one.worker in self._raised), "")
+            last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
+            self._fail(WorkerLostError(f"every worker died; {last}{raised.removesuffix('; the others go on')}"))
+        elif message.lost:
+            self._outcome.state_dict = {}
+            self._outcome.incidents.append(Incident(message.wall_s, None, message.lost))
+            self._fail(WorkerLostError(message.lost))
+
+
+def _worker_error(worker: int, message: Failed) -> PlesioError:
+    """What a worker's exception means for the run: plesio's own keep their class, anything else is the user's."""
+    kind = error_class(message.kind)
+    if kind is not None:
+        return kind(message.why)
+    return WorkerError(f"worker {worker} raised {message.kind}: {message.why}\n{message.traceback}")

@@ -1,0 +1,109 @@
+"""The evaluator process: judges consistent snapshots beside the training, with the user's function.
+
+It pins a version, copies it, lets it go, and calls `evaluate(model)`; what comes back is told to the engine together with
+the moment the snapshot was taken. The last snapshot, when no worker is left, is always judged.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import msgspec
+import torch
+from torch import nn
+
+from plesio.launch.local.children import end_children, keep_to_itself
+from plesio.observe.summary import Evaluation
+from plesio.protocol.messages import (
+    Evaluated,
+    Failed,
+    Snapshot,
+    SnapshotRequest,
+    ToEvaluator,
+)
+from plesio.server.assembly import arenas
+from plesio.server.configs import EvaluatorConfig
+from plesio.server.judge import Judge
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.model import load_structure
+from plesio.transport.channel import Channel, ChannelClosedError, readable
+from plesio.transport.memory import SharedBlock
+
+FOREVER_S = 10.0**6
+"""The evaluator has no deadline of its own: it lives as long as the server's line, which ends with the server."""
+
+
+class Evaluator:
+    """One run's evaluator."""
+
+    def __init__(
+        self,
+        config: EvaluatorConfig,
+        evaluate: Callable[[nn.Module], object],
+        server: Channel[Snapshot],
+        engine: Channel[object],
+    ) -> None:
+        self._config = config
+        self._judgement = Judge(evaluate)
+        self._server = server
+        self._engine = engine
+        self._ring: tuple[Arena, ...] = ()
+        self._own: Arena | None = None
+        self._model: nn.Module | None = None
+
+    def run(self) -> None:
+        """Judge snapshots until the last one."""
+        while True:
+            self._server.send(SnapshotRequest())
+            snapshot = self._next()
+            self._judge(snapshot)
+            if snapshot.final or self._final_came(self._config.every_s):
+                return
+
+    def _next(self) -> Snapshot:
+        snapshot, descriptors = self._server.receive(FOREVER_S, "a snapshot")
+        if snapshot.model is not None:
+            self._map(snapshot, descriptors[0])
+        return snapshot
+
+    def _final_came(self, wait_s: float) -> bool:
+        """Wait for the next turn; judge the final snapshot if it comes meanwhile."""
+        if not readable(self._server.fileno(), wait_s):
+            return False
+        self._judge(self._next())
+        return True
+
+    def _map(self, snapshot: Snapshot, descriptor: int) -> None:
+        assert snapshot.model is not None
+        layout = Layout(snapshot.model.specs)
+        block = SharedBlock.attach(descriptor, layout.nbytes * snapshot.buffers)
+        self._ring = arenas(block, layout, snapshot.buffers)
+        self._own = Arena.private(layout)
+        self._model = load_structure(snapshot.structure, layout.specs, self._own.views)
+
+    def _judge(self, snapshot: Snapshot) -> None:
+        assert self._own is not None and self._model is not None
+        self._own.copy_from(self._ring[snapshot.buffer])
+        metrics = self._judgement(self._model)
+        evaluation = Evaluation(snapshot.time_s, snapshot.version, snapshot.samples, metrics)
+        self._engine.send(Evaluated(evaluation, snapshot.final, self._judgement.raised))
+
+
+def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+    """Entry of the evaluator process. `descriptors`: engine, server."""
+    config = msgspec.msgpack.decode(arguments, type=EvaluatorConfig)
+    torch.set_num_threads(1)
+    engine: Channel[object] = Channel.attach(descriptors[0], ToEvaluator, "the engine")
+    server: Channel[Snapshot] = Channel.attach(descriptors[1], ToEvaluator, "the server")
+    keep_to_itself(descriptors, engine, server)
+    evaluate = objects["evaluate"]
+    assert callable(evaluate)
+    try:
+        Evaluator(config, evaluate, server, engine).run()
+    except ChannelClosedError:
+        pass  # the server or the engine is gone: there is nothing to judge, or nobody to tell
+    except Exception as error:
+        engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+    finally:
+        end_children()

@@ -1,0 +1,237 @@
+"""The fork server itself, a process that has imported torch once: what it is asked, and how it forks.
+
+It has one thread, has never run an operation of torch in parallel and never touched a GPU, so its children start clean. It
+unpickles what a run brings (the training function) before it forks, so that the modules that function needs are imported once,
+too. When the engine's end of its line closes (however the engine ended) it kills its children; when it dies itself, the kernel
+does. The engine's side is `plesio.launch.local.forkserver`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import BinaryIO
+
+import msgspec
+
+from plesio.errors import as_utf8
+from plesio.launch.torch_settings import TorchSettings
+from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
+
+ORDER_S = 120.0
+"""How long it waits for the rest of an order that has begun to come."""
+PR_SET_PDEATHSIG = 1
+
+
+class Load(msgspec.Struct, tag=True, frozen=True):
+    """The engine: be as it is (module path, program's arguments, folder, environment, how many descriptors a process may have,
+    what torch was told), unpickle the file that comes along (a dict of objects), keep it under `run`."""
+
+    run: int
+    path: tuple[str, ...]
+    program: tuple[bytes, ...]
+    folder: str
+    environment: dict[bytes, bytes]
+    descriptors: int
+    torch: TorchSettings
+
+
+class Drop(msgspec.Struct, tag=True, frozen=True):
+    """The engine: `run` is over, forget what it brought."""
+
+    run: int
+
+
+class Spawn(msgspec.Struct, tag=True, frozen=True):
+    """The engine, with descriptors: fork a process that calls `entry` (module:function)."""
+
+    run: int
+    entry: str
+    title: str
+    arguments: bytes
+
+
+class Loaded(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: done; or it failed, with the traceback. `files`: of modules imported for it, as in `written_at`."""
+
+    failure: str
+    files: dict[str, int]
+
+
+class Spawned(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: the new process."""
+
+    pid: int
+
+
+class Exited(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: a process ended; `code` as in `subprocess` (negative: the signal that killed it)."""
+
+    pid: int
+    code: int
+
+
+class Forker:
+    """The fork server itself."""
+
+    def __init__(self, channel: Channel[Load | Drop | Spawn]) -> None:
+        self._channel = channel
+        self._objects: dict[int, dict[str, object]] = {}
+        self._imported = set(sys.modules)
+        self._children: set[int] = set()
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until the engine hangs up, then leave no child behind."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        poller = select.poll()
+        for line in (self._channel, self._wake):
+            poller.register(line.fileno(), select.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if self._wake.fileno() in ready:
+                    self._reap()
+                if self._channel.fileno() in ready:
+                    self._serve()
+        except ChannelClosedError:
+            pass
+        finally:
+            signal.set_wakeup_fd(-1)
+            for pid in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
+        message, descriptors = self._channel.receive(ORDER_S)
+        if isinstance(message, Load):
+            with open(descriptors[0], "rb") as payload:
+                failure = self._load(message, payload)
+            self._channel.send(Loaded(failure, self._files_imported()))
+        elif isinstance(message, Drop):
+            self._objects.pop(message.run, None)
+            # A class is in a cycle with itself, and holds what its functions use: an idle process would keep both, and every
+            # process forked from it would inherit them. What was imported at first is frozen: its pages stay shared.
+            gc.collect()
+        else:
+            pid = self._fork(message, descriptors)
+            self._children.add(pid)
+            close_quietly(*descriptors)
+            self._channel.send(Spawned(pid))
+
+    def _load(self, message: Load, payload: BinaryIO) -> str:
+        """The failure, or nothing."""
+        import cloudpickle
+
+        sys.path[:] = message.path
+        sys.argv[:] = map(os.fsdecode, message.program)  # before the user's modules come: one may parse them
+        os.environb.clear()
+        os.environb.update(message.environment)
+        try:
+            os.chdir(message.folder)
+            _allow_descriptors(message.descriptors)
+            message.torch.apply()
+            self._objects[message.run] = cloudpickle.load(payload)
+            message.torch.apply()  # a module that was imported for it may have had other ideas
+        except BaseException:
+            return as_utf8(traceback.format_exc())
+        return ""
+
+    def _files_imported(self) -> dict[str, int]:
+        """The files of the modules that were imported since last asked."""
+        new, self._imported = set(sys.modules) - self._imported, set(sys.modules)
+        files = [getattr(sys.modules[name], "__dict__", {}).get("__file__") for name in new]
+        return {file: written_at(file) for file in files if file}
+
+    def _fork(self, message: Spawn, descriptors: list[int]) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(parent)
+            self._channel.close()
+            self._wake.close()
+            self._waker.close()
+            module, function = message.entry.split(":")
+            objects = self._objects[message.run]
+            getattr(importlib.import_module(module), function)(message.arguments, descriptors, objects)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            print(f"{message.title} (process {os.getpid()}) failed:", file=sys.stderr)
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake.recv(4096):
+                pass
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def written_at(file: str) -> int:
+    """When the file was last written to; 0 if it is not there."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """As many for the processes that come as the engine may have now: it may have asked for more since this one began."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies (Linux; elsewhere the closed lines tell)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Entry of the fork server process. Arguments: its end of the line, the process to die with (or 0), what to import.
+
+    The line tells of the engine's end only when the imports are done, which takes seconds.
+    """
+    if parent := int(sys.argv[2]):
+        die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    import torch
+
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # the first optimizer imports 800 modules
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    Forker(Channel.attach(int(sys.argv[1]), Load | Drop | Spawn, "the engine")).run()

@@ -1,0 +1,205 @@
+"""The engine's side of the fork server, which forks workers and servers that need not import torch.
+
+Importing torch takes seconds; a fork takes milliseconds. One fork server (`plesio.launch.local.forker`) serves all the runs of a
+program; when the file of a module that it imported for one has changed, the next run gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+from plesio.errors import ConfigurationError, ServerLostError
+from plesio.launch.local.forker import Drop, Exited, Load, Loaded, Spawn, Spawned, written_at
+from plesio.launch.torch_settings import TorchSettings
+from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, readable
+
+PRELOAD = (
+    "plesio.launch.local.server_process",
+    "plesio.launch.local.evaluator_process",
+    "plesio.launch.local.worker_process",
+)
+"""What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
+START_S = 120.0
+FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
+"""The first thing that it runs: the current folder, where Python would look before all else, may hold a `select.py` or a
+`plesio`. (Python itself has imported these two modules by then.)"""
+FORKING = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Set where processes are forked from: libraries are to start no threads, and `torch.cuda.is_available()` in a module of the
+user's is not to begin using the GPU, which no forked process could then do."""
+
+
+class ForkServer:
+    """One serves all the runs of a program; `shared()` gives it.
+
+    Raises:
+        ServerLostError: it did not start.
+    """
+
+    _shared: ForkServer | None = None
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        mine, theirs = channel_pair()
+        program = FROM_THE_SAME_PATH + "from plesio.launch.local.forker import main; main()"
+        main_thread = threading.current_thread() is threading.main_thread()
+        parent = str(os.getpid() if main_thread else 0)  # to the kernel, the parent is the thread
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", program, str(theirs.fileno()), parent, *preload],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
+                    env={**os.environ, **FORKING, "PLESIO_PATH": os.pathsep.join(_module_path())},
+                )
+        except BaseException:
+            mine.close()
+            raise
+        self._channel: Channel[Loaded | Spawned | Exited] = Channel(mine, Loaded | Spawned | Exited, "the fork server")
+        self._exits: dict[int, int] = {}
+        self._files: dict[str, int] = {}
+        self._owner = os.getpid()
+
+    @classmethod
+    def shared(cls, preload: Sequence[str] = ()) -> ForkServer:
+        """The one of this process, started if need be; it imports the modules in `preload` before it forks.
+
+        One that holds a module whose file has changed is ended first: it would go on with the code of before.
+        """
+        if cls._shared is not None and any(written_at(file) != then for file, then in cls._shared._files.items()):
+            cls.close_shared()
+        if cls._shared is not None and cls._shared._process.poll() is not None:
+            cls.close_shared()
+        if cls._shared is None or cls._shared._owner != os.getpid():
+            cls._shared = cls(preload)
+        return cls._shared
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @classmethod
+    def close_shared(cls, grace_s: float = 5.0) -> None:
+        """End the one of this process, if there is one."""
+        if cls._shared is not None and cls._shared._owner == os.getpid():
+            cls._shared.close(grace_s)
+
+    def fileno(self) -> int:
+        """Readable when a child ended."""
+        return self._channel.fileno()
+
+    def load(self, run: int, payload: int) -> None:
+        """Hand over what the processes of `run` share, pickled in the file with the descriptor `payload`.
+
+        Raises:
+            ConfigurationError: it cannot be unpickled there; the message holds the traceback.
+        """
+        environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in FORKING.items()}}
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        program = tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ()))
+        told = TorchSettings.of_this_process()
+        order = Load(run, _module_path(), program, os.getcwd(), environment, descriptors, told)
+        reply = self._ask(order, [payload])
+        assert isinstance(reply, Loaded)
+        self._files.update(reply.files)
+        if reply.failure:
+            raise ConfigurationError(
+                "the training function cannot be loaded in a fresh process; it may use a module or a name that only "
+                f"exists in this one:\n{reply.failure}"
+            )
+
+    def spawn(self, run: int, entry: str, title: str, arguments: bytes, descriptors: Sequence[int]) -> int:
+        """Fork a process; its pid. The descriptors are copied: close yours."""
+        reply = self._ask(Spawn(run, entry, title, arguments), descriptors)
+        assert isinstance(reply, Spawned)
+        return reply.pid
+
+    def drop(self, run: int) -> None:
+        """Forget what `run` brought."""
+        if self._closed:
+            return
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send(Drop(run))
+
+    def poll_exits(self) -> dict[int, int]:
+        """The processes that have ended since last asked: pid and exit code.
+
+        Raises:
+            ServerLostError: the fork server has ended.
+        """
+        with self._in_step():
+            while readable(self._channel.fileno(), 0.0):
+                message, _ = self._receive()
+                assert isinstance(message, Exited)
+                self._exits[message.pid] = message.code
+        exits, self._exits = self._exits, {}
+        return exits
+
+    def _ask(self, question: Load | Spawn, descriptors: Sequence[int] = ()) -> Loaded | Spawned:
+        """The answer to it; exits that come before it are kept."""
+        with self._in_step():
+            try:
+                self._channel.send(question, descriptors)
+            except ChannelClosedError as error:
+                raise self._gone() from error
+            while True:
+                message, _ = self._receive()
+                if not isinstance(message, Exited):
+                    return message
+                self._exits[message.pid] = message.code
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Inside, the line is used. What breaks in, as Ctrl-C or a deadline may, leaves a message half read or an answer that
+        the next question would take for its own: then this fork server is ended, and the next run gets a fresh one."""
+        if self._closed:
+            raise self._gone()
+        try:
+            yield
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    @property
+    def _closed(self) -> bool:
+        return self._channel.fileno() < 0
+
+    def _receive(self) -> tuple[Loaded | Spawned | Exited, list[int]]:
+        try:
+            return self._channel.receive(START_S, "the start of processes")
+        except ChannelClosedError as error:
+            raise self._gone() from error
+
+    def _gone(self) -> ServerLostError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)  # its line closes a moment before it is gone
+        return ServerLostError(
+            f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
+            f"{self._process.returncode}); its own messages, if it left any, are above"
+        )
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """End it, and with it every process it started; kill it if that takes longer than `grace_s`."""
+        self._channel.close()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if ForkServer._shared is self:
+            ForkServer._shared = None
+
+
+atexit.register(ForkServer.close_shared, 0.0)  # it would end by itself, but Python warns of what is left open
+
+
+def _module_path() -> tuple[str, ...]:
+    """Where this process imports from; Python passes over what is no text there, such as a Path."""
+    return tuple(one for one in sys.path if isinstance(one, str))

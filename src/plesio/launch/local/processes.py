@@ -1,0 +1,263 @@
+"""The processes of one run: started by the fork server, each with a line to the engine, and all gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import msgspec
+
+from plesio.errors import ConfigurationError, PlesioError
+from plesio.faults import slowness
+from plesio.launch.job import Job
+from plesio.launch.local.forkserver import ForkServer
+from plesio.launch.provenance import head_of
+from plesio.protocol.journal import JournalHead, JournalWriter
+from plesio.protocol.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker
+from plesio.server.configs import EvaluatorConfig, ServerConfig, WorkerConfig
+from plesio.transport.channel import Channel, channel_pair, close_quietly
+from plesio.transport.memory import anonymous_file
+
+ENTRY_SERVER = "plesio.launch.local.server_process:main"
+ENTRY_EVALUATOR = "plesio.launch.local.evaluator_process:main"
+ENTRY_WORKER = "plesio.launch.local.worker_process:main"
+KILL_S = 3.0
+"""How long a killed process may take to be gone before it is killed again."""
+UNKNOWN = -signal.SIGKILL
+"""The exit code of a process of which only this is known, that it is gone."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of the run, and the engine's line to it. `code` is its exit code, once it is gone."""
+
+    title: str
+    pid: int
+    channel: Channel[object]
+    worker: int | None = None
+    done: bool = False
+    code: int | None = None
+
+    def kill(self) -> None:
+        """End it outright, unless it is gone: its number may be another process's by now."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """The descriptors between one worker and the server: a channel and two pipes."""
+
+    server_ends: tuple[int, int, int]
+    worker_ends: tuple[int, int, int]
+
+    @classmethod
+    def open(cls, ours: contextlib.ExitStack) -> WorkerLine:
+        """New ones, which `ours` closes here."""
+
+        def kept(*ends: int) -> tuple[int, ...]:
+            ours.callback(close_quietly, *ends)
+            return ends
+
+        server, worker = kept(*(end.detach() for end in channel_pair()))
+        push_read, push_write = kept(*os.pipe())
+        answer_read, answer_write = kept(*os.pipe())
+        return cls((server, push_read, answer_write), (worker, push_write, answer_read))
+
+
+@contextlib.contextmanager
+def descriptors_for(workers: int) -> Iterator[None]:
+    """Inside, file descriptors for so many workers are opened.
+
+    Raises:
+        ConfigurationError: this process may not have that many.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise ConfigurationError(
+            f"workers={workers} takes about {7 * workers + 8} file descriptors more than this process has open, and it "
+            f"may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} in all (RLIMIT_NOFILE): raise the limit (ulimit "
+            "-n in the shell), close files, or take fewer workers"
+        ) from error
+
+
+class Processes:
+    """All processes of one run: the server first, then the workers by number, then the evaluator.
+
+    Args:
+        fork_server: what starts them.
+        run: the run's number at the fork server.
+    """
+
+    def __init__(self, fork_server: ForkServer, run: int) -> None:
+        self._fork_server = fork_server
+        self._run = run
+        self.all: list[Process] = []
+
+    @property
+    def server(self) -> Process:
+        """The server's."""
+        return self.all[0]
+
+    @property
+    def workers(self) -> list[Process]:
+        """The workers', by number."""
+        return [process for process in self.all if process.worker is not None]
+
+    def start(self, job: Job) -> None:
+        """Start them all.
+
+        Raises:
+            ConfigurationError: the training function cannot be sent, or not be loaded where it arrives.
+            SharedMemoryError: there is no room for what it refers to.
+        """
+        with _payload(job) as payload:
+            self._fork_server.load(self._run, payload)
+        threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
+        with contextlib.ExitStack() as ours:  # what is open here for others only
+            lines = [WorkerLine.open(ours) for _ in range(job.workers)]
+            to_evaluator = [ours.enter_context(end) for end in channel_pair()] if job.evaluate else []
+            written = () if job.journal is None else (_begun(job.journal, head_of(job, threads)),)
+            ours.callback(close_quietly, *written)
+            ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
+            ends += [end for line in lines for end in line.server_ends]
+            settings = _server_settings(job, threads)
+            server = self._spawn(ENTRY_SERVER, "the server", settings, ends, ToEngineFromServer)
+            for worker, line in enumerate(lines):
+                told = _worker_settings(job, worker, server.pid, threads)
+                self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, ToEngineFromWorker, worker)
+            for end in to_evaluator[1:]:
+                judging = EvaluatorConfig(job.evaluate_every_s)
+                self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], ToEngineFromEvaluator)
+
+    def _spawn(
+        self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object, worker: int | None = None
+    ) -> Process:
+        mine, theirs = channel_pair()
+        try:
+            with theirs:
+                arguments = msgspec.msgpack.encode(settings)
+                pid = self._fork_server.spawn(self._run, entry, title, arguments, [theirs.fileno(), *ends])
+        except BaseException:
+            mine.close()
+            raise
+        process = Process(title, pid, Channel(mine, kinds, title), worker)
+        self.all.append(process)
+        return process
+
+    def note_exits(self) -> None:
+        """Learn which of them are gone.
+
+        Raises:
+            PlesioError: nobody tells any more: the fork server itself is gone.
+        """
+        exits = self._fork_server.poll_exits()
+        for process in self.all:
+            process.code = exits.get(process.pid, process.code)
+
+    def end(self, grace_s: float) -> None:
+        """Nobody is left behind: close the lines, give them `grace_s`, kill.
+
+        Who is gone is told by the fork server; where that is gone itself, or stands still, it is looked up.
+        """
+        for process in self.all:
+            process.channel.close()
+        deadline_s = time.monotonic() + grace_s
+        killed = False
+        while any(process.code is None for process in self.all):
+            try:
+                self.note_exits()
+            except PlesioError:
+                self._look_who_is_gone()
+            if time.monotonic() >= deadline_s:
+                if killed:
+                    self._look_who_is_gone()
+                for process in self.all:
+                    process.kill()
+                killed, deadline_s = True, time.monotonic() + KILL_S
+            time.sleep(0.002)
+        self._fork_server.drop(self._run)
+
+    def _look_who_is_gone(self) -> None:
+        for process in self.all:
+            if process.code is None and not _alive(process.pid):
+                process.code = UNKNOWN
+
+
+def _alive(pid: int) -> bool:
+    """Whether that process, no child of this one, still runs. One that nobody has taken leave of (a zombie) does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (ProcessLookupError, PermissionError):  # the latter: its number is another user's process's by now
+        return False
+    except FileNotFoundError:  # gone between the two; or there is no such table on this system
+        return not Path("/proc/self/stat").exists()
+
+
+@contextlib.contextmanager
+def _payload(job: Job) -> Iterator[int]:
+    """The descriptor of a file, in memory, of what the processes share. It may be large: the data of a script or a notebook
+    is in it, if the training function refers to that."""
+    packed = _packed(job)
+    with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
+        file.write(packed)
+        del packed
+        file.seek(0)  # for the reader, too: the place in it is shared
+        yield file.fileno()
+
+
+def _packed(job: Job) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy}))
+    except Exception as error:
+        raise ConfigurationError(
+            f"the training function cannot be sent to another process: {error}; open files, locks and CUDA tensors "
+            "cannot travel: make them inside the function"
+        ) from error
+
+
+def _begun(journal: Path, head: JournalHead) -> int:
+    """The descriptor of a journal that is begun, or there already."""
+    writer = JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head)
+    return writer.detach()
+
+
+def _server_settings(job: Job, threads: int) -> ServerConfig:
+    return ServerConfig(
+        workers=job.workers,
+        evaluates=job.evaluate is not None,
+        journals=job.journal is not None,
+        stealing=job.stealing,
+        timeout_s=job.timeout_s,
+        raise_on_nonfinite=job.raise_on_nonfinite,
+        threads=threads,
+        incarnation=job.incarnation,
+        keeping=job.keeping,
+    )
+
+
+def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> WorkerConfig:
+    return WorkerConfig(
+        worker=worker,
+        workers=job.workers,
+        seed=job.seed,
+        evaluates=job.evaluate is not None,
+        timeout_s=2 * job.timeout_s,  # the server notices first, and knows who is waited for
+        threads=threads,
+        server_pid=server_pid,
+        pace=job.pace,
+        slow=slowness(job.faults, worker),
+    )

@@ -1,0 +1,238 @@
+"""The worker process: a `Worker` whose contributions go to a server process beside it."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, as_utf8, error_class
+from plesio.launch.local.children import end_children, ignore_children, keep_to_itself
+from plesio.protocol.messages import (
+    Failed,
+    Finished,
+    LeaseReply,
+    LeaseRequest,
+    Logged,
+    Ready,
+    Refused,
+    Regrouped,
+    StopRequest,
+    ToWorker,
+    Welcome,
+)
+from plesio.protocol.notes import Farewell
+from plesio.server.assembly import arenas
+from plesio.server.configs import WorkerConfig
+from plesio.strategy import Strategy
+from plesio.strategy.answers import AllReduce
+from plesio.strategy.answers import SharedMemory as ViaSharedMemory
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.carrying import hand_over
+from plesio.tensors.model import device_of
+from plesio.transport.board import Board
+from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.transport.doorbell import Doorbell
+from plesio.transport.memory import CopyOnWriteView, SharedBlock
+from plesio.worker.context import introduction
+from plesio.worker.exchanges.all_reduce import AllReduceExchange
+from plesio.worker.exchanges.server import Exchange, Pacer, ServerExchange, Standing, Used
+from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
+from plesio.worker.seeding import seed_everything
+from plesio.worker.worker import Worker, call
+
+CHILD_S = 0.2
+"""How long after its line broke the end of a process is told at the latest."""
+
+
+class ProcessStation:
+    """The station of a worker process. Its arguments are what the process was started with."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        strategy: Strategy,
+        engine: Channel[object],
+        server: Channel[Welcome | Refused | LeaseReply | Regrouped],
+        doorbell: Doorbell,
+    ) -> None:
+        self.rank = config.worker
+        self.workers = config.workers
+        self.seed = config.seed
+        self.server_pid = config.server_pid
+        self.standing = Standing(config.worker, config.seed)
+        self._config = config
+        self._strategy = strategy
+        self._engine = engine
+        self._server = server
+        self._doorbell = doorbell
+        self._exchange: Exchange | None = None
+
+    def now_s(self) -> float:
+        """The monotonic clock, which all processes of a host share."""
+        return time.monotonic()
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Tell the engine, in time: nobody waits for one that was stopped."""
+        self._engine.send_in_time(Logged(time.monotonic(), steps, metrics))
+
+    def stop(self, why: str) -> None:
+        """Tell the engine; if it is gone, the run is over anyway."""
+        with suppress(ChannelClosedError):
+            self._engine.send(StopRequest(why))
+
+    def leave(self) -> None:
+        """Tell the server."""
+        self._doorbell.send(Farewell())
+
+    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+        """Show the server what we have, map the run's memory, and wait for the beginning."""
+        self._check_device(device_of(model))
+        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._config.evaluates)
+        self._server.send(hello)
+        welcome, descriptors = self._ask("every worker to prepare its model")
+        assert isinstance(welcome, Welcome)
+        layout = Layout(hello.model.specs)
+        ring_block = SharedBlock.attach(descriptors[0], layout.nbytes * welcome.buffers)
+        ring = arenas(ring_block, layout, welcome.buffers)
+        hand_over(optimizer, spec.carried, tensors, ring, welcome.first)
+        exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
+        ring_block.close()
+        self._server.send(Ready())
+        self.standing.begin(0)
+        exchange.begin()
+        self._exchange = exchange
+        return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
+
+    def _check_device(self, device: torch.device) -> None:
+        """Refuse a device whose memory the workers cannot share."""
+        if device.type != "cpu" and isinstance(self._strategy.via, ViaSharedMemory):
+            raise ConfigurationError(
+                f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
+                f"{device}; every other strategy takes a model on any device"
+            )
+
+    def _build(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        tensors: list[torch.Tensor],
+        layout: Layout,
+        ring: tuple[Arena, ...],
+        descriptors: list[int],
+        used: Used,
+    ) -> Exchange:
+        """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
+        config, standing, via = self._config, self.standing, self._strategy.via
+        pacer = Pacer(config.pace, config.slow, random.Random(self.seed * 7919 + self.rank))
+        if isinstance(via, ViaSharedMemory):
+            shared = SharedReplica(layout, tensors, ring)
+            shared.follow(model)
+            board = Board.attach(descriptors[2], self.workers)
+            return SharedMemoryExchange(
+                self._strategy, self.workers, standing, optimizer, shared, self._doorbell, board, pacer, used,
+                config.timeout_s,
+            )  # fmt: skip
+        if isinstance(via, AllReduce):
+            own = ParameterReplica(layout, tensors, ring, ring[0])
+            own.follow(model)
+            board = Board.attach(descriptors[2], self.workers)
+            return AllReduceExchange(
+                standing, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
+                config.timeout_s,
+            )  # fmt: skip
+        slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
+        slot = arenas(slots, layout, self.workers)[self.rank]
+        in_place = CopyOnWriteView.possible() and reads_in_place(layout, model)
+        renew = None
+        if in_place:
+            view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
+            ring = arenas(view, layout, len(ring))
+            renew = partial(_renew, view, layout.nbytes)
+        replica = replica_of(self._strategy, layout, tensors, ring, slot, in_place, renew)
+        replica.follow(model)
+        slots.close()
+        return ServerExchange(
+            self._strategy, standing, optimizer, replica, self._doorbell, pacer, used, config.timeout_s
+        )
+
+    def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
+        """The server's next message; what it refuses is raised here."""
+        try:
+            reply, descriptors = self._server.receive(self._config.timeout_s, waiting_for)
+        except ChannelClosedError:
+            raise ServerLostError(
+                f"the server is gone: worker {self.rank} waited for {waiting_for}; start the run again"
+            ) from None
+        if isinstance(reply, Refused):
+            raise (error_class(reply.kind) or PlesioError)(reply.why)
+        return reply, descriptors
+
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+        """Ask the server; what was done since is told first, so that it need not be asked about."""
+        if self.standing.stopped:
+            raise StopRun("the run is over")  # also for a loop without end
+        if self._exchange is not None:
+            self._exchange.report()
+        with suppress(ChannelClosedError):  # the answer's end of file tells
+            self._server.send(LeaseRequest(epoch, total, most, unused, digest))
+        reply, _ = self._ask(f"data of epoch {epoch}")
+        assert isinstance(reply, LeaseReply)
+        self.standing.stopped = self.standing.stopped or reply.stop
+        return reply
+
+    def _regrouped(self) -> Regrouped:
+        reply, _ = self._ask("the group it is in from now on")
+        assert isinstance(reply, Regrouped)
+        return reply
+
+
+def _renew(view: CopyOnWriteView, nbytes: int, buffer: int) -> None:
+    view.renew(buffer * nbytes, (buffer + 1) * nbytes)
+
+
+def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+    """Entry of a worker process. `descriptors`: engine, server, push, answer."""
+    config = msgspec.msgpack.decode(arguments, type=WorkerConfig)
+    torch.set_num_threads(config.threads)
+    seed_everything(config.seed)
+    engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
+    server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
+    doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
+    keep_to_itself(descriptors, engine, server)
+    strategy, train = objects["strategy"], objects["train"]
+    assert isinstance(strategy, Strategy) and callable(train)
+    worker = Worker(ProcessStation(config, strategy, engine, server, doorbell))
+    try:
+        call(train, worker)
+        engine.send(Finished())
+    except ChannelClosedError:
+        pass  # nobody is left to tell
+    except BaseException as error:
+        why = _words_of(error)  # first of all: from here on no other error gets in between
+        with suppress(ChannelClosedError):  # the engine may have given the run up
+            engine.send(Failed(type(error).__name__, why, as_utf8(traceback.format_exc())))
+        raise SystemExit(1) from None
+    finally:
+        end_children()
+
+
+def _words_of(error: BaseException) -> str:
+    """What it says; and, where it is of a line that broke, what torch says when it is a DataLoader's process that ended."""
+    why = ""
+    try:
+        if isinstance(error, (ConnectionError, EOFError)):
+            time.sleep(CHILD_S)
+    except RuntimeError as failure:
+        why = f"; {failure}"
+    ignore_children()
+    return as_utf8(f"{error}{why}")

@@ -1,0 +1,94 @@
+"""Where a run comes from: its training function, and what has to be the same for it to come out the same."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from xxhash import xxh3_64_hexdigest
+
+from plesio.launch.job import Job
+from plesio.launch.torch_settings import TorchSettings
+from plesio.protocol.journal import JournalHead
+
+
+def head_of(job: Job, threads: int) -> JournalHead:
+    """What has to be the same for a replay to come out the same."""
+    script = source_of(job.train)
+    return JournalHead(
+        strategy=job.strategy.name,
+        fields=job.strategy.as_data(),
+        workers=job.workers,
+        seed=job.seed,
+        stealing=job.stealing,
+        silence_s=job.timeout_s,
+        threads=threads,
+        versions=versions(),
+        platform=f"{sys.platform} {platform.machine()}",
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        script=script,
+        train_hash=train_hash(job.train),
+        local_steps=str(job.strategy.every),
+        torch=msgspec.to_builtins(TorchSettings.of_this_process()),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the bits."""
+    own = importlib.metadata.version("plesio")
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "plesio": own,
+    }
+
+
+def source_of(train: Callable[..., object]) -> str:
+    """The file that a training function is written in; empty if it is in none."""
+    try:
+        return str(Path(inspect.getfile(inspect.unwrap(_routine_or_class(train)))).resolve())
+    except TypeError:
+        return ""
+
+
+def train_hash(train: Callable[..., object]) -> str:
+    """A hash of the file of the training function, or of its code if it is in no file."""
+    source = Path(source_of(train))
+    if source.is_file():
+        return xxh3_64_hexdigest(source.read_bytes())
+    code = getattr(_routine_or_class(train), "__code__", None)
+    return xxh3_64_hexdigest(code.co_code if code is not None else b"")
+
+
+def name_of(train: Callable[..., object]) -> str:
+    """What a training function is called, and where it is from."""
+    inner = without_arguments(train)
+    place = getattr(inner, "__code__", None)
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{name} of {Path(place.co_filename).name}" if place is not None else name
+
+
+def without_arguments(train: Any) -> Any:
+    """What `functools.partial` was made of; anything else as it is.
+
+    >>> without_arguments(functools.partial(functools.partial(print, 1), 2)) is print
+    True
+    """
+    while isinstance(train, functools.partial):
+        train = train.func
+    return train
+
+
+def _routine_or_class(train: Any) -> Any:
+    inner = without_arguments(train)
+    return inner if inspect.isroutine(inner) else type(inner)

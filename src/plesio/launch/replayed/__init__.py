@@ -1,0 +1,1 @@
+"""A run again from its journal, bit for bit."""

@@ -1,0 +1,363 @@
+"""`ps.replay(run, train)`: do an earlier run again from its journal, bit for bit, in one process.
+
+The recorded clock. What made the run what it was is the order in which events came to the sequencer, and that is in the
+journal; everything else follows. Each worker runs in a greenlet up to its next request and lies there until the journal
+says that it came. Whatever depends on time in the worker (how many local steps fitted into `Seconds(t)`, whether it heard
+in time that its step was called off) is read from the journal as well.
+
+| record                      | what is done                                                              |
+| --------------------------- | ------------------------------------------------------------------------- |
+| Joined                      | a new greenlet runs up to where training begins                           |
+| LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
+| Abandoned, Left             | the sequencer hears of it                                                 |
+| fold                        | ours must have the same checksum                                          |
+| resumption                  | all begin anew from the version that is there                             |
+| eviction                    | the sequencer is told the time it was then                                |
+| end                         | the weights must have the same hash                                       |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Effect,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Ticked,
+)
+from plesio.core.leases import DataLeases
+from plesio.errors import ConfigurationError
+from plesio.launch.greenlets import GreenletWorker
+from plesio.launch.inline import InlineServer
+from plesio.launch.own_copies import OwnCopies
+from plesio.launch.provenance import train_hash, versions
+from plesio.launch.replayed.older_journals import sequencers
+from plesio.launch.replayed.recorded_worker import RecordedWorker
+from plesio.launch.torch_settings import TorchSettings
+from plesio.launch.wall_clock import no_wall_clock
+from plesio.protocol.journal import (
+    NO_END,
+    Ended,
+    Evicted,
+    Folded,
+    Journal,
+    JournalEvent,
+    JournalHead,
+    Received,
+    Record,
+    Resumed,
+    read_journal,
+)
+from plesio.protocol.messages import LeaseReply, LeaseRequest
+from plesio.protocol.notes import Beginning, Contribution, GoOn
+from plesio.server.answers import answer_to
+from plesio.server.checkpoints import Progress
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Every, Gradient, Server
+from plesio.tensors.checksum import weights_hash, window_checksum
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay found.
+
+    Attributes:
+        versions: how many versions came out bit for bit as they were.
+        differs: what was different first, in words; empty if nothing was.
+        missing: what the journal itself lacks, in words; empty if it is whole (or, with `until`, has no end).
+        state_dict: the weights it ended with, under their PyTorch names.
+    """
+
+    versions: int
+    differs: str = ""
+    missing: str = ""
+    state_dict: dict[str, torch.Tensor] = {}
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything that was compared is the same."""
+        return not self.differs
+
+    def __str__(self) -> str:
+        found = f"differs: {self.differs}" if self.differs else f"bit-identical: {self.versions} versions"
+        return f"{found}\n{self.missing}" if self.missing else found
+
+
+class ReplayError(ConfigurationError):
+    """A journal that cannot be replayed, or not with this script and these libraries."""
+
+
+class _DifferentError(Exception):
+    """Something came out otherwise than in the journal."""
+
+
+def replay(run: str | Path, train: Callable[..., object], *, until: int | None = None, force: bool = False) -> Replayed:
+    """Do a run again from its journal.
+
+    All workers are in this process, and share what those of `ps.Simulated` share: globals, and what nested functions refer to.
+
+    Args:
+        run: a run folder, or a journal.
+        train: the training function of that run.
+        until: stop at this version, one that the journal holds.
+        force: go on even if script, libraries or machine are not the same.
+
+    Raises:
+        ReplayError: script, libraries or machine differ (and not `force`), workers folded without a server, or the
+            journal does not get to version `until`.
+        JournalError: no journal.
+
+    Example:
+        run = ps.run(train, ps.async_sgd(), workers=4, runs="runs")
+        assert ps.replay(run.folder, train).identical
+    """
+    journal = read_journal(run)
+    strategy = _strategy(journal)
+    if until is not None:
+        _check_until(journal, until)
+    differences = changed(journal.head, train)
+    if differences and not force:
+        raise ReplayError(
+            f"{journal.path}: not the same as when it was written: {'; '.join(differences)}; "
+            "restore that, or go on all the same with --force (force=True)"
+        )
+    threads, settings = torch.get_num_threads(), TorchSettings.of_this_process()
+    torch.set_num_threads(journal.head.threads)
+    if journal.head.torch is not None:
+        msgspec.convert(journal.head.torch, TorchSettings).apply()
+    try:
+        server = InlineServer(strategy, journal.head.workers)
+        with closing(server), warnings.catch_warnings(), no_wall_clock(train):
+            warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
+            return _Replay(journal, strategy, train, until, server).run()
+    finally:
+        torch.set_num_threads(threads)
+        settings.apply()
+
+
+def _check_until(journal: Journal, until: int) -> None:
+    """Before anything is done again: the journal must get there."""
+    last = max((one.version for one in journal if isinstance(one, Folded)), default=0)
+    if isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= last:
+        lost = f" (it lacks {journal.missing})" if journal.missing is not None else ""
+        raise ReplayError(f"until={until!r}: {journal.path} holds versions 0 to {last}{lost}; give one of these")
+
+
+def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
+    """What is not as it was, in words."""
+    now = versions()
+    found = [f"{name} was {was}, is {now.get(name)}" for name, was in head.versions.items() if was != now.get(name)]
+    if head.train_hash != train_hash(train):
+        found.append(f"the training function ({head.script or 'in no file'}) has changed")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if head.cpu_capability != capability:
+        found.append(f"torch used {head.cpu_capability} kernels, uses {capability}")
+    return found
+
+
+def _strategy(journal: Journal) -> Strategy:
+    strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
+    if not isinstance(strategy.via, Server):
+        raise ReplayError(
+            f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
+            "order; strategies with a server can be replayed"
+        )
+    return strategy
+
+
+class _Replay:
+    """One replay."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        strategy: Strategy,
+        train: Callable[..., object],
+        until: int | None,
+        server: InlineServer,
+    ) -> None:
+        head = journal.head
+        self._journal = journal
+        self._strategy = strategy
+        self._train = OwnCopies(train, head.workers)
+        self._until = until
+        self._server = server
+        self._kinds = deque(sequencers(journal))
+        leases = DataLeases(head.workers, head.stealing)
+        self._sequencer = self._kinds.popleft()(strategy, head.workers, leases, head.silence_s)
+        self._seats = [RecordedWorker(deque()) for _ in range(head.workers)]
+        for record in journal:
+            if isinstance(record, Received):
+                self._seats[record.event.worker].upcoming.append(record.event)
+        self._progress = [Progress()] * head.workers
+        self._checksums: dict[int, int] = {}
+        self._same = 0
+
+    def run(self) -> Replayed:
+        """Go through the journal."""
+        differs = ""
+        try:
+            for record in self._journal:
+                if self._until is not None and self._same >= self._until and self._server.begun:
+                    break
+                self._take(record)
+        except _DifferentError as found:
+            differs = f"version {self._same + 1}: {found}"
+        finally:
+            for seat in self._seats:
+                seat.empty()
+        weights = self._server.state_dict if self._server.begun else {}
+        return Replayed(versions=self._same, differs=differs, missing=self._missing(), state_dict=weights)
+
+    def _missing(self) -> str:
+        missing = self._journal.missing
+        if missing is not None:
+            return f"the journal lacks {missing}"
+        return "" if self._journal.complete or self._until is not None else NO_END
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Received):
+            self._heard(record)
+        elif isinstance(record, Resumed):
+            self._resume(record)
+        elif isinstance(record, Evicted):
+            self._go_on(self._do(self._sequencer.receive(Ticked(), record.time_s)))
+        elif isinstance(record, Folded):
+            ours = self._checksums.pop(record.version, None)
+            if ours != record.checksum:
+                who = ", ".join(f"{one.number} of worker {one.worker}" for one in record.members)
+                raise _DifferentError(
+                    f"made of contribution {who}, the weights are not the same"
+                    if ours is not None
+                    else "it was not made here"
+                )
+            self._same = record.version
+        elif isinstance(record, Ended):
+            ours_all = weights_hash(self._server.built.current.memory)
+            if ours_all != record.weights_hash:
+                raise _DifferentError("all versions looked the same, but the final weights differ")
+
+    def _resume(self, record: Resumed) -> None:
+        """The run was interrupted after its checkpoint; do what restoring that does."""
+        if not self._server.begun:
+            raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
+        head, order = self._journal.head, self._sequencer.state()
+        for worker, seat in enumerate(self._seats):
+            seat.empty()
+            seat.before = self._progress[worker]
+        self._server.built.folder.begin_anew()
+        self._sequencer = self._kinds.popleft().restore(
+            self._strategy, head.workers, order, stealing=head.stealing, silence_s=head.silence_s
+        )
+
+    def _heard(self, record: Received) -> None:
+        event = record.event
+        seat = self._seats[event.worker]
+        seat.upcoming.popleft()
+        self._prepare(seat, event)
+        answered = self._do(self._sequencer.receive(event, record.time_s))
+        if seat.called_off and seat.holds(event) and isinstance(event, (Abandoned, Pushed)):
+            answered.append((seat, seat.called_off.popleft()))
+        self._go_on(answered)
+
+    def _go_on(self, answered: list[tuple[RecordedWorker, Any]]) -> None:
+        """Whoever has an answer runs up to its next request."""
+        for seat, answer in answered:
+            if seat.worker is not None:
+                seat.request = seat.worker.resume(answer)
+
+    def _prepare(self, seat: RecordedWorker, event: JournalEvent) -> None:
+        """Before the sequencer hears of it: it must be what this worker wants."""
+        if isinstance(event, Joined):
+            self._join(seat, event)
+        elif isinstance(event, Left):
+            seat.empty()
+            self._server.forget(event.worker)
+        elif not seat.holds(event):
+            return  # it was under way when its worker was evicted: the sequencer, too, takes no notice of it
+        elif isinstance(event, LeaseWanted):
+            request = seat.request
+            if not isinstance(request, LeaseRequest) or not _answers(event, request):
+                raise self._otherwise(seat, event)
+        elif isinstance(event, Pushed):
+            made = seat.request
+            if not isinstance(made, Contribution) or not _same(made, event):
+                raise self._otherwise(seat, event)
+            seat.steps = event.steps
+            if made.settings:
+                self._server.set_groups(event.worker, made.settings)
+
+    def _join(self, seat: RecordedWorker, event: Joined) -> None:
+        head = self._journal.head
+        seat.empty()
+        seat.incarnation = event.incarnation
+        every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
+        seat.worker = GreenletWorker(self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every)
+        if not self._server.seat(seat.worker):
+            raise self._otherwise(seat, event)
+
+    def _otherwise(self, seat: RecordedWorker, event: JournalEvent) -> _DifferentError:
+        worker = seat.worker
+        if worker is not None and worker.error is not None:
+            return _DifferentError(f"the journal has {event}; here {worker.error}")
+        return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
+
+    def _do(self, effects: list[Effect]) -> list[tuple[RecordedWorker, Any]]:
+        """Do what the sequencer says; whom to answer with what."""
+        answers: list[tuple[RecordedWorker, Any]] = []
+        for effect in effects:
+            if isinstance(effect, Fold):
+                self._server.fold(effect)
+                memory = self._server.built.current.memory
+                self._checksums[effect.version] = window_checksum(memory, effect.version)
+            elif isinstance(effect, Hold):
+                self._server.hold(effect.worker, effect.weight)
+            elif isinstance(effect, Grant):
+                self._answered(effect)
+                answers.append((self._seats[effect.worker], self._answer(effect)))
+            elif isinstance(effect, Cancel):
+                self._answered(effect)
+                self._seats[effect.worker].called_off.append(self._answer(effect))
+            elif isinstance(effect, Leased):
+                reply = LeaseReply(effect.batches, epoch=effect.epoch)
+                answers.append((self._seats[effect.worker], reply))
+            elif isinstance(effect, Evict):
+                self._prepare(self._seats[effect.worker], Left(effect.worker, effect.incarnation, died=True))
+        return answers
+
+    def _answer(self, effect: Grant | Cancel) -> Beginning | GoOn:
+        return answer_to(effect, self._server.publish(effect.worker), self._seats[effect.worker].before)
+
+    def _answered(self, effect: Grant | Cancel) -> None:
+        if effect.number:
+            seat = self._seats[effect.worker]
+            steps, seat.steps = self._progress[effect.worker].steps + seat.steps, 1
+            self._progress[effect.worker] = Progress(seat.before.contributions + effect.number, steps)
+
+
+def _answers(event: LeaseWanted, request: LeaseRequest) -> bool:
+    """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
+    same = (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
+    return same and event.most <= request.most
+
+
+def _same(made: Contribution, event: Pushed) -> bool:
+    said = (made.number, made.steps, made.samples, made.batches, made.finite)
+    return said == (event.number, event.steps, event.samples, event.batches, event.finite)

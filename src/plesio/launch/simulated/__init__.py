@@ -1,0 +1,1 @@
+"""Simulated machines: the real decisions and the real gradients in virtual time."""

@@ -1,0 +1,295 @@
+"""`ps.Simulated(cluster)`: the user's unmodified training function on simulated machines.
+
+Gradients are real, computed one worker after the other in this process; only time is virtual. Everything is seeded and
+exact: two runs give the same journal and the same weights, byte for byte.
+
+What is not simulated: under `allreduce` and `hogwild` the arithmetic is a server's (the mean of all gradients; one
+gradient after the other, never torn, by one optimizer whose momentum is everybody's: at large rates that diverges where
+`hogwild`'s own, one for each worker, do not), and so are the bytes: a contribution and the parameters for each exchange, as
+everywhere. Only the times are those of a ring and of shared memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import torch
+
+from plesio.cluster import Cluster, Timetable
+from plesio.core.events import Leased
+from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError
+from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.greenlets import GreenletWorker
+from plesio.launch.inline import InlineServer
+from plesio.launch.job import Job, Live, Outcome, Watch
+from plesio.launch.own_copies import OwnCopies
+from plesio.launch.provenance import head_of
+from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.messages import Answer, Finish, Lease, Push, Request
+from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.wall_clock import no_wall_clock
+from plesio.observe.summary import Evaluation, Incident
+from plesio.observe.summary import Logged as LoggedMean
+from plesio.protocol.journal import JournalWriter
+from plesio.protocol.messages import LeaseReply, LeaseRequest
+from plesio.protocol.notes import Contribution
+from plesio.server.answers import answer_to
+from plesio.server.checkpoints import Progress
+from plesio.server.judge import Judge
+from plesio.server.recording import Recorder
+from plesio.strategy.answers import Server
+from plesio.worker.exchanges.server import Used
+from plesio.worker.seeding import RandomState
+
+THREADS = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Simulated:
+    """Where a run is to take place: on the simulated machines of `cluster`.
+
+    All of them are in this process: for N workers and W bytes of weights it takes up to about 4 N W of memory (1000 workers
+    of a 4 MB model: 15 GB), a quarter of it for copies that processes would not need.
+
+    Workers that are processes share nothing. Of these, each has its own copy of what the training function carries along
+    (the object whose method it is, as in `ps.run(Trainer().train)`, or the arguments of a `functools.partial`, with the nested
+    functions in these); but all share the globals of your modules, attributes of classes, and what a training function that
+    is itself nested refers to, also with whoever called `ps.run`. So make the model and the optimizer in the training
+    function, and change no data in place that it only refers to: `X.div_(255)` there would be done once for each worker.
+
+    Args:
+        cluster: a `ps.Cluster`, or the name of a preset, which is made for as many workers as the run has.
+
+    >>> Simulated("one-straggler").on(workers=4).workers
+    4
+    """
+
+    cluster: Cluster | str
+
+    def on(self, workers: int) -> Cluster:
+        """The cluster, for a run of `workers`.
+
+        Raises:
+            ConfigurationError: no such preset, or a cluster of another size.
+        """
+        cluster = Cluster.preset(self.cluster, workers) if isinstance(self.cluster, str) else self.cluster
+        if not isinstance(cluster, Cluster):
+            raise ConfigurationError(
+                f"Simulated({cluster!r}): a ps.Cluster, or the name of a preset such as 'one-straggler'"
+            )
+        if cluster.workers != workers:
+            raise ConfigurationError(
+                f"workers={workers}, but the cluster has {cluster.workers}; give both the same number"
+            )
+        return cluster
+
+
+class VirtualTimer:
+    """A worker's own time: steps let it pass as its timetable says."""
+
+    def __init__(self, timetable: Timetable) -> None:
+        self._timetable = timetable
+        self.time_s = 0.0
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """A step takes its time."""
+        self.time_s += self._timetable.step_s(self.time_s)
+
+    def begin(self) -> None:
+        """Nothing passes between steps."""
+
+    def now_s(self) -> float:
+        """The worker's time."""
+        return self.time_s
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """As in processes of its own: nothing of this one's settings gets in, and all are as before in the end.
+
+    Torch computes on one thread: the same bits on every machine, and steps as small as a simulation's are fastest so.
+    """
+    threads, random = torch.get_num_threads(), RandomState()
+    torch.set_num_threads(THREADS)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.restore()
+
+
+class SimulatedEngine:
+    """Runs a job on a cluster, in virtual time.
+
+    Args:
+        job: what to run.
+        cluster: where.
+        watch: told how the run stands at each evaluation; a reason ends it.
+        limits: when it ends before the training functions return.
+    """
+
+    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits) -> None:
+        if job.pace is not None or job.faults:
+            raise ConfigurationError(
+                "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps "
+                "last and what goes wrong: ps.Cluster(groups=..., faults=...)"
+            )
+        self.job = job
+        self.outcome = Outcome()
+        self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
+        self._watch = watch
+        self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
+        self._live = Live(time_s=0.0)
+        self._strategy = dataclasses.replace(job.strategy, via=Server())
+        self._train = OwnCopies(job.train, job.workers)
+        self.server = InlineServer(self._strategy, job.workers)
+        writer = JournalWriter(job.journal, head_of(job, THREADS)) if job.journal is not None else None
+        participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
+        self.run_of = VirtualRun(
+            job.strategy,
+            cluster,
+            participants,
+            self.server,
+            stealing=job.stealing,
+            silence_s=job.timeout_s,
+            limits=limits,
+            evaluate=self._evaluate if job.evaluate is not None else None,
+            evaluate_every_s=job.evaluate_every_s,
+            recorder=Recorder(writer, lambda: self.server.built),
+        )
+
+    def run(self) -> Outcome:
+        """Run it.
+
+        Raises:
+            WorkerError: a training function raised.
+            WorkerLostError: all of them did, where the others were to go on.
+            NonFiniteError: a contribution was not finite and the job is to stop at that.
+            KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
+        """
+        with closing(self), apart():
+            return self._run()
+
+    def close(self) -> None:
+        """The run is over, however it ended: its memory goes now, not when somebody looks for cycles."""
+        recorder = self.run_of.recorder
+        del self.run_of  # its participants lead back here
+        self.server.close()
+        recorder.close()
+
+    def _run(self) -> Outcome:
+        outcome = self.outcome
+        with no_wall_clock(self.job.train), CtrlC(lambda: self.run_of.end("interrupted")) as ctrl_c:
+            outcome.final = self.run_of.run()
+        outcome.ended, outcome.interrupted = self.run_of.ended, ctrl_c.pressed > 0
+        outcome.incidents += self.run_of.incidents
+        if len(self.raised) == self.job.workers:
+            raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
+        if not self.server.begun:
+            return outcome
+        self.run_of.recorder.end(outcome.final.version, outcome.final.wall_s)
+        if self.job.evaluate is not None and not outcome.interrupted:
+            self._judge(outcome.final.wall_s, outcome.final.version)
+        outcome.state_dict = self.server.state_dict
+        return outcome
+
+    def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
+        """A worker at the beginning of its training function."""
+        return GreenletWorker(
+            self._train(), self._strategy, rank, self.job.workers, self.job.seed, watcher,
+            shows=self.job.evaluate is not None,
+        )  # fmt: skip
+
+    def seat(self, worker: GreenletWorker) -> None:
+        """Bring it to where training begins."""
+        if self.server.seat(worker):
+            self.run_of.answer_nbytes = self.server.payload_bytes
+        elif worker.error is not None and not self.job.continue_on_worker_error:
+            raise worker.error
+
+    def _evaluate(self, time_s: float, version: int) -> str | None:
+        if not self.server.begun:
+            return None  # nobody has joined yet: there is no model
+        self._judge(time_s, version)
+        live = self._live
+        live.time_s, live.version = time_s, version
+        live.steps, live.samples = self.run_of.steps, self.run_of.samples
+        return self._watch(live)
+
+    def _judge(self, time_s: float, version: int) -> None:
+        assert self._judgement is not None
+        metrics = self._judgement(self.server.model())
+        self.outcome.judged(Evaluation(time_s, version, self.run_of.samples, metrics), self._judgement.raised)
+        self._live.judged(metrics, self._judgement.raised)
+
+
+class _Participant:
+    """A worker of the user's training function, as the virtual run sees it."""
+
+    def __init__(self, engine: SimulatedEngine, cluster: Cluster, rank: int) -> None:
+        self.timer = VirtualTimer(cluster.timetable(rank, engine.job.seed))
+        self._engine = engine
+        self._rank = rank
+        self._worker: GreenletWorker | None = None
+
+    def begin(self, incarnation: int) -> None:
+        """A new process of this worker."""
+        self._worker = self._engine.new_worker(self._rank, self)
+        self._engine.seat(self._worker)
+
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+        """Run the training function up to its next request."""
+        assert self._worker is not None, "it began"
+        self.timer.time_s = now_s
+        if isinstance(answer, Leased):
+            request = self._worker.resume(LeaseReply(answer.batches, epoch=answer.epoch))
+        else:
+            request = self._worker.resume(answer_to(answer, buffer, Progress()))
+        if request is None:
+            return self._finished()
+        ready_s = self.timer.time_s
+        if isinstance(request, LeaseRequest):
+            return Lease(ready_s, request.epoch, request.total, request.most, request.unused, request.digest)
+        assert isinstance(request, Contribution)
+        if not request.finite and self._engine.job.raise_on_nonfinite:
+            raise NonFiniteError(
+                f"contribution {request.number} of worker {self._rank} held a NaN or an infinity, and "
+                "on_nonfinite='raise'"
+            )
+        return Push(
+            ready_s, request.steps, request.samples, request.batches, self._engine.server.payload_bytes, request.finite,
+            request.settings, request.loss,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """This process is over."""
+        if self._worker is not None:
+            self.timer.time_s = min(self.timer.time_s, self._engine.run_of.clock.now_s)  # it was ahead, by a step
+            self._worker.kill()
+            self._worker = None
+
+    def cancelled(self, used: Used) -> bool:
+        """Work is done at once: by the time it is called off it is complete, and void."""
+        return False
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Keep it."""
+        self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
+
+    def stop(self, why: str) -> None:
+        """The run ends when this worker's time is everybody's."""
+        self._engine.run_of.end_at(self.timer.time_s, why, self._rank)
+
+    def _finished(self) -> Finish:
+        assert self._worker is not None
+        if self._worker.error is not None:
+            if not self._engine.job.continue_on_worker_error:
+                raise self._worker.error
+            what = str(self._worker.error).splitlines()[0]
+            self._engine.raised[self._rank] = what
+            self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))
+        self._worker = None
+        return Finish(self.timer.time_s)

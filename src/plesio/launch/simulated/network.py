@@ -1,0 +1,144 @@
+"""How messages of a simulated run travel, and when they arrive.
+
+A message leaves over its worker's link and goes through the server's own, which all share; each direction has its own
+capacity, as in a full-duplex network. The server's link is a queue, first come first served, that a message passes while it still
+comes in from its worker's link (cut-through), so that one alone takes latency + bytes over the *slower* of the two
+links, and many together get exactly the server's bytes a second. A queue instead of equal shares because the result is
+the same throughput at one event a message instead of one for every change of every share. No message overtakes another of
+the same worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from plesio.cluster import Cluster, Partition
+from plesio.launch.simulated.clock import VirtualClock
+from plesio.launch.simulated.messages import Message
+from plesio.strategy.answers import AllReduce, SharedMemory, Via
+
+
+class Network(Protocol):
+    """What carries the messages of one run."""
+
+    def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
+        """From a worker to the server: plan `arrive(what)`; the time it comes if it meets no queue."""
+        ...
+
+    def answer(self, worker: int, nbytes: int) -> float:
+        """From the server to a worker, now: when it arrives."""
+        ...
+
+
+class Star:
+    """Every worker linked to a server, as the cluster says. During a partition messages wait for its end."""
+
+    def __init__(self, cluster: Cluster, clock: VirtualClock) -> None:
+        self._clock = clock
+        links = [group.link for group in cluster.groups for _ in range(group.workers)]
+        self._latency_s = [link.latency_s + cluster.server.latency_s for link in links]
+        self._byte_s = [1.0 / link.bytes_per_s for link in links]  # seconds a byte: 0 where there is no limit
+        self._server_byte_s = 1.0 / cluster.server.bytes_per_s
+        self._came_s = [0.0] * len(links)  # when the latest message of each worker is through
+        self._in_free_s = 0.0  # when the server's link has passed on all that came to it so far
+        self._out_free_s = 0.0
+        self._partitions: dict[int, list[Partition]] = {}
+        for fault in sorted(cluster.faults, key=lambda one: one.at_s):
+            if isinstance(fault, Partition):
+                self._partitions.setdefault(fault.worker, []).append(fault)
+
+    def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
+        """The first byte comes to the server's link, the last one through it."""
+        first_s = self._across(worker, sent_s)
+        if self._byte_s[worker] or self._server_byte_s:
+            self._clock.at(first_s, self._at_server, (worker, nbytes, arrive, what))
+        else:
+            self._clock.at(first_s, arrive, what)
+        return first_s + nbytes * self._byte_s[worker]
+
+    def _at_server(self, message: tuple[int, int, Callable[[Any], object], Any]) -> None:
+        """What one worker sends comes in the order it was sent, however large."""
+        worker, nbytes, arrive, what = message
+        if isinstance(what, Message) and what.void:
+            return
+        now_s = self._clock.now_s
+        last_s = max(now_s, self._came_s[worker]) + nbytes * self._byte_s[worker]
+        if nbytes:
+            self._in_free_s = max(self._in_free_s, now_s) + nbytes * self._server_byte_s
+            last_s = max(last_s, self._in_free_s)
+        self._came_s[worker] = last_s
+        self._clock.at(last_s, arrive, what)
+
+    def answer(self, worker: int, nbytes: int) -> float:
+        """Answers queue in the order they are given."""
+        now_s = self._clock.now_s
+        last_s = now_s + nbytes * self._byte_s[worker]
+        if nbytes and self._server_byte_s:
+            self._out_free_s = max(self._out_free_s, now_s) + nbytes * self._server_byte_s
+            last_s = max(last_s, self._out_free_s)
+        return self._across(worker, last_s)
+
+    def _across(self, worker: int, sent_s: float) -> float:
+        """When what is sent then is across: the latency later, or at the end of a partition that it leaves or arrives in."""
+        if not self._partitions or worker not in self._partitions:
+            return sent_s + self._latency_s[worker]
+        cuts = self._partitions[worker]
+        return _healed(cuts, _healed(cuts, sent_s) + self._latency_s[worker])
+
+
+def _healed(cuts: Sequence[Partition], time_s: float) -> float:
+    """`time_s`, or the end of the partition it falls into."""
+    for cut in cuts:
+        if cut.at_s <= time_s < cut.until_s:
+            time_s = cut.until_s
+    return time_s
+
+
+class Ring:
+    """A ring all-reduce among all: nothing goes to a server, and the answer is there when the ring has gone round.
+
+    2 (n-1) messages of 1/n of the bytes, one after the other, each as slow as the slowest link.
+    """
+
+    def __init__(self, cluster: Cluster, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._hops = 2 * (cluster.workers - 1)
+        self._share = 1.0 / cluster.workers
+        self._latency_s = max(group.link.latency_s for group in cluster.groups)
+        self._bytes_per_s = min(group.link.bytes_per_s for group in cluster.groups)
+
+    def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
+        """To join the ring costs nothing."""
+        self._clock.at(sent_s, arrive, what)
+        return sent_s
+
+    def answer(self, worker: int, nbytes: int) -> float:
+        """The whole exchange; a message without bytes only steps to its neighbour."""
+        hops = self._hops if nbytes else 1
+        return self._clock.now_s + hops * (self._latency_s + nbytes * self._share / self._bytes_per_s)
+
+
+class InPlace:
+    """Shared memory: everything is there at once."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
+        """At once."""
+        self._clock.at(sent_s, arrive, what)
+        return sent_s
+
+    def answer(self, worker: int, nbytes: int) -> float:
+        """At once."""
+        return self._clock.now_s
+
+
+def network_of(via: Via, cluster: Cluster, clock: VirtualClock) -> Network:
+    """The network that contributions take `via` what the strategy says."""
+    if isinstance(via, AllReduce):
+        return Ring(cluster, clock)
+    if isinstance(via, SharedMemory):
+        return InPlace(clock)
+    return Star(cluster, clock)

@@ -1,0 +1,393 @@
+"""What another strategy would have cost: the step times of a finished run, replayed in virtual time.
+
+Every worker takes the steps that were measured of it, in that order, and from then on steps drawn from them. A step that was
+cancelled would have taken longer, nobody knows how long: one drawn from the longer steps takes its place. Leaving such steps
+out would bias the prediction, because it is the slowest steps that are cancelled. The real sequencer
+decides who waits for whom. The server folds one contribution after the other, so the network of the simulation gets a
+server's link that carries an exchange in the time the server took for one. A worker that died dies again after as
+long; one whose training function returned while the others had much left to do is done after as many steps.
+
+What is not modelled: another strategy may need another number of samples for the same accuracy, and workers that share cores
+disturb each other differently when fewer of them wait. Work is assumed to be shared out, so that fast workers do more of it;
+where each worker has a fixed number of steps of its own, the slowest one takes as long under every strategy.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from math import inf
+from statistics import median
+
+import msgspec
+
+from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
+from plesio.errors import ConfigurationError, StrategyError
+from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.simulated.workers import NoFolder, TimedWorker
+from plesio.observe.amounts import percent
+from plesio.observe.summary import Summary
+from plesio.observe.times import Measured, StepTimes, measured, useful_share
+from plesio.protocol.messages import Final
+from plesio.strategy import Strategy
+from plesio.strategy.answers import AllReduce, SharedMemory
+from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
+
+STEPS_MAX = 50_000
+"""Steps simulated a strategy; from there on the time is extrapolated."""
+ADVICE_STEPS, ADVICE_WORKERS = 2_000, 64
+ADVICE_S = 1.0
+"""A run shorter than that shows how it began rather than how it went."""
+MUCH = 1.5
+"""How many times faster another strategy must be to be worth a line."""
+CLOSE = 1.1
+"""Strategies that take up to so many times the shortest time are as good: the tightest of them is recommended."""
+UNEVEN = 1.5
+"""A worker that takes so many times as long as the others is named as the reason."""
+
+EVERYBODY = -1
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy costs: `time_s` to as many samples that count; `left_out`: whose work is mostly in vain.
+
+    `at_least`: it may take longer, for it needs a worker that never finished a step in the run that was measured.
+    `one_host`: links were assumed, and it crosses none, for it works in the memory of one host.
+    """
+
+    strategy: str
+    time_s: float
+    steps_per_s: float
+    waiting_share: float
+    staleness: float
+    left_out: tuple[int, ...] = ()
+    at_least: bool = False
+    one_host: bool = False
+
+
+class CalledOff(msgspec.Struct, frozen=True):
+    """A step that was called off after so many seconds; its worker had finished `after` steps before."""
+
+    after: int
+    seconds: float
+
+
+def called_off(summary: Summary) -> dict[int, list[CalledOff]]:
+    """Each worker's steps that were called off, in order; none where steps go several at a time: one of how many was it?"""
+    if any(span.steps > 1 for span in summary.timeline):
+        return {}
+    found: defaultdict[int, list[CalledOff]] = defaultdict(list)
+    finished: Counter[int] = Counter()
+    for span in summary.timeline:
+        if span.kind != "compute":
+            continue
+        finished[span.worker] += span.steps
+        if not span.steps and span.end_s > span.start_s:
+            found[span.worker].append(CalledOff(finished[span.worker], span.end_s - span.start_s))
+    return dict(found)
+
+
+def what_if(
+    run: Measured,
+    strategies: Sequence[Strategy],
+    workers: int | None = None,
+    bytes_per_s: float | None = None,
+    seed: int = 0,
+    steps_max: int = STEPS_MAX,
+    in_vain: Mapping[int, Sequence[CalledOff]] | None = None,
+) -> list[Prediction]:
+    """Replay the measured times under other strategies: the time each takes to the same number of samples.
+
+    Args:
+        run: what was measured, see `plesio.observe.times.measured`.
+        strategies: which.
+        workers: how many, if not as many as there were: the first of them, or all and more like them, drawn at random.
+        bytes_per_s: what the links of workers and server carry in each direction; None: as it was.
+        seed: of the steps drawn beyond those measured.
+        steps_max: simulate no more steps than that.
+        in_vain: each worker's steps that were called off, see `called_off`.
+
+    Raises:
+        ConfigurationError: a number of workers or a bandwidth that cannot be.
+        StrategyError: a strategy that cannot work with that many workers.
+
+    >>> from plesio.strategy.recipes import async_sgd, sync_sgd
+    >>> run = Measured(workers=(StepTimes(0, (0.4,)), StepTimes(1, (0.1,))), steps=10)
+    >>> [f"{one.strategy} {one.time_s:.1f} s" for one in what_if(run, [sync_sgd(), async_sgd()])]
+    ['sync_sgd 2.0 s', 'async_sgd 0.8 s']
+    """
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
+    if bytes_per_s is not None and not 0 < bytes_per_s < float("inf"):
+        raise ConfigurationError(f"bytes_per_s={bytes_per_s!r}: a number of bytes a second above 0")
+    crew, draws = _crew(run, workers, seed, in_vain or {})
+    return [_predict(run, one, crew, [draw() for draw in draws], bytes_per_s, steps_max) for one in strategies]
+
+
+Draws = Callable[[], Iterator[float]]
+
+
+Step = float | CalledOff
+"""How long a step took, if it was finished."""
+
+
+def _crew(
+    run: Measured, workers: int | None, seed: int, in_vain: Mapping[int, Sequence[CalledOff]]
+) -> tuple[list[StepTimes], list[Draws]]:
+    """The workers that take part, and how to draw the steps of each."""
+    there = list(run.workers)
+    number = len(there) if workers is None else workers
+    rng = random.Random(f"workers {seed}")
+    crew = there[:number] + [rng.choice(there) for _ in range(number - len(there))]
+    steps = {one.worker: _in_order(one, in_vain.get(one.worker, ())) for one in there}
+    lengths = _Lengths(steps)
+
+    def draws(place: int) -> Draws:
+        worker = crew[place].worker
+        own = steps[worker]
+        kept = own if place < len(there) else own[:1]
+        return lambda: lengths.replay(worker, kept, random.Random(f"steps {seed} {place}"))
+
+    return crew, [draws(place) for place in range(number)]
+
+
+def _in_order(one: StepTimes, in_vain: Sequence[CalledOff]) -> list[Step]:
+    """A worker's steps, those it finished and those that were called off, as they came."""
+    steps: list[Step] = list(one.seconds)
+    if not one.at_least:
+        for lost in reversed(in_vain):
+            steps.insert(lost.after, lost)
+    return steps
+
+
+class _Lengths:
+    """How long steps are, from all there were of each worker."""
+
+    def __init__(self, steps: Mapping[int, list[Step]]) -> None:
+        self._steps = steps
+        self._ranked: dict[int, list[Step]] = {}
+
+    def replay(self, worker: int, kept: Sequence[Step], rng: random.Random) -> Iterator[float]:
+        """The first step is not drawn again: whatever is made ready in it is made ready once."""
+        drawn = self._steps[worker][1:] or self._steps[worker]
+        for step in kept:
+            yield self._length(worker, step, rng)
+        while True:
+            yield self._length(worker, rng.choice(drawn), rng)
+
+    def _length(self, worker: int, step: Step, rng: random.Random) -> float:
+        """One that was called off is as long as one of the longer ones: the worker's own if there is one, or anybody's.
+
+        This draws from Kaplan and Meier's estimate of the distribution: redistribution to the right, Efron 1967.
+        """
+        while isinstance(step, CalledOff):
+            for who in (worker, EVERYBODY):
+                ranked = self._by_length(who)
+                shorter = bisect_right(ranked, step.seconds, key=_seconds)
+                if shorter < len(ranked):
+                    step = ranked[rng.randrange(shorter, len(ranked))]
+                    break
+            else:
+                return step.seconds  # nobody took longer: so long at least
+        return step
+
+    def _by_length(self, worker: int) -> list[Step]:
+        """Sorted when they are first asked for: in most runs nothing is called off."""
+        if worker not in self._ranked:
+            steps = chain.from_iterable(self._steps.values()) if worker == EVERYBODY else self._steps[worker]
+            self._ranked[worker] = sorted(steps, key=_seconds)
+        return self._ranked[worker]
+
+
+def _seconds(step: Step) -> float:
+    return step.seconds if isinstance(step, CalledOff) else step
+
+
+def _predict(
+    run: Measured,
+    strategy: Strategy,
+    crew: Sequence[StepTimes],
+    steps: Sequence[Iterator[float]],
+    bytes_per_s: float | None,
+    steps_max: int,
+) -> Prediction:
+    nbytes = max(1, run.nbytes)
+    ring = isinstance(strategy.via, AllReduce)
+    part = min(1.0, steps_max / run.steps)
+    virtual = VirtualRun(
+        strategy,
+        _cluster(run, crew, ring, nbytes, bytes_per_s, part),
+        [
+            TimedWorker(Timetable(one.__next__), strategy.every, nbytes=nbytes, last=last)
+            for one, last in zip(steps, _lasts(crew, part), strict=True)
+        ],
+        NoFolder(),
+        answer_nbytes=nbytes if bytes_per_s is not None or ring else 0,
+        limits=Limits(steps=min(run.steps, steps_max)),
+        timeline=False,
+    )
+    final = virtual.run()
+    useful = final.steps * useful_share(final.folded, final.discarded)
+    if not useful:
+        raise ConfigurationError(
+            f"{strategy.name}: nothing it does would count, of {run.steps:.0f} steps; run for longer"
+        )
+    total_s = sum(one.there_s for one in final.workers)
+    left_out = _left_out(strategy, final, crew, useful)
+    return Prediction(
+        strategy=strategy.name,
+        time_s=final.wall_s * run.steps / useful,
+        steps_per_s=final.steps / final.wall_s,
+        waiting_share=sum(one.wait_s for one in final.workers) / total_s if total_s else 0.0,
+        staleness=final.staleness.mean,
+        left_out=left_out,
+        at_least=any(one.at_least for place, one in enumerate(crew) if place not in left_out),
+        one_host=bytes_per_s is not None and isinstance(strategy.via, SharedMemory),
+    )
+
+
+def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes], useful: float) -> tuple[int, ...]:
+    """Workers that computed more than twice as long as what counted of it takes."""
+    cancels = strategy.release.cancel_late
+    if not final.folded or not (final.discarded or cancels):
+        return ()  # nothing was lost
+    steps = useful / final.folded  # in a contribution
+    return tuple(k for k, one in enumerate(final.workers) if one.compute_s > 2 * one.folded * steps * crew[k].mean_s)
+
+
+def _lasts(crew: Sequence[StepTimes], part: float) -> list[float]:
+    """How many steps each takes at most; as many as it likes where nobody would be left to go on."""
+    if all(one.last is not None or one.died_s is not None for one in crew):
+        return [inf] * len(crew)
+    return [inf if one.last is None else part * one.last for one in crew]
+
+
+def _cluster(
+    run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None, part: float
+) -> Cluster:
+    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did.
+
+    Where only `part` of the run is simulated, who died does so that much earlier.
+    """
+    carried = bytes_per_s or float("inf")
+    served = nbytes / run.service_s if run.service_s else float("inf")
+    hops = 2 * (len(crew) - 1) or 1
+    latency_s = (run.service_s + 2 * run.latency_s) / hops if ring else run.latency_s
+    deaths = [Crash(worker=place, at_s=part * one.died_s) for place, one in enumerate(crew) if one.died_s is not None]
+    return Cluster(
+        (Group(len(crew), Constant(1.0), Link(latency_s, carried)),),
+        Link(bytes_per_s=min(served, carried)),
+        tuple(deaths) if len(deaths) < len(crew) else (),
+    )
+
+
+def own_work(summary: Summary) -> bool:
+    """Whether every worker did a number of steps of its own: there was no loader to share, and nothing else ended the run."""
+    return not summary.samples and summary.ended == "finished"
+
+
+def as_it_was(summary: Summary) -> Prediction:
+    """The run itself, in the terms of a prediction."""
+    return Prediction(
+        strategy=summary.strategy,
+        time_s=summary.wall_s,
+        steps_per_s=summary.steps_per_s,
+        waiting_share=summary.waiting_share,
+        staleness=summary.staleness.mean,
+    )
+
+
+def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """What to run: of all that are about as fast as the fastest, and faster than what ran, the tightest; else what ran.
+
+    Faster than the replay of what ran, too, and by more than that is off: else the gain may be the model's alone. One that
+    leaves a worker out is not chosen: that worker's data may be nobody else's. Nor is one for a single host, where links
+    were asked about.
+
+    >>> some = [Prediction(strategy=name, time_s=t, steps_per_s=1, waiting_share=0, staleness=0)
+    ...         for name, t in (("sync_sgd", 9.0), ("hogwild", 1.0), ("async_sgd", 1.05))]
+    >>> choose(some[0], some).strategy
+    'async_sgd'
+    """
+    eligible = (one for one in others if not one.left_out and not one.one_host)
+    rivals = [ran, *(one for one in eligible if one.strategy != ran.strategy)]
+    shortest_s = min(one.time_s for one in rivals)
+    least_s = min(ran.time_s / CLOSE, _replay(ran, others).time_s / max(CLOSE, _off(ran, others)))
+    good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s < least_s]
+    return min(good, key=_looseness, default=ran)
+
+
+def _replay(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """What ran, as the model has it."""
+    return next((one for one in others if one.strategy == ran.strategy), ran)
+
+
+def _off(ran: Prediction, others: Sequence[Prediction]) -> float:
+    """How many times too short or too long the replay of what ran is."""
+    ratio = _replay(ran, others).time_s / ran.time_s
+    return max(ratio, 1 / ratio)
+
+
+def _looseness(one: Prediction) -> int:
+    """The recipes are listed from those in lock step on; one's own strategy comes last."""
+    name, order = one.strategy.split("(")[0], list(RECIPES)
+    return order.index(name) if name in order else len(order)
+
+
+def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
+    """What to run and why, in words; where other workers or links are assumed, `ran` is one of the `others`, its replay."""
+    best = choose(ran, others)
+    if best is ran:
+        more = max(CLOSE, _off(ran, others)) - 1
+        why = ", and by less than that the replay cannot tell" if more > CLOSE - 1 else ""
+        return f"Keep {ran.strategy}: no other of these would have been {more:.0%} faster{why}."
+    took = f"{'at least ' if best.at_least else ''}{best.time_s:.1f} s"
+    waited = "would have waited" if any(one is ran for one in others) else "waited"
+    again = f" ({_replay(ran, others).time_s:.1f} s in its replay)" if _off(ran, others) > CLOSE else ""
+    return (
+        f"{_cause(run)}{ran.strategy} {waited} {percent(ran.waiting_share)} of the time; {best.strategy} would have taken "
+        f"{took} instead of {ran.time_s:.1f} s{again}, at a mean staleness of {best.staleness:.1f}."
+    )
+
+
+def _cause(run: Measured) -> str:
+    """Who is slow, if somebody is, or that the server is."""
+    means = {one.worker: one.mean_s for one in run.workers}
+    slow = max(means, key=lambda worker: means[worker])
+    others = [mean_s for worker, mean_s in means.items() if worker != slow]
+    if others and means[slow] > UNEVEN * median(others):
+        least = "at least " if any(one.at_least for one in run.workers if one.worker == slow) else ""
+        return f"Worker {slow} is {least}{means[slow] / median(others):.1f} times slower than the others: "
+    if run.service_s * sum(1 / mean_s for mean_s in means.values()) > 1:
+        return f"Exchanges take {run.service_s * 1e3:.2g} ms each, one after the other, longer than steps leave them: "
+    return ""
+
+
+def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
+    """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
+
+    Faster than the replay of what it `ran_with`, too, if that is given.
+
+    Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try. Nor is
+    there where each worker did what it had to do of its own, for then nobody takes over steps from a slow one.
+    """
+    if not 1 < len(summary.workers) <= ADVICE_WORKERS or summary.wall_s < ADVICE_S or summary.ideal_share * MUCH > 1:
+        return None
+    if own_work(summary):
+        return None
+    try:
+        run = measured(summary)
+        asked = [sync_sgd(), async_sgd(), local_sgd(16)]
+        if ran_with is not None and ran_with.name not in {one.name for one in asked}:
+            asked.append(ran_with)
+        others = what_if(run, asked, steps_max=ADVICE_STEPS, in_vain=called_off(summary))
+    except (ConfigurationError, StrategyError):
+        return None  # too little was measured
+    ran = as_it_was(summary)
+    if choose(ran, others).time_s * MUCH > min(ran.time_s, _replay(ran, others).time_s):
+        return None
+    return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"

@@ -1,0 +1,79 @@
+"""`Until`: when a run is over before its training functions are."""
+
+from __future__ import annotations
+
+import math
+
+from plesio.errors import ConfigurationError, unknown_name
+from plesio.launch.job import Live
+from plesio.observe.summary import all_digits, is_met, limit_reached
+
+
+class Until:
+    """When to end a run before its training functions return: at the first of the given limits and targets.
+
+    Real processes end shortly after: workers are told at their next exchange, and what they do meanwhile, about a tenth of
+    a second of work, still counts. In a simulated run `seconds`, `samples` and `steps` are exact.
+
+    Args:
+        seconds: of training, since it began or was last resumed.
+        samples: visited by all workers together; in a resumed run those before count, too.
+        steps: local optimizer steps, likewise.
+        metrics: values that `evaluate` is to reach: at least, or at most for a name with "loss", "error", "mse", "mae",
+            "perplexity" or "nll" in it that does not begin with "neg_".
+
+    Raises:
+        ConfigurationError: a limit that is not above 0, a count that is not whole, a target that is no number.
+
+    >>> Until(accuracy=0.95, seconds=30)
+    Until(accuracy=0.95, seconds=30)
+    """
+
+    def __init__(
+        self, *, seconds: float | None = None, samples: int | None = None, steps: int | None = None, **metrics: float
+    ) -> None:
+        self.seconds = seconds
+        self.samples = samples
+        self.steps = steps
+        self.metrics = metrics
+        limits = {"seconds": seconds, "samples": samples, "steps": steps}
+        self._limits = {name: value for name, value in limits.items() if value is not None}
+        for name, value in self._limits.items():
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise ConfigurationError(f"Until({name}={value!r}): {name} must be a number above 0")
+            if name != "seconds" and value != int(value):
+                raise ConfigurationError(f"Until({name}={value!r}): {name} are counted, give a whole number")
+        for name, value in metrics.items():
+            if not _is_number(value) or not math.isfinite(value):
+                raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
+
+    def reached(self, live: Live, steps_before: int = 0, samples_before: int = 0) -> str | None:
+        """Why the run is over, if it is; `steps_before` were taken before it was resumed, `samples_before` visited.
+
+        Raises:
+            ConfigurationError: a target that `evaluate` does not measure would never be reached.
+
+        >>> Until(steps=100).reached(Live(steps=40)), Until(steps=100).reached(Live(steps=40), steps_before=60)
+        (None, '100 steps were up')
+        """
+        unknown = self.metrics.keys() - live.metrics.keys() if live.metrics else set()
+        if unknown:
+            raise ConfigurationError(unknown_name("metric", min(unknown), live.metrics))
+        for name, wanted in self.metrics.items():
+            got = live.metrics.get(name)
+            if got is not None and is_met(name, got, wanted):
+                return f"{name} {all_digits(wanted)} reached"
+        samples, steps = samples_before + live.samples, steps_before + live.steps
+        now = {"seconds": live.time_s, "samples": samples, "steps": steps}
+        for name, limit in self._limits.items():
+            if now[name] >= limit:
+                return limit_reached(name, limit)
+        return None
+
+    def __repr__(self) -> str:
+        parts = {**self.metrics, **self._limits}
+        return f"Until({', '.join(f'{name}={all_digits(value)}' for name, value in parts.items())})"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

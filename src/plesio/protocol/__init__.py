@@ -1,0 +1,1 @@
+"""Everything that the processes of a run tell each other, and what they leave on disk of it."""

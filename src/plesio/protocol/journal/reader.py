@@ -1,0 +1,210 @@
+"""Reads a journal, as far as it is whole: one that was cut off or damaged is read up to the last whole record.
+
+Records after damage are not handed out, for a replay needs them all; but those that are whole, which their checksums
+tell, bear witness to what is missing: a worker's contributions are numbered.
+
+Whatever the bytes: they are read, reported missing, or answered with a `JournalError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from plesio.core.events import Discard, Pushed, Reported
+from plesio.protocol.journal.records import (
+    FILE_NAME,
+    FRAME,
+    MAGIC,
+    RECORD_BYTES_MAX,
+    Ended,
+    Folded,
+    JournalError,
+    JournalHead,
+    Received,
+    Record,
+    decode,
+    decode_head,
+    frame_header,
+)
+
+NO_END = "the journal has no end: its run was killed, or is still going"
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """The journal cannot be read from byte `position` on: `bytes` of it.
+
+    `contributions` were in there at least, called off ones included, to judge by the whole records after the damage.
+    """
+
+    position: int
+    bytes: int
+    contributions: int
+
+    def __str__(self) -> str:
+        return f"{self.bytes} bytes from byte {self.position} on, with at least {self.contributions} contributions"
+
+
+class Journal:
+    """A journal as it was when it was opened; iterating reads its records in order, again each time.
+
+    Attributes:
+        path: of the file. head: what the run was. start: where the first record after the head begins.
+    """
+
+    def __init__(self, path: Path, head: JournalHead, start: int, size: int) -> None:
+        self.path = path
+        self.head = head
+        self.start = start
+        self._size = size
+        self._reached: tuple[int, bool] | None = None  # where the last whole record ends; whether it is the run's end
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record for _, record in self.placed())
+
+    def placed(self, start: int | None = None) -> Iterator[tuple[int, Record]]:
+        """Each record with the position after it; from position `start` on, which a record must begin at."""
+        position, record = self.start if start is None else start, None
+        with self.path.open("rb") as file:
+            while (found := self._record_at(file, position)) is not None:
+                position, record = found
+                yield found
+        if start is None:
+            self._reached = position, isinstance(record, Ended)
+
+    @property
+    def missing(self) -> Missing | None:
+        """What cannot be read; None if nothing. To know it, the whole file is read, if it was not before."""
+        return self._survey[0]
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is whole and ends with the end of the run. To know it, the whole file is read, if it was not before."""
+        return self._survey[1]
+
+    @cached_property
+    def _survey(self) -> tuple[Missing | None, bool]:
+        if self._reached is None:
+            deque(self, maxlen=0)  # read it all
+        assert self._reached is not None, "whoever reads to the end notes where it is"
+        position, ended = self._reached
+        if position == self._size:
+            return None, ended
+        tally = _Tally()
+        for record in self:
+            tally.add(record)
+        before = tally.total
+        for record in self._beyond(position):
+            tally.add(record)
+        return Missing(position, self._size - position, tally.total - before), False
+
+    def _beyond(self, position: int) -> Iterator[Record]:
+        """The whole records after the damage at `position`."""
+        with self.path.open("rb") as file:
+            while position < self._size:
+                found = self._record_at(file, position)
+                if found is None:
+                    position += 1
+                else:
+                    position = found[0]
+                    yield found[1]
+
+    def _record_at(self, file: BinaryIO, position: int) -> tuple[int, Record] | None:
+        body = _body_at(file, position, self._size)
+        if body is None:
+            return None
+        try:
+            return position + FRAME.size + len(body), decode(body)
+        except (struct.error, ValueError):
+            return None
+
+
+class _Tally:
+    """How many contributions the records know of: those numbered, and those folded unasked."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._reported = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self._numbers.values()) + self._reported
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Folded):
+            for member in record.members:
+                self._seen(member.worker, member.incarnation, member.number)
+        elif isinstance(record, Discard):
+            self._seen(record.worker, record.incarnation, record.number)
+        elif isinstance(record, Received):
+            event = record.event
+            if isinstance(event, Pushed):
+                self._seen(event.worker, event.incarnation, event.number)
+            elif isinstance(event, Reported):
+                self._reported += event.versions
+
+    def _seen(self, worker: int, incarnation: int, number: int) -> None:
+        key = (worker, incarnation)
+        self._numbers[key] = max(number, self._numbers.get(key, 0))
+
+
+def read_journal(path: str | Path) -> Journal:
+    """Open the journal at `path`, a file or the run folder that holds it; nothing but its head is read yet.
+
+    Raises:
+        JournalError: it cannot be opened, is empty, is no journal, has a damaged head or is of a newer format.
+
+    >>> import tempfile
+    >>> from plesio.protocol.journal.writer import JournalWriter
+    >>> path = Path(tempfile.mkdtemp(), "journal.bin")
+    >>> JournalWriter(path, JournalHead(strategy="sync_sgd", workers=4)).close()
+    >>> journal = read_journal(path)
+    >>> journal.head.strategy, list(journal), journal.missing, journal.complete
+    ('sync_sgd', [], None, False)
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / FILE_NAME
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            magic = file.read(len(MAGIC))
+            body = _body_at(file, len(MAGIC), size) if magic == MAGIC else None
+    except OSError as error:
+        raise JournalError(
+            f"the journal {path} cannot be read: {error.strerror}; give a run's folder (runs without a server, "
+            "such as hogwild's and allreduce's, keep none)"
+        ) from error
+    if not magic:
+        raise JournalError(f"the journal {path} is empty: its run was over before it began; there is nothing to read")
+    if not MAGIC.startswith(magic):
+        raise JournalError(f"{path} is no journal: it begins with {magic!r}, a journal with {MAGIC!r}")
+    try:
+        if body is None:
+            raise ValueError
+        head = decode_head(body)
+    except JournalError as error:
+        raise JournalError(f"the journal {path} cannot be read: {error}") from None
+    except (ValueError, msgspec.MsgspecError):
+        raise JournalError(f"the head of the journal {path}, of {size} bytes, is cut off or damaged") from None
+    return Journal(path, head, len(MAGIC) + FRAME.size + len(body), size)
+
+
+def _body_at(file: BinaryIO, position: int, size: int) -> bytes | None:
+    """The body of the record that begins at `position`, if a whole one does."""
+    file.seek(position)
+    header = file.read(FRAME.size)
+    if len(header) < FRAME.size:
+        return None
+    length, _ = FRAME.unpack(header)
+    if not 0 < length <= min(RECORD_BYTES_MAX, size - position - FRAME.size):
+        return None
+    body = file.read(length)
+    return body if frame_header(body, position) == header else None

@@ -1,0 +1,310 @@
+"""What a journal holds, and its bytes.
+
+    journal = MAGIC, record (the head), record, record, ...
+    record  = length (4 bytes), checksum (4 bytes), body;  body = kind (1 byte), fields
+
+All numbers are little-endian. Workers and incarnations are below 65,536; a contribution's number, steps, samples and
+batches, a staleness and the versions reported at once below 2**32; versions and their checksums below 2**64.
+
+The checksum is the low half of xxh3-64 over the body, seeded with the record's place in the file: a record that was
+moved, repeated or left over from an older file is as wrong as one with a flipped bit, and after damage the next whole
+record is found by trying every byte. The head is a msgpack map, to which fields with a default may be added; any other
+change, a new kind too, is a new `FORMAT`.
+
+| kind          | body after the kind                                                                             |
+| ------------- | ----------------------------------------------------------------------------------------------- |
+| head          | msgpack of `JournalHead`                                                                        |
+| six events    | time, the event's fields; Pushed: and the loss                                                  |
+| fold          | version, checksum, scale, held; for each member: worker, incarnation, number, staleness, share  |
+| discard       | the fields of `Discard`                                                                         |
+| eviction      | time, the fields of `Evict`                                                                     |
+| note          | time, worker (-1: none), text                                                                   |
+| end           | time, version, hash of the weights                                                              |
+| resumption    | time, version                                                                                   |
+
+Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is not kept; where
+a tick evicted somebody, the evictions are, with its time.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+from xxhash import xxh3_64_intdigest
+
+from plesio.core.events import (
+    Abandoned,
+    Discard,
+    Evict,
+    Fold,
+    Joined,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Reported,
+    Verdict,
+)
+from plesio.errors import ConfigurationError
+
+FILE_NAME = "journal.bin"
+"""The journal's name in a run folder."""
+MAGIC = b"\x89plesio\n"
+FORMAT = 3
+"""1 did not say where in a step it was dropped (`Abandoned.look`); in 1 and 2 a contribution's batches were below 65,536."""
+RECORD_BYTES_MAX = 1 << 22
+"""Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
+FRAME = Struct("<II")
+
+JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
+"""The events that are kept: all but Ticked."""
+
+HEAD, FOLD, DISCARD, EVICT, NOTE, END, RESUME = 1, 8, 9, 10, 11, 12, 13
+EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
+    Joined: (2, Struct("<BdHH")),
+    Left: (3, Struct("<BdHH?")),
+    Pushed: (4, Struct("<BdHHIIIH?d")),
+    Abandoned: (14, Struct("<BdHHHI")),
+    Reported: (6, Struct("<BdHHIH")),
+    LeaseWanted: (7, Struct("<BdHHIIII")),
+}
+MANY = 1 << 16
+OF_MANY: dict[type[JournalEvent], tuple[int, Struct]] = {
+    Pushed: (15, Struct("<BdHHIIII?d")),
+    Abandoned: (16, Struct("<BdHHII")),
+    Reported: (17, Struct("<BdHHII")),
+}
+"""Those of so many batches or more, for which there is no room in the others: they are rare, and every byte counts."""
+KINDS = {kind: (event, layout) for events in (EVENTS, OF_MANY) for event, (kind, layout) in events.items()}
+KINDS[5] = (Abandoned, Struct("<BdHHH"))  # of format 1
+FOLD_LAYOUT, MEMBER_LAYOUT = Struct("<BQQd?"), Struct("<HHIId")
+DISCARD_LAYOUT = Struct("<BHHIBII")
+EVICT_LAYOUT = Struct("<BdHHd")
+NOTE_LAYOUT = Struct("<Bdi")
+END_LAYOUT = Struct("<BdQ")
+RESUME_LAYOUT = Struct("<BdQ")
+
+
+class JournalError(ConfigurationError):
+    """A file that is no journal of ours, or one that cannot be read or written."""
+
+
+class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be the same for a replay to come out the same, and what to call the run.
+
+    Args:
+        strategy: its name; `fields` are its answers.
+        stealing: whether fast workers take data laid out for others.
+        silence_s: how long a worker may be silent while others wait for it.
+        threads: of the server and of each worker.
+        versions: of python, torch, numpy and plesio.
+        cpu_capability: which kernels torch chose, such as "AVX2".
+        script: the file of the training function; its path is for people, `train_hash` is what counts.
+        train_hash: of that file, or of the function's code. layout_hash: kept empty.
+        torch: its settings, as `plesio.launch.torch_settings` has them; None in journals that knew nothing of them.
+        platform, local_steps: for people: the machine; how long workers go alone, in words ("every step", "every 0.3 s").
+    """
+
+    format: int = FORMAT
+    strategy: str = ""
+    fields: dict[str, Any] = {}
+    workers: int = 0
+    seed: int = 0
+    stealing: bool = False
+    silence_s: float = 0.0
+    threads: int = 1
+    versions: dict[str, str] = {}
+    platform: str = ""
+    cpu_capability: str = ""
+    script: str = ""
+    train_hash: str = ""
+    layout_hash: str = ""
+    local_steps: str = ""
+    torch: dict[str, Any] | None = None
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """An event that the sequencer was given at `time_s`; for Pushed, `loss` is what the worker last logged, or NaN."""
+
+    time_s: float
+    event: JournalEvent
+    loss: float
+
+
+class FoldedMember(msgspec.Struct, frozen=True, gc=False):
+    """A contribution in a fold; see `plesio.core.events.Member`."""
+
+    worker: int
+    incarnation: int
+    number: int
+    staleness: int
+    share: float
+
+
+class Folded(msgspec.Struct, frozen=True, gc=False):
+    """Version `version` was made of `members`; `checksum` is of (a part of) its bytes."""
+
+    version: int
+    checksum: int
+    scale: float
+    held: bool
+    members: tuple[FoldedMember, ...]
+
+
+class Evicted(msgspec.Struct, frozen=True, gc=False):
+    """A worker was silent for too long at `time_s`."""
+
+    time_s: float
+    worker: int
+    incarnation: int
+    silent_s: float
+
+
+class Noted(msgspec.Struct, frozen=True, gc=False):
+    """An incident in words."""
+
+    time_s: float
+    worker: int | None
+    text: str
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """The run ended in order at `version`; `weights_hash` is of all its weights."""
+
+    time_s: float
+    version: int
+    weights_hash: str
+
+
+class Resumed(msgspec.Struct, frozen=True, gc=False):
+    """The run went on from a checkpoint of `version`: nobody is a member, what was not folded is forgotten."""
+
+    time_s: float
+    version: int
+
+
+Record = Resumed | Received | Folded | Discard | Evicted | Noted | Ended
+
+
+# Frames
+
+
+def frame_header(body: bytes, position: int) -> bytes:
+    """What stands before `body` in the record that begins at byte `position`."""
+    return FRAME.pack(len(body), xxh3_64_intdigest(body, position) & 0xFFFFFFFF)
+
+
+# Bodies
+
+
+def encode_head(head: JournalHead) -> bytes:
+    """The body of the first record."""
+    known = {name: value for name, value in msgspec.structs.asdict(head).items() if value is not None}
+    return bytes([HEAD]) + msgspec.msgpack.encode(known)
+
+
+def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
+    """The body for an event; `loss` is kept with Pushed alone."""
+    kind, layout = (OF_MANY if getattr(event, "batches", 0) >= MANY else EVENTS)[type(event)]
+    if type(event) is Pushed:
+        return layout.pack(kind, time_s, *astuple(event), loss)
+    return layout.pack(kind, time_s, *astuple(event))
+
+
+def encode_fold(fold: Fold, checksum: int) -> bytes:
+    """The body for a fold."""
+    members = [
+        MEMBER_LAYOUT.pack(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members
+    ]
+    return FOLD_LAYOUT.pack(FOLD, fold.version, checksum, fold.scale, fold.held) + b"".join(members)
+
+
+def encode_discard(discard: Discard) -> bytes:
+    """The body for a discard."""
+    return DISCARD_LAYOUT.pack(DISCARD, *astuple(discard))
+
+
+def encode_evict(evict: Evict, time_s: float) -> bytes:
+    """The body for an eviction."""
+    return EVICT_LAYOUT.pack(EVICT, time_s, *astuple(evict))
+
+
+def encode_note(text: str, time_s: float, worker: int | None) -> bytes:
+    """The body for a note."""
+    return NOTE_LAYOUT.pack(NOTE, time_s, -1 if worker is None else worker) + text.encode(errors="replace")
+
+
+def encode_end(version: int, weights_hash: str, time_s: float) -> bytes:
+    """The body for the end."""
+    return END_LAYOUT.pack(END, time_s, version) + weights_hash.encode()
+
+
+def encode_resume(version: int, time_s: float) -> bytes:
+    """The body for a run that goes on from a checkpoint."""
+    return RESUME_LAYOUT.pack(RESUME, time_s, version)
+
+
+def decode(body: bytes) -> Record:
+    """The record with this body.
+
+    Raises:
+        struct.error, ValueError: it is the body of none, the head's included.
+
+    >>> decode(encode_event(Joined(3, 1), 0.5, float("nan")))
+    Received(time_s=0.5, event=Joined(worker=3, incarnation=1), loss=nan)
+    """
+    kind = body[0]
+    if kind in KINDS:
+        return _decode_event(body)
+    if kind == FOLD:
+        return _decode_fold(body)
+    if kind == DISCARD:
+        _, worker, incarnation, number, verdict, staleness, samples = DISCARD_LAYOUT.unpack(body)
+        return Discard(worker, incarnation, number, Verdict(verdict), staleness, samples)
+    if kind == EVICT:
+        return Evicted(*EVICT_LAYOUT.unpack(body)[1:])
+    if kind == NOTE:
+        _, time_s, worker = NOTE_LAYOUT.unpack_from(body)
+        return Noted(time_s, None if worker < 0 else worker, body[NOTE_LAYOUT.size :].decode())
+    if kind == END:
+        _, time_s, version = END_LAYOUT.unpack_from(body)
+        return Ended(time_s, version, body[END_LAYOUT.size :].decode())
+    if kind == RESUME:
+        return Resumed(*RESUME_LAYOUT.unpack(body)[1:])
+    raise ValueError(f"there is no record of kind {kind}")
+
+
+def _decode_event(body: bytes) -> Received:
+    event, layout = KINDS[body[0]]
+    _, time_s, *fields = layout.unpack(body)
+    loss = fields.pop() if event is Pushed else float("nan")
+    return Received(time_s, event(*fields), loss)
+
+
+def _decode_fold(body: bytes) -> Folded:
+    _, version, checksum, scale, held = FOLD_LAYOUT.unpack_from(body)
+    members = MEMBER_LAYOUT.iter_unpack(body[FOLD_LAYOUT.size :])
+    return Folded(version, checksum, scale, held, tuple([FoldedMember(*one) for one in members]))
+
+
+class _Format(msgspec.Struct):
+    """All that a head of any format has."""
+
+    format: int
+
+
+def decode_head(body: bytes) -> JournalHead:
+    """The head with this body.
+
+    Raises:
+        JournalError: a newer format.
+        ValueError, msgspec.MsgspecError: it is no head.
+    """
+    if body[0] != HEAD:
+        raise ValueError(f"the first record is of kind {body[0]}, not a head")
+    format = msgspec.msgpack.decode(body[1:], type=_Format).format
+    if format > FORMAT:
+        raise JournalError(f"it is of format {format}; this plesio reads formats up to {FORMAT}: use a newer one")
+    return msgspec.msgpack.decode(body[1:], type=JournalHead)

@@ -1,0 +1,168 @@
+"""A journal for people: one row for what became of each contribution and each worker, in the order it was decided.
+
+A contribution's row is where it was folded or discarded; contributions that were never folded come at the end. Records that
+only a replay needs (who was given which data) have no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import isnan
+from typing import Any
+
+import msgspec
+
+from plesio.core.events import Abandoned, Discard, Joined, Left, Pushed, Reported, Verdict
+from plesio.protocol.journal.records import (
+    Ended,
+    Evicted,
+    Folded,
+    FoldedMember,
+    JournalEvent,
+    Noted,
+    Received,
+    Record,
+    Resumed,
+)
+
+ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)
+"""Verdicts that are about the contribution that has just come, not one that came before under the same key."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One thing that happened.
+
+    Args:
+        time_s: since the first record. version: as it was then, a fold's own included.
+        worker, number: whose contribution, and which of its own. computed_from, staleness: what it was made of.
+        share: its part of the fold's mean. loss: what its worker last logged. held_s: how long it lay before the fold.
+        what: in words.
+    """
+
+    time_s: float
+    version: int
+    what: str
+    worker: int | None = None
+    number: int | None = None
+    computed_from: int | None = None
+    staleness: int | None = None
+    share: float | None = None
+    loss: float | None = None
+    held_s: float | None = None
+
+
+def story(records: Iterable[Record]) -> Iterator[Row]:
+    """The rows of `records`; it holds no more than the contributions that wait for their fold.
+
+    >>> pushed = Pushed(worker=0, incarnation=1, number=1, steps=1, samples=16, batches=1)
+    >>> folded = Folded(1, 0, 1.0, False, (FoldedMember(0, 1, 1, staleness=0, share=1.0),))
+    >>> [(row.what, row.version) for row in story([Received(5.0, pushed, 0.25), folded])]
+    [('folded', 1)]
+    """
+    teller = _Teller()
+    for record in records:
+        yield from teller.tell(record)
+    yield from teller.left_over()
+
+
+class _Teller:
+    """Where the story stands."""
+
+    def __init__(self) -> None:
+        self._zero_s: float | None = None
+        self._now_s = 0.0
+        self._version = 0
+        self._came: dict[tuple[int, int, int], Received] = {}
+        self._latest: Received | None = None
+
+    def tell(self, record: Record) -> Iterator[Row]:
+        if not isinstance(record, Folded | Discard):
+            self._now_s = record.time_s
+            self._zero_s = record.time_s if self._zero_s is None else self._zero_s
+        if isinstance(record, Folded):
+            self._version = record.version
+            for member in record.members:
+                yield self._folded(member)
+        elif isinstance(record, Discard):
+            yield self._discarded(record)
+        elif isinstance(record, Received):
+            yield from self._received(record)
+        else:
+            yield self._other(record)
+
+    def left_over(self) -> Iterator[Row]:
+        """What came and was never folded."""
+        for (worker, _, number), came in self._came.items():
+            self._now_s = came.time_s
+            yield self._row("held, in no fold", worker, number=number, loss=_loss(came))
+
+    def _received(self, received: Received) -> Iterator[Row]:
+        event = received.event
+        if isinstance(event, Pushed):
+            self._latest = received
+            self._came.setdefault((event.worker, event.incarnation, event.number), received)
+            return
+        if isinstance(event, Reported):
+            self._version += event.versions
+        if what := _in_words(event):
+            yield self._row(what, event.worker)
+
+    def _folded(self, member: FoldedMember) -> Row:
+        came = self._came.pop((member.worker, member.incarnation, member.number), None)
+        return self._row(
+            "folded",
+            member.worker,
+            number=member.number,
+            computed_from=self._version - 1 - member.staleness,
+            staleness=member.staleness,
+            share=member.share,
+            loss=_loss(came),
+            held_s=came and self._now_s - came.time_s,
+        )
+
+    def _discarded(self, discard: Discard) -> Row:
+        key = (discard.worker, discard.incarnation, discard.number)
+        came = self._came.get(key)
+        if discard.verdict not in ON_ARRIVAL or came is self._latest:
+            self._came.pop(key, None)
+        known = discard.verdict not in ON_ARRIVAL  # of the others nobody asked what they were computed from
+        return self._row(
+            f"discarded: {discard.verdict.words}",
+            discard.worker,
+            number=discard.number,
+            computed_from=self._version - discard.staleness if known else None,
+            staleness=discard.staleness if known else None,
+            loss=_loss(came),
+        )
+
+    def _other(self, record: Evicted | Noted | Ended | Resumed) -> Row:
+        if isinstance(record, Evicted):
+            return self._row(f"evicted: silent for {record.silent_s:.1f} s", record.worker)
+        if isinstance(record, Noted):
+            return self._row(record.text, record.worker)
+        self._version = record.version
+        if isinstance(record, Resumed):
+            self._came.clear()
+            return self._row(f"resumed from the checkpoint of version {record.version}", None)
+        return self._row(f"ended, weights {record.weights_hash}", None)
+
+    def _row(self, what: str, worker: int | None, **fields: Any) -> Row:
+        time_s = self._now_s - (self._zero_s or 0.0)
+        return Row(time_s=time_s, version=self._version, what=what, worker=worker, **fields)
+
+
+def _loss(came: Received | None) -> float | None:
+    return None if came is None or isnan(came.loss) else came.loss
+
+
+def _in_words(event: JournalEvent) -> str:
+    if isinstance(event, Joined):
+        return "joined" if event.incarnation <= 1 else f"joined again, incarnation {event.incarnation}"
+    if isinstance(event, Left):
+        return "died or was stopped" if event.died else "finished"
+    if isinstance(event, Abandoned):
+        where = f"at look {event.look}" if event.look else "when it was done"
+        return f"dropped a step {where}, {event.batches} batches with it"
+    if isinstance(event, Reported):
+        return f"folded {event.versions} in place"
+    return ""

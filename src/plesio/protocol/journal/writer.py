@@ -1,0 +1,178 @@
+"""Writes a journal: records gather in memory and go out together, one write a flush.
+
+What survives:
+
+| what dies                     | what may be lost                                                                |
+| ----------------------------- | ------------------------------------------------------------------------------- |
+| the process (SIGKILL)         | what was not flushed: at most the records since the flush before, of `FLUSH_S`  |
+| the machine                   | also what the system had not brought to disk; nothing before `flush(durable)`   |
+
+The writer has no clock: it flushes when the time of an event says so, and its owner flushes when none came for a while.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from plesio.core.events import Discard, Evict, Fold
+from plesio.protocol.journal.reader import read_journal
+from plesio.protocol.journal.records import (
+    FRAME,
+    MAGIC,
+    RECORD_BYTES_MAX,
+    JournalError,
+    JournalEvent,
+    JournalHead,
+    encode_discard,
+    encode_end,
+    encode_event,
+    encode_evict,
+    encode_fold,
+    encode_head,
+    encode_note,
+    encode_resume,
+    frame_header,
+)
+
+FLUSH_S = 0.1
+NAN = float("nan")
+
+
+class JournalWriter:
+    """A new journal, of a run that `head` describes. Times are in seconds, of the clock that the sequencer is told.
+
+    Args:
+        file: the path of a file that does not exist, or the descriptor of an empty one, which the writer then owns.
+        head: what the run is.
+
+    Attributes:
+        position: the bytes so far, those not flushed included: where the next record will begin.
+
+    Raises:
+        JournalError: it cannot be made or, from any method, not be written; what was not written is kept, for the next
+            flush to try again.
+
+    >>> import tempfile
+    >>> from plesio.core.events import Joined
+    >>> path = Path(tempfile.mkdtemp(), "journal.bin")
+    >>> writer = JournalWriter(path, JournalHead(strategy="async_sgd", workers=1))
+    >>> writer.event(Joined(worker=0, incarnation=1), now_s=12.5)
+    >>> writer.end(0, "9c1185a5", now_s=13.0)
+    >>> [type(record).__name__ for record in read_journal(path)]
+    ['Received', 'Ended']
+    """
+
+    _descriptor: int
+
+    def __init__(self, file: int | str | Path, head: JournalHead) -> None:
+        self._open(file, os.O_CREAT | os.O_EXCL, len(MAGIC))
+        self._unwritten += MAGIC
+        self._append(encode_head(head))
+        self.flush()
+
+    @classmethod
+    def resume(cls, path: str | Path, position: int | None = None) -> JournalWriter:
+        """Go on with the journal at `path` from `position`, or from after its last whole record.
+
+        What lies beyond is cut off. To know that `position` lies between two records, it reads all up to there.
+
+        Raises:
+            JournalError: no journal, or no record of it ends at `position`.
+        """
+        journal = read_journal(path)
+        ends = (end for end, _ in journal.placed())
+        if position is None:
+            position = max(ends, default=journal.start)
+        elif position != journal.start and position not in ends:
+            raise JournalError(f"{journal.path}: no whole record ends at byte {position}; give a writer's position")
+        writer = cls.__new__(cls)
+        writer._open(journal.path, 0, position)
+        os.ftruncate(writer._descriptor, position)
+        return writer
+
+    @classmethod
+    def begun(cls, descriptor: int, path: str = "") -> JournalWriter:
+        """Go on with the journal that another process of this host began at `path` and detached."""
+        writer = cls.__new__(cls)
+        writer._open(descriptor, 0, os.fstat(descriptor).st_size)
+        writer._name = path or writer._name
+        return writer
+
+    def detach(self) -> int:
+        """Flush and give the descriptor away; this writer is done."""
+        self.flush()
+        descriptor = self._descriptor
+        self._descriptor = -1
+        return descriptor
+
+    def _open(self, file: int | str | Path, flags: int, position: int) -> None:
+        self.position = position
+        self._name = f"descriptor {file}" if isinstance(file, int) else str(file)
+        self._unwritten = bytearray()
+        self._flush_due_s = 0.0
+        try:
+            at_end = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = file if isinstance(file, int) else os.open(file, at_end | flags, 0o644)
+        except OSError as error:
+            raise JournalError(f"the journal {self._name} cannot be opened: {error}; give another folder") from error
+
+    def event(self, event: JournalEvent, now_s: float, loss: float = NAN) -> None:
+        """The sequencer is given `event` at `now_s`; `loss` is what the worker who pushed last logged.
+
+        Keep the order: an event, then what the sequencer made of it.
+        """
+        self._append(encode_event(event, now_s, loss))
+        if now_s >= self._flush_due_s:
+            self._flush_due_s = now_s + FLUSH_S
+            self.flush()
+
+    def fold(self, fold: Fold, checksum: int) -> None:
+        """A fold was done; `checksum`: xxh3-64 of (a part of) the new version."""
+        self._append(encode_fold(fold, checksum))
+
+    def discard(self, discard: Discard) -> None:
+        """A contribution does not count."""
+        self._append(encode_discard(discard))
+
+    def evict(self, evict: Evict, now_s: float) -> None:
+        """A worker was evicted at `now_s`; where a tick was the reason, that is the tick's time."""
+        self._append(encode_evict(evict, now_s))
+
+    def note(self, text: str, now_s: float, worker: int | None = None) -> None:
+        """Something that a reader will want to know, such as "worker 3 died"."""
+        self._append(encode_note(text, now_s, worker))
+
+    def resumed(self, version: int, now_s: float) -> None:
+        """The run goes on from a checkpoint of `version`, which is of this place in the journal."""
+        self._append(encode_resume(version, now_s))
+
+    def end(self, version: int, weights_hash: str, now_s: float) -> None:
+        """The run ended in order; closes the journal, durably."""
+        self._append(encode_end(version, weights_hash, now_s))
+        self.flush(durable=True)
+        self.close()
+
+    def flush(self, durable: bool = False) -> None:
+        """Hand all so far to the system; `durable`: and wait until the disk has it, before a checkpoint relies on it."""
+        try:
+            while self._unwritten:
+                written = os.write(self._descriptor, self._unwritten)
+                del self._unwritten[:written]
+            if durable:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            raise JournalError(f"the journal {self._name} cannot be written: {error}; make room for it") from error
+
+    def close(self) -> None:
+        """Flush and let go of the file; again is nothing."""
+        if self._descriptor >= 0:
+            self.flush()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, body: bytes) -> None:
+        if len(body) > RECORD_BYTES_MAX:
+            raise JournalError(f"a record of {len(body)} bytes; a journal's have at most {RECORD_BYTES_MAX}")
+        self._unwritten += frame_header(body, self.position) + body
+        self.position += FRAME.size + len(body)

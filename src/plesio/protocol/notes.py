@@ -1,0 +1,151 @@
+"""What a worker and the server tell each other on its doorbell (`plesio.transport.doorbell`): notes, and answers to them.
+
+| a worker says | when                                                                          | and awaits   |
+| ------------- | ----------------------------------------------------------------------------- | ------------ |
+|               | it is ready to train, as it said on its channel                               | Beginning    |
+| Contribution  | a contribution lies in its slot                                               | GoOn         |
+| DroppedStep   | a step was called off (by a GoOn that came unasked), or came to nothing       | nothing      |
+| WorkDone      | now and then, of what was folded without asking (shared memory, all-reduce)   | nothing      |
+| CheckIn       | before each all-reduce, and when its group broke                              | RollCalled   |
+| MirrorFilled  | its parameters are in the mirror, as the board asked                          | nothing      |
+| CheckOut      | the training function returned, where workers fold among themselves           | CheckedOut   |
+| Farewell      | the training function returned, and nothing else is left to do                | nothing      |
+"""
+
+from __future__ import annotations
+
+from math import nan
+from typing import TypeVar
+
+import msgspec
+
+from plesio.core.events import Verdict
+from plesio.core.rounds import Call
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """One of those below."""
+
+
+class Contribution(Message):
+    """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
+
+    `missing`: parameters that got no gradient; `settings`: the optimizer's hyper-parameters, where they changed; `ready_s`:
+    when the worker was done computing; `loss`: what the training function last logged under that name.
+    """
+
+    number: int
+    steps: int
+    samples: int = 0
+    batches: int = 0
+    finite: bool = True
+    missing: int = 0
+    settings: bytes = b""
+    ready_s: float = 0.0
+    loss: float = nan
+
+
+class DroppedStep(Message):
+    """A step was dropped, and `batches` leased batches with it: it had been called off (`look`: see
+    `plesio.core.events.Abandoned`), or for a `reason`."""
+
+    batches: int
+    look: int = 0
+    reason: str = ""
+
+
+class WorkDone(Message):
+    """What a worker did since it last told, as it adds up: work that was folded elsewhere.
+
+    `missing`: parameters that got no gradient, step by step; `staleness`: how many contributions had which; `wait_s`,
+    `exchange_s`: seconds spent waiting for others and exchanging with them; `versions`: how many more there are, from the
+    worker that counts them; `finite`: whether the last step was; `ready_s`: up to when.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    batches: int = 0
+    missing: int = 0
+    staleness: dict[int, int] = {}
+    wait_s: float = 0.0
+    exchange_s: float = 0.0
+    versions: int = 0
+    finite: bool = True
+    ready_s: float = 0.0
+
+    def folded(self, staleness: int) -> None:
+        """A contribution was, at that staleness."""
+        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+
+
+class CheckIn(Message):
+    """Ready for the next all-reduce, after `round` steps, of which `version` moved the parameters.
+
+    `intact`: this worker needs no new group; `settings`: the optimizer's hyper-parameters, where they changed.
+    """
+
+    round: int
+    version: int
+    intact: bool
+    settings: bytes = b""
+
+
+class MirrorFilled(Message):
+    """The parameters were copied into the mirror for the `number`th time."""
+
+    number: int
+
+
+class CheckOut(Message):
+    """No step follows: where are the weights to go, which are of `version`?"""
+
+    version: int
+
+
+class Farewell(Message):
+    """The end of the file after this is no death, and what the worker was to hand over is there whole."""
+
+
+Note = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
+
+
+class Beginning(Message):
+    """Training begins from `version`, which lies in buffer `buffer` (`stop`: it is over at once).
+
+    `contributions`, `steps`: what the worker had made before the run was resumed, and the local steps in them.
+    """
+
+    buffer: int
+    version: int
+    stop: bool
+    contributions: int
+    steps: int
+
+
+class GoOn(Message):
+    """Go on from `version`, which lies in buffer `buffer`, or `stop`. `verdict`, `staleness`: of the contribution that
+    this answers; where its step was called off, it answers the one under way."""
+
+    buffer: int
+    version: int
+    stop: bool
+    verdict: Verdict
+    staleness: int = 0
+
+
+class RollCalled(Message):
+    """What those that checked in are to do. `settings_differ`: the workers' hyper-parameters do."""
+
+    call: Call
+    settings_differ: bool
+    stop: bool
+
+
+class CheckedOut(Message):
+    """The weights are to go into buffer `buffer`; None: nowhere."""
+
+    buffer: int | None
+
+
+Answer = Beginning | GoOn | RollCalled | CheckedOut
+A = TypeVar("A", bound=Answer)

@@ -1,0 +1,1 @@
+"""The server's side: what workers say is decided, folded, counted and kept."""

@@ -1,0 +1,200 @@
+"""A run's shared memory, laid out when every worker has shown its model.
+
+What it takes, for N workers and W bytes of weights, is a formula that a run prints:
+
+| block | bytes |
+| --- | --- |
+| ring of versions | (N + 2) W, one more with an evaluator, N - m more under `first_of`; 1 W where everybody folds in place |
+| mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
+| slots | N W |
+| state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import cloudpickle
+import msgspec
+
+from plesio.protocol.messages import Hello, Snapshot, Welcome
+from plesio.server.last_weights import LastWeights
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Average, LookAhead
+from plesio.strategy.answers import Server as ViaServer
+from plesio.strategy.answers import SharedMemory as ViaSharedMemory
+from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.folding import Folder, build_folder, state_copies
+from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
+from plesio.tensors.model import Described, check_same
+from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizer
+from plesio.tensors.outer import check_carried
+from plesio.tensors.versions import Versions
+from plesio.transport.board import Board
+from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, human
+
+
+class Assembly:
+    """The memory of one run and what the server does with it.
+
+    Raises:
+        ModelMismatchError: the workers' models differ.
+        ConfigurationError: their optimizers do, or cannot step at the server.
+        SharedMemoryError: too little memory.
+    """
+
+    def __init__(self, strategy: Strategy, workers: int, hellos: Sequence[Hello], evaluates: bool) -> None:
+        self._strategy = strategy
+        self._workers = workers
+        self._first = hellos[0]
+        self.model: Described = self._first.model
+        self.layout = Layout(self.model.specs)
+        self._via_server = isinstance(strategy.via, ViaServer)
+        self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
+        self._spec = None if isinstance(strategy.outer, Average) else optimizer_of(self._first)
+        for hello in hellos[1:]:
+            self.check(hello)
+        self._carried = self._spec.carried if self._spec is not None else None
+        carried = len(self._carried.keys) if self._carried is not None else 0
+        if self._spec is not None:
+            check_carried(self._spec, self.layout)
+        read = most_read(strategy, workers) + evaluates
+        own = 2 + evaluates if self.mirrored else 1
+        buffers = max(read + 2, 1 + carried) if self._via_server else own
+        slots = workers if self._via_server else 0
+        kept = state_copies(strategy, self._spec, self.layout, workers) if self._via_server else 0
+        what = (
+            f"training this model ({human(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
+            f"{buffers} versions, {slots} slots, {kept} of state;"
+        )
+        check_room(self.layout.nbytes * (buffers + slots + kept), what)
+        self._state: list[SharedBlock] = []
+        self._ring = SharedBlock.create(self.layout.nbytes * buffers, what)
+        self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
+        self.board = Board(SharedBlock.create(PAGE, what), workers)
+        self.ring = arenas(self._ring, self.layout, buffers)
+        self.slots = arenas(self._slots, self.layout, slots)
+        self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
+        self._versions = Versions(self.ring)
+        self._folder: Folder | None = None
+        self._shown = False
+
+    def check(self, hello: Hello) -> None:
+        """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too.
+
+        Raises:
+            ModelMismatchError: its model does not.
+            ConfigurationError: its optimizer does not.
+        """
+        check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
+        if self._spec is not None:
+            check_same_optimizer(self._spec, optimizer_of(hello), hello.worker, self._first.worker)
+
+    @property
+    def folder(self) -> Folder:
+        """What folds."""
+        assert self._folder is not None, "training has begun"
+        return self._folder
+
+    @property
+    def current(self) -> Arena:
+        """The global parameters as the last fold left them; the next one writes there."""
+        return self._versions.buffers[self._versions.current]
+
+    @property
+    def ring_descriptor(self) -> int:
+        """What another process maps the ring by."""
+        return self._ring.fd
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory in use."""
+        return self._ring.nbytes + self._slots.nbytes + sum(block.nbytes for block in self._state) + PAGE
+
+    def welcome(self, first: bool) -> tuple[Welcome, tuple[int, ...]]:
+        """What to tell a worker, which hands over the initial weights if it is the `first`, with the descriptors of ring,
+        slots and board."""
+        return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor)
+
+    def close(self) -> None:
+        """Nobody is to use it: the one who was to fill it died."""
+        self._ring.close()
+        self._slots.close()
+
+    def build_folder(self, carry: bool = True) -> None:
+        """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""
+        if self._via_server:
+            # not a method of ours: in a cycle, memory would wait for the collector
+            new_arena = partial(_new_arena, self._state, self.layout, self._strategy.name)
+            self._folder = build_folder(
+                self._strategy, self._spec, self._versions, self.slots, self._workers, new_arena
+            )
+            if carry and self._carried is not None:
+                self._folder.begin_from(self._carried, self.ring[1:])
+        for buffer in self.ring[1:]:
+            buffer.copy_from(self.ring[0])
+        if self.advice:
+            warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
+
+    @property
+    def advice(self) -> str:
+        """What the user should know of the way this run folds; empty if it is as the strategy says."""
+        asked = isinstance(self._strategy.adopt, LookAhead) and self._workers > 1  # one has nobody to look ahead to
+        if not asked or self._spec is None or isinstance(self._folder, LookAheadFolding):
+            return ""
+        if not keeps_momentum(self._spec.groups):
+            return ""
+        return (
+            f"{self._spec.kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
+            "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
+        )
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone."""
+        if self._folder is not None:
+            self._folder.forget(worker)
+
+    def snapshot(self, reader: int, final: bool) -> tuple[Snapshot, tuple[int, ...]]:
+        """A snapshot for the evaluator; the first time with the model and the ring's descriptor."""
+        buffer = 0 if self.mirrored and not final else self.final_buffer(reader)
+        blank = Snapshot(buffer=buffer, time_s=0.0, version=0, samples=0, final=False)
+        if self._shown:
+            return blank, ()
+        self._shown = True
+        shown = msgspec.structs.replace(
+            blank, buffers=len(self.ring), model=self.model, structure=self._first.structure
+        )
+        return shown, (self._ring.fd,)
+
+    def final_buffer(self, reader: int) -> int:
+        """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
+        if self._via_server:
+            return self.folder.snapshot(reader)
+        whole = self.last_weights.whole
+        return whole.buffer if whole is not None else len(self.ring) - 1
+
+
+def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str) -> Arena:
+    block = SharedBlock.create(layout.nbytes, f"the {what} that {keeper} keeps")
+    state.append(block)
+    return Arena(layout, block.memory)
+
+
+def most_read(strategy: Strategy, workers: int) -> int:
+    """How many versions workers read at once, at most: one each; two, who was called off and does not know yet."""
+    late = workers - strategy.gather.size(workers) if strategy.release.cancel_late else 0
+    return workers + late
+
+
+def optimizer_of(hello: Hello) -> OptimizerSpec:
+    """The optimizer a worker showed: its class came pickled, from a process of this host."""
+    return OptimizerSpec(*cloudpickle.loads(hello.optimizer))
+
+
+def arenas(block: SharedBlock | CopyOnWriteView, layout: Layout, count: int) -> tuple[Arena, ...]:
+    """`count` arenas, one after the other in `block`."""
+    return tuple(
+        Arena(layout, block.memory[index * layout.nbytes : (index + 1) * layout.nbytes]) for index in range(count)
+    )

@@ -1,0 +1,221 @@
+"""The server's side of checkpoints: when one is due, what goes into it, and going on from one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from plesio.core.sequencer import Sequencer
+from plesio.errors import CheckpointError
+from plesio.server.assembly import Assembly
+from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Layout, TensorSpec
+
+
+class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is told of checkpoints: `folder` is empty where none are written, `resume` where nothing is resumed."""
+
+    folder: str = ""
+    every_s: float = 60.0
+    keep: int = 2
+    resume: str = ""
+    seed: int = 0
+    train_hash: str = ""
+    journal: str = ""
+
+
+class Taken(NamedTuple):
+    """Local steps, and the samples in them."""
+
+    steps: int = 0
+    samples: int = 0
+
+
+class Keeper:
+    """Writes one run's checkpoints, and counts what each worker contributed."""
+
+    def __init__(self, keeping: Keeping, strategy: Strategy, workers: int) -> None:
+        self._keeping = keeping
+        self._strategy = strategy
+        self._due_s = 0.0
+        self._kept = -1
+        self._store = CheckpointStore(
+            Path(keeping.folder), keeping.keep, Path(keeping.resume) if keeping.resume else None
+        )
+        self._failed: set[str] = set()  # why those since the last one that was written could not be
+        self.before = [Progress()] * workers
+        self._contributions = [0] * workers
+        self._steps = [0] * workers
+        self._coming = [0] * workers  # steps in a contribution that came and is not answered
+        self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
+
+    @property
+    def writes(self) -> bool:
+        """Whether checkpoints are asked for."""
+        return bool(self._keeping.folder)
+
+    def came(self, worker: int, number: int, steps: int, samples: int) -> None:
+        """Contribution `number` of `worker`, of so many local steps, came; it may have crossed its own cancellation."""
+        self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
+        if self.before[worker].contributions + number > self._contributions[worker]:
+            self._coming[worker] = steps
+
+    def answered(self, worker: int, number: int) -> None:
+        """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
+        self._contributions[worker] = self.before[worker].contributions + number
+        self._steps[worker] += self._coming[worker] or 1
+        self._coming[worker] = 0
+
+    def done(self, sequencer: Sequencer) -> Taken:
+        """What a run that goes on from here need not do again: all that came, but for what waits to be folded.
+
+        The data of that is given out again, whether its worker waits for the answer or went on long ago.
+        """
+        again = sequencer.unfolded
+        steps, samples = sum(one.steps for one in again), sum(one.samples for one in again)
+        return Taken(self.taken.steps - steps, self.taken.samples - samples)
+
+    def due(self, now_s: float) -> bool:
+        """Whether one is to be written now."""
+        if not self.writes:
+            return False
+        if not self._due_s:
+            self._due_s = now_s + self._keeping.every_s
+        return now_s >= self._due_s
+
+    def write(self, sequencer: Sequencer, built: Assembly, position: int, now_s: float) -> None:
+        """Write one, if there is anything new.
+
+        Raises:
+            CheckpointError: it cannot be written, for a reason that was not told since one was.
+        """
+        self._due_s = now_s + self._keeping.every_s
+        if not self.writes or sequencer.version == self._kept:
+            return
+        kept, done = built.folder.kept(), self.done(sequencer)
+        manifest = Manifest(
+            version=sequencer.version,
+            strategy=self._strategy.name,
+            fields=self._strategy.as_data(),
+            workers=sequencer.workers,
+            seed=self._keeping.seed,
+            train_hash=self._keeping.train_hash,
+            layout=_words(built.layout),
+            order=sequencer.state(),
+            numbers=kept.numbers,
+            progress=tuple(map(Progress, self._contributions, self._steps)),
+            steps=done.steps,
+            samples=done.samples,
+            journal=self._keeping.journal,
+            position=position if self._keeping.journal else 0,
+        )
+        weights, nameless = _weights(built)
+        state = {**nameless, **kept.tensors}
+        try:
+            self._store.save(manifest, weights, state)
+        except CheckpointError as error:
+            reason = _reason(error)
+            if reason not in self._failed:
+                self._failed.add(reason)
+                raise
+        else:
+            self._kept = sequencer.version
+            self._failed.clear()
+
+    def build(self, built: Assembly, stealing: bool, silence_s: float) -> Sequencer | None:
+        """Get ready to fold: from the first worker's weights, or from a checkpoint, and then the order as it was.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+        """
+        if not self._keeping.resume:
+            built.build_folder()
+            return None
+        saved = read(Path(self._keeping.resume))
+        _load_weights(saved, built)
+        built.build_folder(carry=False)
+        _load_state(saved, built)
+        manifest = saved.manifest
+        self.before = list(manifest.progress)
+        self._contributions = [one.contributions for one in self.before]
+        self._steps = [one.steps for one in self.before]
+        self.taken = Taken(manifest.steps, manifest.samples)
+        if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
+            self._kept = manifest.version
+        return Sequencer.restore(
+            self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s
+        )
+
+
+def _reason(error: CheckpointError) -> str:
+    """Why a checkpoint could not be written, without names of files, which are others each time: the system's number."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return str(cause.errno)
+    number = re.search(r"os error (\d+)", str(cause))  # as safetensors words it
+    return number[1] if number else type(cause or error).__name__
+
+
+def _load_weights(saved: Saved, built: Assembly) -> None:
+    """Put a checkpoint's parameters where the first worker put its own.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    wanted, got = saved.manifest.layout, _words(built.layout)
+    if wanted != got:
+        first = next(
+            (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b),
+            f"{len(wanted)} tensors, got {len(got)}",
+        )
+        raise CheckpointError(f"{saved.path} is of another model: it has {first}; build the model as it was")
+    weights, state = saved.weights(), saved.state()
+    views = built.ring[0].views
+    for name, index in built.model.names:
+        views[index].copy_(weights[name])
+    for index, view in enumerate(views):
+        if f"tensor {index}" in state:
+            view.copy_(state[f"tensor {index}"])
+
+
+def _load_state(saved: Saved, built: Assembly) -> None:
+    """Put the rest back, once there is something that folds.
+
+    Raises:
+        CheckpointError: it is of another optimizer.
+    """
+    was, now = saved.manifest.numbers, built.folder.kept().numbers
+    if was.keys() != now.keys():  # with or without momentum, look-ahead or plainly: what folds depends on the optimizer
+        had, has = (one.get("optimizer", {}).get("kind", "no optimizer") for one in (was, now))
+        raise CheckpointError(
+            f"{saved.path} holds the state of {had} ({', '.join(was)}), and this run prepared {has} ({', '.join(now)}); "
+            "prepare the same optimizer with momentum as it was, or begin a new run and load weights.safetensors in the "
+            "training function"
+        )
+    built.folder.restore(was)
+    state = saved.state()
+    for name, tensor in built.folder.kept().tensors.items():
+        tensor.copy_(state[name])
+
+
+def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Tensors by name, each with memory of its own, and by place those that have no name."""
+    views = built.current.views
+    named: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in built.model.names}
+    known = {index for _, index in built.model.names}
+    nameless = {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
+    return named, nameless
+
+
+def _words(layout: Layout) -> tuple[str, ...]:
+    return tuple(f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {_role(spec)}" for spec in layout.specs)
+
+
+def _role(spec: TensorSpec) -> str:
+    kind = spec.kind.name.lower()
+    return f"{kind} in group {spec.group}" if spec.group >= 0 else kind

@@ -1,0 +1,319 @@
+"""Checkpoints: a run as it stands between two events, in a folder that is there whole or not at all.
+
+    checkpoints/version-00001234/
+        weights.safetensors   parameters and buffers under their PyTorch names: plain torch loads them
+        state.safetensors     what the server keeps beside them (momenta, corrections), as bytes
+        manifest.json         version, order and data, numbers, place in the journal, a checksum of each file
+
+Everything is written into a hidden folder, brought to disk, and then given its name: whoever finds the name finds all of
+it. The manifest's own checksum is its last line, so that a folder copied half way is told from a whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from xxhash import xxh3_64_hexdigest
+
+from plesio.core.sequencer import SequencerState
+from plesio.errors import CheckpointError, ConfigurationError
+from plesio.server.disk import to_disk
+
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+FORMAT = 4  # 1 counted folds where look-ahead counts steps, 2 kept one state for all tensors, 3 named no optimizer
+PREFIX = "version-"
+FOLDER = "checkpoints"
+"""Their folder in a run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How often a run is saved, so that it can be resumed.
+
+    Args:
+        folder: where the checkpoints go; None: into the run folder (give `runs=` then).
+        every_s: seconds between two checkpoints; one more is written at the end. If the run is stopped (`until`,
+            `worker.stop`, Ctrl-C), that last one is of the moment of the stop: steps that workers finish after it are in
+            the result, and a resumed run takes them again.
+        keep: how many to keep; older ones are deleted.
+
+    Raises:
+        ConfigurationError: a time that is not above 0, or a `keep` that is no whole number of at least 1.
+
+    >>> Checkpoint("ck", every_s=30)
+    Checkpoint(folder='ck', every_s=30, keep=2)
+    """
+
+    folder: str | Path | None = None
+    every_s: float = 60.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every_s, (int, float)) or not self.every_s > 0:
+            raise ConfigurationError(f"Checkpoint(every_s={self.every_s!r}): a number of seconds above 0")
+        if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 1:
+            raise ConfigurationError(f"Checkpoint(keep={self.keep!r}): a whole number of at least 1")
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How many contributions of a worker were dealt with, and the local steps in them."""
+
+    contributions: int = 0
+    steps: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds beside tensors.
+
+    Attributes:
+        strategy, fields, workers, seed, train_hash: of the run; it is gone on with as the same one.
+        version: of the global parameters.
+        layout: each tensor's name, shape and dtype in words, in order.
+        order: the sequencer's state.
+        numbers: the folder's.
+        progress: how far each worker was.
+        steps, samples: of all workers together, without those called off.
+        journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
+        files: the checksum of each file.
+    """
+
+    version: int
+    strategy: str
+    fields: dict[str, Any]
+    workers: int
+    seed: int
+    train_hash: str
+    layout: tuple[str, ...]
+    order: SequencerState
+    numbers: dict[str, Any]
+    progress: tuple[Progress, ...]
+    steps: int = 0
+    samples: int = 0
+    journal: str = ""
+    position: int = 0
+    files: dict[str, str] = {}
+    format: int = FORMAT
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A checkpoint that was read and found whole; `passed` tells what is wrong with each newer one."""
+
+    path: Path
+    manifest: Manifest
+    passed: tuple[str, ...] = ()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under their PyTorch names."""
+        return load_file(self.path / WEIGHTS)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The bytes of what is kept beside them."""
+        return load_file(self.path / STATE)
+
+
+class CheckpointStore:
+    """One run's checkpoints in a folder: those it goes on from, and those it writes.
+
+    Args:
+        folder: where they are. keep: how many.
+        resumed: the checkpoint that the run goes on from, wherever that is; the newest whole one, if it is in this folder.
+    """
+
+    def __init__(self, folder: Path, keep: int, resumed: Path | None = None) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._resumed = resumed
+        self._own: list[Path] | None = None  # the first of them goes first
+
+    def save(self, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> Path:
+        """Write a checkpoint and delete those that are too many; its path.
+
+        Raises:
+            CheckpointError: it cannot be written; the older ones are as they were.
+        """
+        path = self._folder / f"{PREFIX}{manifest.version:08d}"
+        hidden = self._folder / f".{path.name}.{os.getpid()}"
+        if not self._folder.parent.is_dir():  # made anew, it would hold checkpoints and nothing that says of what
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be written: {self._folder.parent} is gone; put it back to have those to come"
+            )
+        try:
+            own = self._begun()
+            self._folder.mkdir(exist_ok=True)
+            hidden.mkdir()
+            _write(hidden, manifest, weights, state)
+            _give_name(hidden, path, path in own)
+            self._own = own = [*(one for one in own if one != path), path]
+            to_disk(self._folder)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"
+            ) from error
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        for old in own[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        del own[: -self._keep]
+        return path
+
+    def _begun(self) -> list[Path]:
+        """Those of this run; the first time, what servers that were killed while writing left is removed.
+
+        Newer ones than the one it goes on from are damaged, and so the first to go.
+        """
+        if self._own is None:
+            for left in self._folder.glob(f".{PREFIX}*.*"):
+                if _is_gone(left.suffix[1:]):
+                    shutil.rmtree(left, ignore_errors=True)
+            there = _versions(self._folder)
+            older = there.index(self._resumed) + 1 if self._resumed in there else 0
+            self._own = [*there[older:], *there[:older]] if older else []
+        return self._own
+
+
+def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
+    for name, tensors in ((WEIGHTS, weights), (STATE, state)):
+        save_file(tensors, folder / name)
+    files = {name: xxh3_64_hexdigest((folder / name).read_bytes()) for name in (WEIGHTS, STATE)}
+    body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
+    (folder / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
+    for name in (WEIGHTS, STATE, MANIFEST):
+        to_disk(folder / name)
+    to_disk(folder)
+
+
+def _give_name(hidden: Path, path: Path, own: bool) -> None:
+    """Call a written checkpoint `path`, in place of a damaged one if there is one."""
+    if not path.exists():
+        hidden.rename(path)
+        return
+    if not own and _is_whole(path):
+        raise CheckpointError(
+            f"the checkpoint {path} is there already: another run writes into {path.parent}, too; give each a folder"
+        )
+    damaged = hidden.with_name(f".{path.name}.damaged.{os.getpid()}")
+    path.rename(damaged)
+    hidden.rename(path)
+    shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _is_gone(pid: str) -> bool:
+    """Whether there is no such process, or it is this one, which has written nothing yet."""
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return pid.isdecimal()
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def latest(place: str | Path) -> Saved:
+    """The newest whole checkpoint in a run folder, a folder of checkpoints, or that checkpoint itself.
+
+    Raises:
+        CheckpointError: there is none, with what is wrong with those there are.
+    """
+    place = Path(place)
+    found = [place] if (place / MANIFEST).is_file() else [*_versions(place / FOLDER), *_versions(place)]
+    wrong: list[str] = []
+    for path in reversed(found):
+        try:
+            return msgspec.structs.replace(read(path), passed=tuple(wrong))
+        except CheckpointError as error:
+            wrong.append(str(error))
+    why = f": {'; '.join(wrong)}" if wrong else ""
+    raise CheckpointError(
+        f"there is no checkpoint to resume from in {str(place)!r}{why}; a run writes them with "
+        "checkpoint=ps.Checkpoint(every_s=60)"
+    )
+
+
+def kept_in(folder: str) -> bool:
+    """Whether there is a checkpoint in that folder of checkpoints: it has its name only when it is whole.
+
+    >>> kept_in("")
+    False
+    """
+    return bool(folder and _versions(Path(folder)))
+
+
+def check_free(folder: Path, resumed: Saved | None) -> None:
+    """Make sure that a run may write its checkpoints into `folder`: among another run's they would be told apart by nobody.
+
+    Raises:
+        CheckpointError: what lies there is not what the run goes on from.
+        ConfigurationError: it is no folder, and cannot become one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Checkpoint(folder={str(folder)!r}) cannot be written: {error}; give another folder"
+        ) from error
+    there = _versions(folder)
+    if not there or (resumed is not None and _newest_whole(there) == resumed.path.resolve()):
+        return
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there[-1].stat().st_mtime))
+    whose = "of another run" if resumed is None else f"that this run, resumed from {resumed.path}, does not go on from"
+    raise CheckpointError(
+        f"Checkpoint(folder={str(folder)!r}): there are checkpoints in it {whose}, the newest of version "
+        f"{there[-1].name.removeprefix(PREFIX).lstrip('0') or '0'}, written {written}; give another folder, go on from "
+        f"them with resume={str(folder)!r}, or delete them"
+    )
+
+
+def _newest_whole(paths: list[Path]) -> Path | None:
+    return next((path.resolve() for path in reversed(paths) if _is_whole(path)), None)
+
+
+def read(path: Path) -> Saved:
+    """The checkpoint at `path`, checked.
+
+    Raises:
+        CheckpointError: it is damaged, deleted meanwhile, or of a newer plesio.
+    """
+    try:
+        body, _, digest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")
+        if xxh3_64_hexdigest(body).encode() != digest:
+            raise CheckpointError(f"{path / MANIFEST} is damaged")
+        manifest = msgspec.json.decode(body, type=Manifest)
+        for name, checksum in manifest.files.items():
+            if xxh3_64_hexdigest((path / name).read_bytes()) != checksum:
+                raise CheckpointError(f"{path / name} is damaged")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} is not there; if the run that writes these checkpoints still goes on, it deletes its older "
+            "ones: wait for its end, or resume from a copy"
+        ) from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {manifest.format}, this plesio reads {FORMAT}; use the other plesio, or begin a new run and "
+            f"load {path / WEIGHTS} in the training function"
+        )
+    return Saved(path, manifest)
+
+
+def _versions(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []

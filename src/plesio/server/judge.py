@@ -1,0 +1,62 @@
+"""Judges the model: the user's `evaluate`, which may fail without costing the run."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from plesio.errors import ConfigurationError, as_utf8
+
+
+class Judge:
+    """A user's `evaluate`, whose exception does not cost the run: `raised` is that in words, and nothing is judged any more.
+
+    >>> judge = Judge(lambda model: 1 / 0)
+    >>> judge(nn.Identity()), judge.raised.splitlines()[0]
+    ({}, 'ZeroDivisionError: division by zero')
+    """
+
+    def __init__(self, evaluate: Callable[[nn.Module], object]) -> None:
+        self._evaluate = evaluate
+        self.raised = ""
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """The metrics of `model`; none once an exception was raised."""
+        if not self.raised:
+            try:
+                with torch.no_grad():
+                    return as_metrics(self._evaluate(model.eval()))
+            except (Exception, SystemExit) as error:
+                self.raised = _in_words(error)
+        return {}
+
+
+def _in_words(error: BaseException) -> str:
+    """Its class and its message, and where it was raised unless that is here."""
+    words = f"{type(error).__name__}: {error}"
+    where = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    if not isinstance(error, ConfigurationError):
+        words = f"{words}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
+    return as_utf8(words)
+
+
+def as_metrics(value: object) -> dict[str, float]:
+    """What an evaluation function returned as names and numbers.
+
+    Raises:
+        ConfigurationError: something else came.
+
+    >>> as_metrics({"accuracy": torch.tensor(0.5)})
+    {'accuracy': 0.5}
+    """
+    if isinstance(value, Mapping):
+        try:
+            return {as_utf8(str(name)): float(number) for name, number in value.items()}
+        except (TypeError, ValueError):
+            pass
+    raise ConfigurationError(
+        f"evaluate returned {value!r}; it is to return names and numbers, such as {{'accuracy': 0.93}}"
+    )

@@ -1,0 +1,52 @@
+"""The server's ends of what connects it with the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from plesio.protocol.messages import Hello, LeaseRequest, Ready, ToServerFromWorker
+from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
+from plesio.transport.doorbell import NoteReader
+
+
+@dataclass(slots=True)
+class Line:
+    """Everything between the server and one worker process."""
+
+    worker: int
+    incarnation: int
+    channel: Channel[Hello | Ready | LeaseRequest]
+    notes: NoteReader
+    answer: int
+    hello: Hello | None = None
+    welcomed: bool = False
+    ready: bool = False
+    finished: bool = False
+    gone: bool = False
+
+    @classmethod
+    def open(cls, worker: int, incarnation: int, descriptors: Iterator[int]) -> Line:
+        """The line to `worker` over the next three descriptors: channel, push, answer."""
+        line = cls(
+            worker=worker,
+            incarnation=incarnation,
+            channel=Channel.attach(next(descriptors), ToServerFromWorker, f"worker {worker}"),
+            notes=NoteReader(next(descriptors)),
+            answer=next(descriptors),
+        )
+        os.set_blocking(line.answer, False)
+        return line
+
+    def say(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
+        """Send on the channel; that the worker is gone is told by its doorbell."""
+        with contextlib.suppress(ChannelClosedError):
+            self.channel.send(message, descriptors)
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self.gone = True
+        close_quietly(self.notes.descriptor, self.answer)
+        self.channel.close()

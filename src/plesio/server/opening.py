@@ -1,0 +1,75 @@
+"""Before training: workers show their models, memory is laid out for them, and when all have mapped it they begin.
+
+| a worker that is here | what it is waited for         | what it is told then                      |
+| --------------------- | ----------------------------- | ----------------------------------------- |
+| has just started      | its Hello, out of `prepare`   | with everybody's: Welcome, or Refused     |
+| has said Hello        | its Ready, once it has mapped | with everybody's: the first answer        |
+
+The lowest is welcomed first and hands over the initial weights; the others are when it is ready, and so are they. Whoever
+dies before all are ready is not waited for: the others begin without it, and anew if it had not handed over.
+"""
+
+from __future__ import annotations
+
+from plesio.errors import PlesioError
+from plesio.protocol.messages import Refused
+from plesio.server.assembly import Assembly
+from plesio.server.lines import Line
+from plesio.strategy import Strategy
+
+
+class Opening:
+    """How far the workers at `lines` are on the way to the beginning; args else as for `Assembly`."""
+
+    def __init__(self, strategy: Strategy, workers: int, evaluates: bool, lines: list[Line]) -> None:
+        self._strategy = strategy
+        self._workers = workers
+        self._evaluates = evaluates
+        self._lines = lines
+        self.assembly: Assembly | None = None
+
+    def live(self) -> list[Line]:
+        """Of the workers that are here."""
+        return [line for line in self._lines if not line.gone]
+
+    def proceed(self, stopping: bool) -> None:
+        """A worker said something, or died: whoever is next is welcomed."""
+        if any(line.ready for line in self._lines):
+            for line in self.live():
+                self._welcome(line, first=False)
+        elif not any(line.welcomed for line in self.live()):
+            self._assemble(stopping)
+
+    def _welcome(self, line: Line, first: bool) -> None:
+        if self.assembly is not None and not line.welcomed:
+            line.welcomed = True
+            line.say(*self.assembly.welcome(first))
+
+    def _assemble(self, stopping: bool) -> None:
+        """When every live worker has shown its model: lay out memory for them, or tell all why not."""
+        live = self.live()
+        if not live or any(line.hello is None for line in live):
+            return
+        if self.assembly is not None:
+            self.assembly.close()
+        try:
+            hellos = [line.hello for line in live if line.hello is not None]
+            self.assembly = Assembly(self._strategy, self._workers, hellos, self._evaluates)
+        except PlesioError as error:
+            for line in live:
+                line.say(Refused(type(error).__name__, str(error)))
+            return
+        if stopping:
+            self.assembly.board.stop()
+        self._welcome(live[0], first=True)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every live worker is ready."""
+        live = self.live()
+        return self.assembly is not None and bool(live) and all(line.ready for line in live)
+
+    def lacking(self) -> str:
+        """Whom the others wait for."""
+        late = [line for line in self.live() if line.hello is None or (line.welcomed and not line.ready)]
+        return ", ".join(f"worker {line.worker}" for line in late)

@@ -1,0 +1,78 @@
+"""Serves the evaluator: one consistent snapshot at a time, when it asks, and the last one unasked.
+
+Where the server folds, a snapshot is a version it pins. Where workers keep the parameters themselves it is a copy that one
+of them makes (a mirror), asked for on the board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from plesio.protocol.messages import SnapshotRequest
+from plesio.server.assembly import Assembly
+from plesio.transport.channel import Channel, ChannelClosedError
+
+EVALUATOR = -1
+"""The reader of the ring that is no worker."""
+
+Standing = Callable[[], tuple[float, int, int]]
+"""The time in seconds since training began, the version, and the samples so far."""
+
+
+class Snapshots:
+    """What the evaluator asked for, and what it was given.
+
+    Args:
+        evaluator: the channel to it, if there is one.
+        standing: how the run stands.
+    """
+
+    def __init__(self, evaluator: Channel[SnapshotRequest] | None, standing: Standing) -> None:
+        self.evaluator = evaluator
+        self.mirrors_made = 0
+        self._standing = standing
+        self._asked = False
+        self._mirror_awaited = 0
+
+    def hear(self, timeout_s: float) -> bool:
+        """Take its question; False if it is gone."""
+        if self.evaluator is None:  # seen when it was last answered
+            return False
+        try:
+            self.evaluator.receive(timeout_s)
+        except ChannelClosedError:
+            self.evaluator = None
+            return False
+        self._asked = True
+        return True
+
+    def serve(self, built: Assembly) -> None:
+        """Answer its question, if it asked one."""
+        if not self._asked or self.evaluator is None:
+            return
+        self._asked = False
+        if built.mirrored:
+            self._mirror_awaited = built.board.want_mirror()
+        else:
+            self.send(built, final=False)
+
+    def mirrored(self, built: Assembly, number: int) -> None:
+        """A worker made mirror `number`."""
+        self.mirrors_made = max(self.mirrors_made, number)
+        if self._mirror_awaited and number >= self._mirror_awaited:
+            self._mirror_awaited = 0
+            self.send(built, final=False)
+
+    def send(self, built: Assembly, final: bool) -> None:
+        """Send the parameters as they are."""
+        if self.evaluator is None:
+            return
+        message, descriptors = built.snapshot(EVALUATOR, final)
+        time_s, version, samples = self._standing()
+        stamped = msgspec.structs.replace(message, time_s=time_s, version=version, samples=samples, final=final)
+        try:
+            self.evaluator.send(stamped, descriptors)
+        except ChannelClosedError:
+            self.evaluator = None

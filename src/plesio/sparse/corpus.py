@@ -1,0 +1,239 @@
+"""Text made into numbers once: a corpus in memory, or in a folder that is read where it lies.
+
+Turning text into numbers takes about as long as an epoch of training, so it is done once. A word's number is its rank by
+count: the words of at least a minimum count are a head of the vocabulary, whatever that minimum is. A folder holds
+`tokens.npy` (uint32), `sentences.npy` (int64 bounds) and `corpus.json` (words and counts, written last); the first two
+are memory-mapped, so a corpus may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.errors import ConfigurationError
+
+LONGEST = 10_000
+"""Longer sentences are cut, as in word2vec.c and gensim: a text without line ends is one sentence otherwise."""
+_BLOCK = 1 << 20  # tokens, or sentences
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Sentences as word numbers.
+
+    Attributes:
+        tokens: the number of each word of the text, in order; uint32.
+        sentences: sentence s is tokens[sentences[s]:sentences[s + 1]]; int64.
+        words: the vocabulary, most frequent first; a word's number is its place.
+        counts: how often each occurs; int64.
+
+    >>> corpus = read_corpus([["to", "be", "or", "not", "to", "be"], ["or", "not"]])
+    >>> len(corpus), corpus.words[0], corpus.sentences.tolist()
+    (8, 'to', [0, 6, 8])
+    """
+
+    tokens: NDArray[np.uint32]
+    sentences: NDArray[np.int64]
+    words: list[str]
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """How many words the text has."""
+        return len(self.tokens)
+
+
+Sentences = str | os.PathLike[str] | Corpus | Iterable[Sequence[str]]
+"""What can be read: token lists, a text file (a sentence a line), a corpus's folder, a corpus."""
+
+
+def read_corpus(sentences: Sentences) -> Corpus:
+    """The corpus in memory, or where it lies if it is a folder.
+
+    Raises ConfigurationError if there is no text, a sentence is not a sequence of words, or a file is not there.
+
+    >>> read_corpus([["to", "be"]]).counts.tolist()
+    [1, 1]
+    """
+    if isinstance(sentences, Corpus):
+        return sentences
+    if isinstance(sentences, str | os.PathLike) and Path(sentences).is_dir():
+        return open_corpus(sentences)
+    numbered = _Numbered()
+    for words in _words(sentences):
+        numbered.add(words)
+    words, counts, ranks = numbered.vocabulary()
+    tokens = ranks[np.frombuffer(numbered.tokens, np.uint32)]
+    return _locked(Corpus(tokens, numbered.bounds(), words, counts))
+
+
+def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
+    """Write the text as numbers into `folder`, block by block, and open it: for texts read more than once, or too large.
+
+    Raises ConfigurationError as `read_corpus` does.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_corpus(folder, [["to", "be"], ["or"]]).words
+    ['to', 'be', 'or']
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "corpus.json").unlink(missing_ok=True)  # from here on there is no corpus until there is a whole one
+    first = place / "tokens.unranked"
+    try:
+        with open(first, "wb") as spill:
+            numbered = _Numbered(spill)
+            for words in _words(sentences):
+                numbered.add(words)
+            numbered.spill()
+        words, counts, ranks = numbered.vocabulary()
+        unranked = np.memmap(first, np.uint32, mode="r")
+        tokens = np.lib.format.open_memmap(place / "tokens.npy", mode="w+", dtype=np.uint32, shape=unranked.shape)
+        for begin in range(0, len(tokens), _BLOCK):
+            tokens[begin : begin + _BLOCK] = ranks[unranked[begin : begin + _BLOCK]]
+        tokens.flush()
+    finally:
+        first.unlink(missing_ok=True)
+    np.save(place / "sentences.npy", numbered.bounds())
+    about = {"format": FORMAT, "tokens": len(tokens), "words": words, "counts": counts.tolist()}
+    (place / "corpus.part").write_text(json.dumps(about), encoding="utf-8")
+    os.replace(place / "corpus.part", place / "corpus.json")
+    return open_corpus(place)
+
+
+def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
+    """The corpus that `save_corpus` wrote, memory-mapped.
+
+    Raises ConfigurationError if there is none, it is not whole, or it is of a newer plesio.
+    """
+    place = Path(folder)
+    try:
+        about = json.loads((place / "corpus.json").read_text(encoding="utf-8"))
+        tokens = np.load(place / "tokens.npy", mmap_mode="r")
+        sentences = np.load(place / "sentences.npy", mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{str(place)!r} holds no whole corpus ({error}); write one with plesio.sparse.corpus.save_corpus."
+        ) from error
+    if about.get("format") != FORMAT or not len(tokens) == about["tokens"] == sentences[-1]:
+        raise ConfigurationError(
+            f"{str(place)!r}: corpus of format {about.get('format')!r} with {len(tokens)} of {about.get('tokens')} tokens; "
+            f"this plesio reads whole ones of format {FORMAT}: write it again with save_corpus."
+        )
+    return _locked(
+        Corpus(np.asarray(tokens), np.asarray(sentences), about["words"], np.array(about["counts"], np.int64))
+    )
+
+
+def longest(sentences: NDArray[np.int64]) -> int:
+    """The words of the longest sentence, of their bounds; block by block, as these may be larger than memory too."""
+    starts = range(0, len(sentences) - 1, _BLOCK)
+    return max((int(np.diff(sentences[at : at + _BLOCK + 1]).max()) for at in starts), default=0)
+
+
+def _locked(corpus: Corpus) -> Corpus:
+    """Not to be written to: a memory-mapped corpus cannot be, and kernels are compiled for one kind of array."""
+    corpus.tokens.flags.writeable = corpus.sentences.flags.writeable = False
+    return corpus
+
+
+def _words(sentences: Sentences) -> Iterator[Sequence[str]]:
+    """The sentences one by one, checked and cut."""
+    if isinstance(sentences, Corpus):
+        bounds = zip(sentences.sentences[:-1], sentences.sentences[1:], strict=True)
+        yield from ([sentences.words[token] for token in sentences.tokens[begin:end]] for begin, end in bounds)
+        return
+    for number, words in enumerate(_read(sentences)):
+        if not isinstance(words, list) and not _is_sentence(words):  # a line of text is a list: no more looks at it
+            raise ConfigurationError(
+                f"sentence {number} is {words!r:.60}, a {type(words).__name__}; a sentence is a list of words: "
+                "split it, or give the name of a text file with a sentence a line."
+            )
+        if len(words) <= LONGEST:
+            yield words
+        else:
+            yield from (words[begin : begin + LONGEST] for begin in range(0, len(words), LONGEST))
+
+
+def _is_sentence(words: Any) -> bool:
+    return isinstance(words, (Sequence, np.ndarray)) and not isinstance(words, (str, bytes))
+
+
+def _read(sentences: Any) -> Iterator[Sequence[str]]:
+    if not isinstance(sentences, str | os.PathLike):
+        if not isinstance(sentences, Iterable):
+            raise ConfigurationError(
+                f"sentences is {sentences!r:.60}; allowed are lists of words, a text file's name, a corpus's folder."
+            )
+        yield from sentences
+        return
+    if not Path(sentences).is_file():
+        raise ConfigurationError(
+            f"there is no file or folder {str(sentences)!r:.200}; give the name of a text file with a sentence a line, "
+            "the folder of a corpus, or lists of words (a text itself must be split first)."
+        )
+    with open(sentences, encoding="utf-8", errors="replace") as lines:
+        yield from map(str.split, lines)
+
+
+class _Numbered:
+    """Words numbered as they come; with a file to spill to, only the last block of tokens is in memory."""
+
+    def __init__(self, file: BinaryIO | None = None) -> None:
+        self._file = file
+        self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        self._counts = np.zeros(0, np.int64)
+        self._lengths = array("q", [0])
+        self.tokens = array("I")
+
+    def add(self, words: Sequence[str]) -> None:
+        before = len(self.tokens)
+        try:
+            self.tokens.extend(map(self._numbers.__getitem__, words))
+        except TypeError as error:  # not hashable
+            raise ConfigurationError(f"{words!r:.60} is no sentence: words are strings ({error}).") from error
+        if len(self.tokens) > before:
+            self._lengths.append(len(self.tokens) - before)
+        if self._file is not None and len(self.tokens) >= _BLOCK:
+            self.spill()
+
+    def spill(self) -> None:
+        assert self._file is not None
+        self._count()
+        self.tokens.tofile(self._file)
+        self.tokens = array("I")
+
+    def bounds(self) -> NDArray[np.int64]:
+        return np.cumsum(self._lengths, dtype=np.int64)
+
+    def vocabulary(self) -> tuple[list[str], NDArray[np.int64], NDArray[np.uint32]]:
+        """The words by falling count, their counts, and the rank of each number given so far."""
+        if self._file is None:
+            self._count()
+        words = list(self._numbers)
+        if not words:
+            raise ConfigurationError("the corpus is empty: there is no word in any sentence; give some text.")
+        for word in words:
+            if not isinstance(word, str):
+                raise ConfigurationError(f"the word {word!r:.60} is a {type(word).__name__}; words are strings.")
+        order = np.argsort(-self._counts, kind="stable")
+        ranks = np.empty(len(order), np.uint32)
+        ranks[order] = np.arange(len(order), dtype=np.uint32)
+        return [words[number] for number in order], self._counts[order], ranks
+
+    def _count(self) -> None:
+        more = np.bincount(np.frombuffer(self.tokens, np.uint32), minlength=len(self._numbers))
+        more[: len(self._counts)] += self._counts
+        self._counts = more

@@ -1,0 +1,129 @@
+"""A sparse table that all workers of a run train lock-free, beside a dense part trained by whatever strategy."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from plesio.errors import ConfigurationError, SharedMemoryError, unknown_name
+from plesio.sparse.settings import number, whole
+from plesio.transport.memory import SharedBlock
+
+OPTIMIZERS = ("adagrad", "sgd")
+EPSILON = 1e-10
+SPREAD = 0.1
+"""Standard deviation of the rows at first."""
+
+
+class SharedEmbedding(nn.Module):
+    """An embedding whose table lies in memory that every worker process of a run writes, without locks.
+
+    Make it outside the training function. Its table is no parameter: `worker.prepare` leaves it alone and no strategy
+    exchanges it. Instead `backward` steps the rows that were looked up, in place and at once (Niu, Recht, Ré and
+    Wright, 2011), while the rest of the model keeps step as the strategy says. For a row whose gradients in the batch sum to g:
+
+        G += mean(g²);  row -= lr g / √G             "adagrad", by row (Duchi, Hazan and Singer, 2011)
+        row -= lr g                                  "sgd"
+
+    G is shared too. A gradient that is not finite is left out. After the run, the process that made the table has it trained.
+
+    Args:
+        rows, width: of the table.
+        lr: the learning rate.
+        optimizer: "adagrad" or "sgd".
+        seed: of the first values, normal with a deviation of 0.1.
+
+    Attributes:
+        table: (rows, width) float32.
+        squares: (rows,) float32, AdaGrad's state.
+
+    Raises:
+        ConfigurationError: a size below 1, a learning rate not above 0, an unknown optimizer, something of another type.
+        SharedMemoryError: there is not that much memory, or the process that made the table is gone.
+
+    >>> users = SharedEmbedding(1000, 8, lr=0.1)
+    >>> before = users.table[3].clone()
+    >>> users(torch.tensor([3, 5])).sum().backward()
+    >>> (before - users.table[3]).tolist()[0]  # doctest: +ELLIPSIS
+    0.1...
+    """
+
+    def __init__(self, rows: int, width: int, *, lr: float = 0.05, optimizer: str = "adagrad", seed: int = 0) -> None:
+        super().__init__()
+        rows, width, lr, seed = (
+            whole("rows", rows, 1),
+            whole("width", width, 1),
+            number("lr", lr),
+            whole("seed", seed, 0),
+        )
+        if not 0 < lr < float("inf"):
+            raise ConfigurationError(f"lr={lr!r}: allowed is a finite number above 0.")
+        if optimizer not in OPTIMIZERS:
+            raise ConfigurationError(unknown_name("optimizer", optimizer, OPTIMIZERS))
+        self.rows, self.width, self.lr, self.optimizer, self.seed = rows, width, lr, optimizer, seed
+        block = SharedBlock.create(4 * rows * (width + 1), f"a table of {rows:,} rows of {width}")
+        made = os.fstat(block.fd)
+        self._origin = os.getpid(), block.fd, made.st_dev, made.st_ino
+        self._map(block)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, with the first values. In a run: by one worker, before its `worker.prepare`, which waits for all."""
+        self.table.normal_(0, SPREAD, generator=torch.Generator().manual_seed(self.seed))
+        self.squares.zero_()
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """The rows, of shape (*indices.shape, width); in training, their gradients go into the table."""
+        rows = F.embedding(indices, self.table)
+        if self.training and torch.is_grad_enabled():
+            rows.requires_grad_().register_hook(lambda gradient: self._step(indices, gradient))  # type: ignore[no-untyped-call]
+        return rows
+
+    @torch.no_grad()
+    def _step(self, indices: torch.Tensor, gradient: torch.Tensor) -> None:
+        if not torch.isfinite(gradient).all():
+            return
+        indices, gradient = indices.reshape(-1), gradient.reshape(-1, self.width)
+        if self.optimizer == "sgd":
+            self.table.index_add_(0, indices, gradient, alpha=-self.lr)
+            return
+        touched, places = torch.unique(indices, return_inverse=True)
+        total = gradient.new_zeros(len(touched), self.width).index_add_(0, places, gradient)
+        self.squares.index_add_(0, touched, total.square().mean(1))
+        steps = self.lr / (self.squares[touched].sqrt() + EPSILON)
+        self.table.index_add_(0, touched, total.mul_(steps[:, None]), alpha=-1)
+
+    def extra_repr(self) -> str:
+        """What is printed in the brackets."""
+        return f"{self.rows}, {self.width}, lr={self.lr:g}, optimizer={self.optimizer!r}"
+
+    def _map(self, block: SharedBlock) -> None:
+        numbers = block.memory.view(torch.float32)
+        self.table = numbers[: self.rows * self.width].view(self.rows, self.width)
+        self.squares = numbers[self.rows * self.width :]
+        weakref.finalize(self, block.close)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, in whatever process, is the same table: the memory has no name, its maker's descriptor leads there."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("table", "squares")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        maker, descriptor, *file = self._origin
+        what = f"the table of {self.rows:,} rows of {self.width}"
+        try:
+            mine = os.open(f"/proc/{maker}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise SharedMemoryError(
+                f"{what} cannot be reached ({error}): process {maker}, which made it, must be running, on this host, a Linux."
+            ) from error
+        found = os.fstat(mine)
+        if [found.st_dev, found.st_ino] != file:
+            os.close(mine)
+            raise SharedMemoryError(f"{what} is gone: process {maker}, which made it, has let go of it; keep it there.")
+        self._map(SharedBlock.attach(mine, 4 * self.rows * (self.width + 1)))

@@ -1,0 +1,321 @@
+"""Matrix factorisation with the interface its users know."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.errors import ConfigurationError, unknown_name
+from plesio.sparse import saving
+from plesio.sparse.epochs import Epoch, run_epochs
+from plesio.sparse.factorisation.dealing import Triples
+from plesio.sparse.factorisation.kernels import Step
+from plesio.sparse.factorisation.layout import blocks, strips
+from plesio.sparse.factorisation.ratings import moments, standardise, triples
+from plesio.sparse.factorisation.recommender import Recommender
+from plesio.sparse.factorisation.training import Best, Falling, Training, key_of, lrs_of
+from plesio.sparse.rates import rate
+from plesio.sparse.report import Report, measure
+from plesio.sparse.settings import Shown, functions, number, whole
+from plesio.sparse.threads import thread_count
+
+REGULARIZATION = {"bpr": 0.01, "squared": 0.08}
+LOSSES = tuple(REGULARIZATION)
+OPTIMIZERS = ("adagrad", "sgd")
+MODELS = ("auto", "shared")
+_TABLES = ("users", "items", "best_users", "best_items")
+
+
+class MatrixFactorization(Shown, Recommender):
+    """Predicts what a user thinks of an item as mean + user bias + item bias + user factors · item factors.
+
+    Learnt by stochastic gradient descent over the known ratings, without locks: threads hold different users and
+    hardly ever meet at an item (Niu, Recht, Ré and Wright, 2011). Ratings are brought to mean 0 and deviation 1 inside,
+    so `lr` and `regularization` mean the same on every scale. For each rating, with e its error:
+
+        p += lr/√G_p (e q - regularization p),  G_p += mean of the squared gradient      (q and the biases alike)
+
+    where G, one number a row, is AdaGrad's (Chin et al., 2015); "sgd" is the same with G = 1. "bpr" ranks instead
+    (Rendle et al., 2009): it knows only what a user liked, draws an item the user has not, and takes for e the doubt
+    that the liked one is ranked above it.
+
+    Args:
+        factors: how many numbers describe a user or an item.
+        loss: "squared" for ratings, "bpr" for what was bought, heard, seen.
+        optimizer: "adagrad", or "sgd" (then try lr=0.05).
+        lr: the learning rate at the start.
+        schedule: how it falls: "linear" to 0 over all epochs, "constant", "decay", "invscaling", "adaptive"
+            (plesio.sparse.rates).
+        regularization: pulls what is used towards 0; None for what suited MovieLens: 0.08, under "bpr" 0.01.
+        biases: whether users and items have one.
+        epochs: how often to go through the ratings.
+        threads: None for every core.
+        model: "shared", one for all threads; "auto", the same with one thread if the fit is small (less than about a
+            quarter of a second), or if its first chunks go no faster with all.
+        deterministic: the same bits for any number of threads, by blocks of a grid that share no user and no item;
+            on large sets it needs more epochs to the same error.
+        seed: of the first factors and of everything drawn.
+        early_stopping: after how many epochs in a row without a better validation score to stop and go back to
+            the best; 0 for never.
+        callbacks: each is called with an `Epoch` after every epoch; one that returns True ends the fit.
+        checkpoint: a folder to keep the model in after every epoch.
+        resume: a folder that an earlier fit of the same ratings, with the same settings but for `epochs`, kept its model
+            in: the fit goes on from there as if never stopped.
+        progress: show a progress bar.
+
+    Attributes:
+        user_factors_, item_factors_: arrays (users, factors) and (items, factors), in the ratings' own scale.
+        user_bias_, item_bias_, mean_: what else a prediction is the sum of. Under "bpr" users have none.
+        user_ids_, item_ids_: whose each row is.
+        history_: an `Epoch` for each one done, also before a resume; its `loss` is the mean squared error before each step, or
+            -ln P under "bpr".
+        threads_: how many the last fit used.
+        report_: how sparse the ratings are, how often threads meet there, how fast they were; `print` it.
+
+    Raises:
+        ConfigurationError: an argument that cannot work.
+
+    >>> users, items = np.divmod(np.arange(400), 20)
+    >>> model = MatrixFactorization(factors=4, epochs=60, threads=1).fit(users, items, 1.0 + users * items % 5)
+    >>> model.rmse(users, items, 1.0 + users * items % 5) < 0.5
+    True
+    >>> model.recommend(3, n=2, exclude_seen=False)[0].shape
+    (2,)
+    """
+
+    def __init__(
+        self,
+        factors: int = 32,
+        *,
+        loss: str = "squared",
+        optimizer: str = "adagrad",
+        lr: float = 0.2,
+        schedule: str = "linear",
+        regularization: float | None = None,
+        biases: bool = True,
+        epochs: int = 20,
+        threads: int | None = None,
+        model: str = "auto",
+        deterministic: bool = False,
+        seed: int = 0,
+        early_stopping: int = 0,
+        callbacks: Iterable[Callable[[Epoch], object]] = (),
+        checkpoint: str | Path | None = None,
+        resume: str | Path | None = None,
+        progress: bool = False,
+    ) -> None:
+        for what, value, known in (("loss", loss, LOSSES), ("optimizer", optimizer, OPTIMIZERS)):
+            if value not in known:
+                raise ConfigurationError(unknown_name(what, value, known))
+        if model not in MODELS:
+            raise ConfigurationError(
+                f"{unknown_name('model for a factorisation', model, MODELS)}. Its tables are large and touched sparsely; "
+                "a replica would only be a copy of mostly idle rows."
+            )
+        regularization = number("regularization", REGULARIZATION[loss] if regularization is None else regularization)
+        if not (math.isfinite(regularization) and regularization >= 0):
+            raise ConfigurationError(f"regularization={regularization!r}: allowed is a finite number of at least 0.")
+        if schedule == "optimal":
+            raise ConfigurationError("schedule='optimal' is for linear models; take 'invscaling' here.")
+        self.lr, self.schedule, self.regularization, self.biases = number("lr", lr), schedule, regularization, biases
+        rate(schedule, lr=self.lr)  # complains now
+        self.factors, self.loss, self.optimizer = whole("factors", factors, 1), loss, optimizer
+        self.epochs, self.threads, self.model = whole("epochs", epochs, 0), threads, model
+        self.deterministic, self.seed = deterministic, whole("seed", seed, 0)
+        self.early_stopping = whole("early_stopping", early_stopping, 0)
+        self.callbacks, self.progress = functions(callbacks), progress
+        self.checkpoint, self.resume = checkpoint, resume
+        self._fresh()
+
+    # Learning
+
+    def fit(self, users: Any, items: Any = None, ratings: Any = None, *, validation: Any = None) -> MatrixFactorization:
+        """Learn from the beginning, and return this model.
+
+        Args:
+            users, items: who and what, as 1-d arrays of whole numbers or of words; or, alone, an array of shape
+                (n, 3), or a SciPy sparse matrix with a row a user (what is not stored is unknown, not 0).
+            ratings: float32 numbers, other types are converted. "bpr" needs none; if there are, all must be above 0.
+            validation: (users, items, ratings) that the model is scored on after each epoch: `Epoch.score`.
+
+        Raises:
+            ConfigurationError: arrays of different length, none at all, NaN or infinite ratings, counts not above 0.
+            DivergedError: the loss is not finite.
+        """
+        if self.early_stopping and validation is None:
+            raise ConfigurationError("early_stopping needs validation=(users, items, ratings) to see when to stop.")
+        self._fresh()
+        return self._learn(users, items, ratings, self.epochs, self.schedule, validation, self.resume)
+
+    def partial_fit(self, users: Any, items: Any = None, ratings: Any = None) -> MatrixFactorization:
+        """One more sweep, over these ratings only; users and items never met before get rows of their own.
+
+        The mean and the scale stay those of the first ratings ever given; a "linear" rate, whose end nobody knows here,
+        does not fall. Arguments and errors as in `fit`.
+        """
+        schedule = "constant" if self.schedule == "linear" else self.schedule
+        return self._learn(users, items, ratings, len(self.history_) + 1, schedule)
+
+    def _fresh(self) -> None:
+        Recommender.__init__(self, self.factors)
+        self.threads_ = 0
+        self._report: Report | None = None
+        self.history_: list[Epoch] = []
+
+    def _learn(
+        self,
+        users: Any,
+        items: Any,
+        ratings: Any,
+        epochs: int,
+        schedule: str,
+        validation: Any = None,
+        resume: str | Path | None = None,
+    ) -> MatrixFactorization:
+        threads = thread_count(self.threads)
+        users, items, ratings = triples(users, items, ratings)
+        numbers = self._numbers(users, ratings)
+        rng = np.random.default_rng((self.seed, len(self._pairs)))
+        self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
+        falling = Falling(rate(schedule, lr=self.lr))
+        best = Best(self.early_stopping, self._copies)
+        about = {} if self.checkpoint is None and resume is None else self._about(numbers)
+        if resume is not None:
+            self._go_on(resume, about, falling, best)
+        first = len(self.history_)
+        training = self._training(numbers, threads)
+        layout = training.layout
+        if self.model == "auto" and not self.deterministic:
+            training.doubt(epochs - first)
+        self.threads_, self._report = training.threads, None
+
+        def one(number: int) -> Epoch:
+            began = time.perf_counter()
+            order = layout.order(self.seed, number)
+            lrs = lrs_of(falling.rate, layout, order, number, epochs)
+            loss, done = training.sweep(order, lrs, key_of(self.seed, number))
+            seconds = time.perf_counter() - began
+            self.threads_ = training.threads
+            score = None if validation is None else self.score(*validation)
+            loss *= self._scale**2 / len(numbers)
+            falling.see(loss)
+            best.see(score)
+            self.history_.append(Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score))
+            return self.history_[-1]
+
+        over = falling.over or best.over  # the fit that goes on had come to its end
+        run_epochs(
+            range(first, first if over else epochs),
+            one,
+            callbacks=[*self.callbacks, lambda epoch: falling.over or best.over],
+            progress=self.progress,
+            label="factorisation",
+            save=None if self.checkpoint is None else lambda epoch: self._save(about, falling, best),
+        )
+        if best.tables is not None:
+            self._users.table[:], self._items.table[:] = best.tables
+        return self
+
+    @property
+    def report_(self) -> Report:
+        """How sparse the ratings last learnt from are, what the threads do to each other there, and how fast they were.
+
+        Measured when first asked for, in about half a second.
+        """
+        if self._report is None:
+            self._check_fitted()
+            users, items = self._pairs[-1]
+            pairs = np.stack([users, items + np.uint32(len(self._users))], axis=1).reshape(-1)
+            rows = 2 if self.loss == "squared" else 3
+            self._report = measure(
+                np.arange(len(users) + 1) * 2,
+                pairs,
+                len(self._users) + len(self._items),
+                threads=self.threads_,
+                model="deterministic" if self.deterministic else "shared",
+                hot=np.arange(len(self._users)),  # a strip's users are one thread's alone
+                epochs=self.history_,
+                bytes_per_example=2 * rows * self._users.table.strides[0] + 12,
+                seed=self.seed,
+            )
+        return self._report
+
+    def _numbers(self, users: NDArray[Any], ratings: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """The ratings, whose mean and scale are noted if they are the first; under "bpr" nothing but as many zeros."""
+        if self.loss == "bpr":
+            if ratings is not None and not (ratings > 0).all():
+                at = int(np.flatnonzero(~(ratings > 0))[0])
+                raise ConfigurationError(
+                    f"rating {at} is {ratings[at]:g}; 'bpr' takes every pair for one that was liked, so a count or weight must "
+                    "be above 0: leave the others out."
+                )
+            return np.zeros(len(users), np.float32)
+        if ratings is None:
+            raise ConfigurationError(
+                "ratings are missing; loss='squared' learns from them, loss='bpr' from pairs alone."
+            )
+        if not self._pairs:
+            self.mean_, deviation = moments(ratings)
+            self._scale = deviation or 1.0
+        return ratings
+
+    def _training(self, numbers: NDArray[np.float32], threads: int = 1) -> Training:
+        """Of the pairs that came last."""
+        given, shape = Triples(*self._pairs[-1], numbers), (len(self._users), len(self._items))
+        if self.deterministic:
+            layout = blocks(given, shape, self.seed, threads)
+        else:
+            layout = strips(given, shape, self._users.table.strides[0], self.seed, threads)
+        if self.loss == "squared":
+            standardise(layout.ratings, self.mean_, self._scale, threads)
+        step = Step(
+            np.float32(self.regularization),
+            np.float32(1 / (self.factors + self.biases)),
+            self.optimizer == "adagrad",
+            bool(self.biases),
+        )
+        rivals = layout.rivals(self._items.met, self._seen_items()) if self.loss == "bpr" else None
+        return Training((self._users.table, self._items.table), layout, step, rivals, threads)
+
+    def _copies(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self._users.copy_of_table(), self._items.copy_of_table()
+
+    # Keeping
+
+    def _save(self, about: dict[str, Any], falling: Falling, best: Best) -> None:
+        assert self.checkpoint is not None
+        tables = [self._users.table, self._items.table, *(best.tables or ())]
+        states = {
+            "falling": {"lr": falling.rate.lr, "least": falling.least, "over": falling.over},
+            "best": {"score": best.score, "waited": best.waited},
+        }
+        arrays = dict(zip(_TABLES, tables, strict=False))
+        saving.save(self.checkpoint, arrays, about | states | {"history": saving.written(self.history_)})
+
+    def _go_on(self, folder: str | Path, now: dict[str, Any], falling: Falling, best: Best) -> None:
+        """From where the fit kept in the folder was."""
+        arrays, about = saving.load(folder)
+        saving.check(about, now, folder)
+        users, items, *best_tables = (arrays[name] for name in _TABLES if name in arrays)
+        self._users.table[:], self._items.table[:] = users, items
+        self.history_ = saving.read(about["history"])
+        falling.rate.lr, falling.least, falling.over = (about["falling"][name] for name in ("lr", "least", "over"))
+        if self.early_stopping and best_tables:
+            best.score, best.waited, best.tables = about["best"]["score"], about["best"]["waited"], best_tables
+
+    def _about(self, numbers: NDArray[np.float32]) -> dict[str, Any]:
+        """What a checkpoint must agree in with the fit that goes on from it."""
+        names = ("factors", "loss", "optimizer", "lr", "schedule", "regularization", "biases", "deterministic", "seed")
+        counts = {"users": len(self._users), "items": len(self._items), "ratings": len(numbers)}
+        settings = {name: getattr(self, name) for name in names}
+        return {"family": "factorisation", **settings, **counts, "data": saving.digest((*self._pairs[-1], numbers))}
+
+    def score(self, users: Any, items: Any = None, ratings: Any = None) -> float:
+        """The larger the better: minus `rmse`, under "bpr" `auc`."""
+        return self.auc(users, items, ratings) if self.loss == "bpr" else -self.rmse(users, items, ratings)

@@ -1,0 +1,95 @@
+"""One side of the matrix, the users or the items: who they are, and the row each has in the table."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import uintp
+from numpy.typing import NDArray
+
+from plesio.sparse.compiled import compiled
+from plesio.sparse.factorisation.dealing import mark
+from plesio.sparse.factorisation.kernels import mix
+from plesio.sparse.factorisation.ratings import Ids
+from plesio.sparse.lanes import LANES, LINE_BYTES
+from plesio.sparse.threads import by_shares, shares
+
+SPREAD = 0.1
+"""Standard deviation of the factors at first."""
+_UNIT = np.float32(SPREAD * math.sqrt(3) / 2**63)
+"""What makes 64 random bits a number of that deviation, and mean 0."""
+
+
+class Side:
+    """A row for everybody: the factors, filled up with zeros to whole cache lines, then a line for bias and AdaGrad state.
+
+    Attributes:
+        ids: whose each row is.
+        table: the rows.
+        met: which of them have been learnt from; where ids are the row numbers there may be gaps, which stay 0.
+    """
+
+    def __init__(self, factors: int) -> None:
+        self.ids = Ids()
+        self._factors = factors
+        self._head = -(-factors // LANES) * LANES
+        self.table = self._zeros(0)
+        self.met = np.zeros(0, bool)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def factors(self) -> NDArray[np.float32]:
+        """(rows, factors)."""
+        return self.table[:, : self._factors]
+
+    @property
+    def biases(self) -> NDArray[np.float32]:
+        """(rows,)."""
+        return self.table[:, self._head]
+
+    def learn(self, ids: NDArray[Any], rng: np.random.Generator, threads: int = 1) -> NDArray[np.uint32]:
+        """The rows of `ids`; those never met before get one, of small random factors, bias 0 and state 1."""
+        rows = self.ids.learn(ids)
+        before, table = np.zeros(len(self.ids), bool), self._zeros(len(self.ids))
+        before[: len(self)], table[: len(self)] = self.met, self.table
+        met = before.copy()
+        mark(rows, met, threads)
+        new, key = met & ~before, rng.integers(2**64, dtype=np.uint64)
+        cuts = shares(len(table), threads, table.shape[1])
+        by_shares(cuts, lambda first, stop: _begin(table, new, first, stop, key, self._factors, self._head))
+        self.table, self.met = table, met
+        return rows
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """The row of each id, -1 for those never met."""
+        rows = self.ids.rows(ids)
+        return np.where((rows >= 0) & self.met[rows], rows, -1)
+
+    def copy_of_table(self) -> NDArray[np.float32]:
+        """To come back to."""
+        copy = self._zeros(len(self))
+        copy[:] = self.table
+        return copy
+
+    def _zeros(self, rows: int) -> NDArray[np.float32]:
+        """A table that begins where a cache line does."""
+        width = self._head + LANES
+        memory = np.zeros(rows * width + LANES, np.float32)
+        start = -memory.ctypes.data % LINE_BYTES // 4
+        return memory[start : start + rows * width].reshape(rows, width)
+
+
+@compiled
+def _begin(table, new, first, stop, key, factors, head):
+    """Factors, uniformly distributed about 0, and a state of 1 for those of the rows `first` to `stop` - 1 that are new."""
+    for row in range(uintp(first), uintp(stop)):
+        if new[row]:
+            for k in range(uintp(factors)):
+                number = np.int64(mix(key + row * uintp(factors) + k))
+                table[row, k] = np.float32(number) * _UNIT
+            table[row, uintp(head + 1)] = 1

@@ -1,0 +1,139 @@
+"""Which way to train: how many threads, on what layout of the weights, over which deal of the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.errors import ConfigurationError, unknown_name
+from plesio.sparse.csr import MOST_FEATURES, Rows
+from plesio.sparse.linear.deals import LARGEST_CHUNK, Deal, deal, deal_without_conflicts
+from plesio.sparse.linear.layouts import Coloured, HotCopies, Layout, Replicas, Shared
+from plesio.sparse.linear.renumbering import renumber
+from plesio.sparse.machine import last_level_cache_bytes
+
+MODELS = ("auto", "hot", "replica", "shared")
+_EPOCHS_WORTH_RENUMBERING = 4  # it costs what it saves in two or three
+_WORTH_THREADS = 200_000  # non-zeros: fewer are done before another thread has begun
+_MOSTLY = 0.5  # a colouring with fewer of its rows in groups for several threads is serial, more or less
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for, and what it depends on.
+
+    Attributes:
+        memory: each weight has to remember something (L1, averaging).
+        cold: the weights are all zero, so that those of features that do not occur need no decay, and nobody looks at them
+            before the end: they may be renumbered.
+        largest_chunk: a longer one would decay the weights too far.
+    """
+
+    model: str
+    threads: int
+    deterministic: bool
+    seed: int
+    epochs: int
+    learners: int
+    memory: bool
+    cold: bool
+    largest_chunk: int = LARGEST_CHUNK
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigurationError(unknown_name("model", self.model, MODELS))
+        if self.model == "hot" and (self.memory or self.deterministic):
+            raise ConfigurationError(
+                "model='hot' works without L1, averaging and deterministic=True; allowed with these: "
+                "'shared', 'replica', 'auto'."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A decision: rows (renumbered or not), their deal, and a layout for each learner.
+
+    Attributes:
+        model, threads: what it came to, in the words of the estimators' settings.
+        features: which feature each weight is, if the features were renumbered.
+        by_learner: threads take whole learners, instead of all working at one.
+        contested: whether one thread is as fast has to be found out on the way.
+        remark: what the user should know of the decision.
+    """
+
+    model: str
+    threads: int
+    rows: Rows
+    deal: Deal
+    layouts: list[Layout]
+    features: NDArray[np.uint32] | None = None
+    by_learner: bool = False
+    contested: bool = False
+    remark: str = ""
+
+
+def decide(wish: Wish, rows: Rows, places: NDArray[np.uint32]) -> Way:
+    """Choose, by the size of the data and of the model; `places` are the rows to learn from."""
+    if wish.deterministic:
+        return _deterministic(wish, rows, places)
+    dealt = deal(places, rows.mapped, wish.largest_chunk)
+    if wish.model == "auto" and 1 < wish.threads <= wish.learners:
+        layouts: list[Layout] = [Shared(1)] * wish.learners
+        return Way("shared", wish.threads, rows, dealt, layouts, by_learner=True)
+    features = None
+    if _is_worth_renumbering(wish, rows):
+        rows, features = renumber(rows, wish.threads)
+    model, threads = wish.model, wish.threads
+    if model == "auto":
+        threads = threads if rows.nonzeros >= _WORTH_THREADS else 1
+        model = "replica" if threads > 1 and _is_worth_replicas(threads, rows) else "shared"
+    layouts = [_layout(model, threads, rows) for _ in range(wish.learners)]
+    contested = wish.model == "auto" and threads > 1 and wish.epochs > 1
+    return Way(model, threads, rows, dealt, layouts, features, contested=contested)
+
+
+def _layout(model: str, threads: int, rows: Rows) -> Layout:
+    if model == "hot":
+        return HotCopies(threads, rows)
+    return Replicas(threads) if model == "replica" and threads > 1 else Shared(threads)
+
+
+def _is_worth_replicas(threads: int, rows: Rows) -> bool:
+    """Whether a sweep of one replica is work enough to merge them all after it."""
+    return 4 * rows.features <= last_level_cache_bytes() and threads * rows.features <= rows.nonzeros
+
+
+def is_far(features: int) -> bool:
+    """Whether weights are waited for: from about an eighth of the last-level cache on, which holds the rows as well."""
+    return 4 * features > last_level_cache_bytes() // 8
+
+
+def _is_worth_renumbering(wish: Wish, rows: Rows) -> bool:
+    can_be = wish.cold and not wish.memory and not rows.mapped and rows.features < MOST_FEATURES
+    return can_be and is_far(rows.features) and wish.epochs >= _EPOCHS_WORTH_RENUMBERING
+
+
+def _deterministic(wish: Wish, rows: Rows, places: NDArray[np.uint32]) -> Way:
+    """The same way for any number of threads: only the data and the settings may decide."""
+    remark, dealt = "", deal(places, rows.mapped, wish.largest_chunk)
+    if wish.model == "auto" and rows.nonzeros < _WORTH_THREADS:
+        serial: list[Layout] = [Shared(1)] * wish.learners
+        return Way("shared", 1, rows, dealt, serial)
+    if wish.model != "replica":
+        groups = deal_without_conflicts(rows, places, wish.seed)
+        share = groups.parallel_share
+        if wish.model == "shared" or share >= _MOSTLY:
+            if share < _MOSTLY:
+                remark = (
+                    f"frequent features put {1 - share:.0%} of the rows into groups too narrow for several threads: "
+                    "they are done one by one; model='replica' is deterministic and parallel."
+                )
+            coloured: list[Layout] = [
+                Coloured(wish.threads, groups, rows.nonzeros / max(len(rows), 1)) for _ in range(wish.learners)
+            ]
+            return Way("shared", wish.threads, rows, groups, coloured, remark=remark)
+        remark = f"frequent features leave {share:.0%} of the rows free of conflicts: replicas instead of one model."
+    replicas: list[Layout] = [Replicas(wish.threads, fixed=True) for _ in range(wish.learners)]
+    return Way("replica", wish.threads, rows, dealt, replicas, remark=remark)

@@ -1,0 +1,141 @@
+"""A model in a folder, there whole or not at all.
+
+One file holds everything: `model.safetensors`, the arrays under their names and, in its header, what else is to be
+known as JSON. It is written beside its place, brought to disk and then given its name in one step, so whoever finds it
+finds all of it. Any reader of safetensors opens it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from plesio.errors import CheckpointError
+from plesio.server.disk import to_disk
+from plesio.sparse.epochs import Epoch
+
+JSON: TypeAlias = Any
+"""What `json` can write: None, bool, int, float, str, and lists and dicts of these."""
+
+FILE = "model.safetensors"
+FORMAT = 1
+_BLOCK_BYTES = 1 << 24  # what `digest` copies at most of an array that does not lie in one piece
+
+
+def save(folder: str | Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, JSON]) -> None:
+    """Write `arrays` and `about` into `folder`, over what an earlier call wrote there.
+
+    Raises CheckpointError if it cannot be written; what was there before is untouched then.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save(folder, {"w": np.ones(2, np.float32)}, {"epoch": 3})
+    ...     load(folder)
+    ({'w': array([1., 1.], dtype=float32)}, {'epoch': 3})
+    """
+    place = Path(folder)
+    beside = place / f".{FILE}.{os.getpid()}"
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    header = {
+        "format": str(FORMAT),
+        "about": json.dumps(dict(about)),
+        "checksums": json.dumps({name: _checksum(array) for name, array in whole.items()}),
+    }
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        save_file(whole, beside, metadata=header)
+        to_disk(beside)
+        os.replace(beside, place / FILE)
+        to_disk(place)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise CheckpointError(
+            f"{place / FILE} cannot be written: {error}; make room, or give another folder."
+        ) from error
+
+
+def load(folder: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, JSON]]:
+    """The arrays and the `about` that `save` wrote into `folder`.
+
+    Raises CheckpointError if there is none, or it is damaged, or of a newer plesio.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise CheckpointError(f"there is no {FILE} in {str(folder)!r}; give the folder that was given to checkpoint=.")
+    try:
+        with safe_open(path, framework="np") as file:
+            header = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; take an older copy of it.") from error
+    if header.get("format") != str(FORMAT):
+        raise CheckpointError(
+            f"{path} has format {header.get('format')!r}, this plesio reads {FORMAT}; use the other plesio."
+        )
+    damaged = [
+        name for name, checksum in json.loads(header["checksums"]).items() if _checksum(arrays[name]) != checksum
+    ]
+    if damaged:
+        raise CheckpointError(f"{path} is damaged in {', '.join(damaged)}; take an older copy of it.")
+    return arrays, json.loads(header["about"])
+
+
+def check(kept: Mapping[str, JSON], now: Mapping[str, JSON], folder: str | Path) -> None:
+    """Raise CheckpointError unless the kept fit agrees with this one in everything named in `now`."""
+    other = [f"{name}={kept.get(name)!r} (now {value!r})" for name, value in now.items() if kept.get(name) != value]
+    if other:
+        raise CheckpointError(
+            f"the checkpoint in {str(folder)!r} is of another fit: {', '.join(other)}; "
+            "go on with the same data and settings, or begin anew without resume."
+        )
+
+
+def digest(data: Any) -> str:
+    """64 bits of an array's type, shape and contents, or of all arrays in a tuple: others for other data.
+
+    >>> digest((np.arange(3), np.ones(2))) == digest((np.arange(3), np.ones(2))) != digest((np.arange(3), np.zeros(2)))
+    True
+    """
+    state = xxh3_64()
+    _add(data, state)
+    return str(state.hexdigest())
+
+
+def _add(data: Any, state: xxh3_64) -> None:
+    if isinstance(data, tuple):
+        for array in data:
+            _add(array, state)
+    elif data.dtype.names:  # by field: what lies between them is anything
+        for name in data.dtype.names:
+            _add(data[name], state)
+    else:
+        state.update(f"{data.dtype.str}{data.shape}".encode())
+        rows = max(1, _BLOCK_BYTES * len(data) // max(data.nbytes, 1))
+        for first in range(0, len(data), rows):
+            state.update(np.ascontiguousarray(data[first : first + rows]).reshape(-1).view(np.uint8).data)
+
+
+def written(history: Sequence[Epoch]) -> JSON:
+    """The epochs as JSON."""
+    return [asdict(epoch) for epoch in history]
+
+
+def read(history: JSON) -> list[Epoch]:
+    """The epochs that `written` made JSON of."""
+    return [Epoch(**epoch | {"examples_by_thread": tuple(epoch["examples_by_thread"])}) for epoch in history]
+
+
+def _checksum(array: NDArray[Any]) -> str:
+    return xxh3_64_hexdigest(array.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,295 @@
+"""`SkipGram`: word2vec with the settings its users know."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from xxhash import xxh3_64_hexdigest
+
+from plesio.errors import ConfigurationError, unknown_name
+from plesio.sparse import saving
+from plesio.sparse.chunks import chunk_order
+from plesio.sparse.corpus import Corpus, Sentences, longest, read_corpus
+from plesio.sparse.epochs import Epoch, run_epochs
+from plesio.sparse.keyed_vectors import KeyedVectors
+from plesio.sparse.lanes import LANES
+from plesio.sparse.rates import rate
+from plesio.sparse.settings import Shown, functions, number, whole
+from plesio.sparse.skipgram import tables
+from plesio.sparse.skipgram.deal import Rules, Text
+from plesio.sparse.skipgram.step import Model, numbers
+from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, fastest, seeds
+from plesio.sparse.threads import thread_count
+
+if TYPE_CHECKING:
+    from plesio.sparse.report import Report
+
+CHUNK_TOKENS = 8192
+_ROWS_AT_ONCE = 1024  # drawn where a cache holds them
+_MODELS = ("auto", "shared")
+_NEGATIVES = ("per_pair", "shared")
+
+
+class SkipGram(Shown):
+    """Word vectors by word2vec: skip-gram or CBOW with negative sampling, lock-free on all cores.
+
+    For a word w with a context c in its window and words n drawn by count^ns_exponent, a step goes up the gradient of
+
+        log σ(in[c] · out[w]) + Σ_n log σ(−in[c] · out[n])
+
+    (Mikolov, Sutskever, Chen, Corrado and Dean, 2013). `in` are the vectors in the end. With `negatives="shared"` all
+    contexts of a window meet the same n, in one step (Ji et al., 2016): vectors as good in half the time. Chunks of text
+    are shuffled each epoch.
+
+    Args:
+        vector_size: numbers in a vector.
+        window: contexts to either side at most; each word draws its own from 1 to this.
+        min_count: words that occur less often are left out.
+        negative: words drawn for each step.
+        negatives: "shared", or "per_pair" as in word2vec.c: a draw for each context.
+        cbow: predict the word from the mean of its contexts instead of from each.
+        sample: words of more than this share of the text are left out now and then; 0 keeps all.
+        ns_exponent: negatives are drawn by count to the power of this.
+        lr, min_lr: the learning rate falls in a line from `lr` to `min_lr` over all epochs.
+        epochs: sweeps over the text.
+        threads: None for all cores. The same `seed` gives the same bits with one.
+        model: "auto" takes one thread where a short trial shows that more are no faster, or with little text (a model above
+            256 MB is not tried, all threads share it); "shared" takes all asked for.
+        deterministic: the same bits for any number of threads, at about half the speed; up to four work at once, and
+            CBOW, whose steps each touch all of the vocabulary's parts, is done by one.
+        callbacks: each is called with an `Epoch` after it; one that returns True ends the training.
+        progress: show a bar.
+        checkpoint, resume: a folder to write the model to after each epoch; one to go on from.
+
+    Attributes:
+        wv: the vectors, a `KeyedVectors`.
+        history_: an `Epoch` for each epoch, also before a resume; its loss is that of a pair, from a sample of 1 in 32 steps.
+        model_, threads_: what "auto" came to.
+        report_: how threads met: see `plesio.sparse.Report`.
+
+    Raises:
+        ConfigurationError: for a setting that does not exist or cannot work.
+        DivergedError: from `fit`, if the loss is not finite.
+
+    >>> text = [["sun", "moon", "star"], ["bread", "milk", "honey"]] * 200
+    >>> skipgram = SkipGram(vector_size=16, min_count=1, sample=0, epochs=10, threads=1).fit(text)
+    >>> sorted(word for word, _ in skipgram.wv.most_similar("sun", topn=2))
+    ['moon', 'star']
+    """
+
+    wv: KeyedVectors
+    history_: list[Epoch]
+    model_: str
+    threads_: int
+    _fitted: Work
+    _report: Report | None
+
+    def __init__(
+        self,
+        *,
+        vector_size: int = 100,
+        window: int = 5,
+        min_count: int = 5,
+        negative: int = 5,
+        negatives: str = "shared",
+        cbow: bool = False,
+        sample: float = 1e-3,
+        ns_exponent: float = 0.75,
+        lr: float = 0.025,
+        min_lr: float = 1e-4,
+        epochs: int = 5,
+        threads: int | None = None,
+        model: str = "auto",
+        deterministic: bool = False,
+        seed: int = 0,
+        callbacks: Iterable[Callable[[Epoch], object]] = (),
+        progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.vector_size, self.window = whole("vector_size", vector_size, 1), whole("window", window, 1)
+        self.min_count, self.negative = whole("min_count", min_count, 1), whole("negative", negative, 1)
+        self.epochs, self.seed = whole("epochs", epochs, 1), whole("seed", seed, 0)
+        self.sample, self.ns_exponent = number("sample", sample), number("ns_exponent", ns_exponent)
+        self.lr, self.min_lr = number("lr", lr), number("min_lr", min_lr)
+        for name in ("sample", "min_lr"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigurationError(f"{name}={value!r}: allowed is a finite number of at least 0.")
+        if min_lr > lr:
+            raise ConfigurationError(
+                f"min_lr={min_lr!r} is above lr={lr!r}; allowed is at most lr: the rate falls to it."
+            )
+        if not math.isfinite(ns_exponent):
+            raise ConfigurationError(f"ns_exponent={ns_exponent!r}: allowed is any finite number; 0.75 is usual.")
+        for what, choice, known in (("model", model, _MODELS), ("kind of negatives", negatives, _NEGATIVES)):
+            if choice not in known:
+                raise ConfigurationError(unknown_name(what, choice, known))
+        self._lr = rate("linear", lr=self.lr)
+        self.negatives, self.cbow = negatives, cbow
+        self.threads, self.model, self.deterministic = threads, model, deterministic
+        self.callbacks, self.progress = functions(callbacks), progress
+        self.checkpoint, self.resume = checkpoint, resume
+
+    def fit(self, sentences: Sentences) -> SkipGram:
+        """Learn from lists of words, a text file with a sentence a line, or a corpus or its folder; itself.
+
+        A text that is trained on more than once, or does not fit into memory: `plesio.sparse.save_corpus`.
+
+        Raises ConfigurationError if there is too little to learn from.
+        """
+        corpus = read_corpus(sentences)
+        words = self._frequent(corpus)
+        work = self._work(corpus, len(words))
+        chunks = len(work.text.chunks) - 1
+        about = {} if self.checkpoint is None and self.resume is None else self._about(words, corpus)
+        history = [] if self.resume is None else self._go_on(self.resume, about, work.model)
+        self.model_, self.threads_ = self._chosen(work)
+        sweep = Epochs(work, self.threads_, self.deterministic and self._parts(len(words)) > 1)
+
+        def one(number: int) -> Epoch:
+            turns = self._turns(work.text, number)
+            began = time.perf_counter()
+            loss, tokens = sweep(turns)
+            seconds = time.perf_counter() - began
+            history.append(Epoch(number, float(turns.lrs[chunks - 1]), loss, sum(tokens), seconds, tuple(tokens)))
+            return history[-1]
+
+        def keep(epoch: Epoch) -> None:
+            assert self.checkpoint is not None
+            arrays = {"inputs": work.model.inputs, "outputs": work.model.outputs}
+            saving.save(os.fspath(self.checkpoint), arrays, about | {"history": saving.written(history)})
+
+        run_epochs(
+            range(len(history), self.epochs), one, callbacks=self.callbacks, progress=self.progress,
+            label="cbow" if self.cbow else "skip-gram", save=None if self.checkpoint is None else keep,
+        )  # fmt: skip
+        self._fitted, self._report, self.history_ = work, None, history
+        self.wv = KeyedVectors(words, self._rows(work.model.inputs), corpus.counts[: len(words)])
+        return self
+
+    @property
+    def report_(self) -> Report:
+        """How sparse the updates were and how often threads met, measured when first asked for."""
+        from plesio.sparse.skipgram.looking_back import report
+
+        work = self._done()
+        if self._report is None:
+            model = "deterministic" if self.deterministic else self.model_
+            turns = self._turns(work.text, 0)
+            self._report = report(work, turns, self.threads_, model, self.history_, self.seed)
+        return self._report
+
+    def to_torch(self) -> Any:
+        """An equal torch.nn.ModuleDict of two `Embedding`, "inputs" (the vectors) and "outputs": to be trained further."""
+        import torch
+
+        model = self._done().model
+        make: Any = torch.nn.Embedding.from_pretrained
+
+        def embedding(table: Any) -> Any:
+            return make(torch.from_numpy(self._rows(table).copy()), freeze=False, sparse=True)
+
+        return torch.nn.ModuleDict({"inputs": embedding(model.inputs), "outputs": embedding(model.outputs)})
+
+    def _done(self) -> Work:
+        if "_fitted" not in vars(self):
+            raise ConfigurationError("this SkipGram has not been fitted; call fit() first.")
+        return self._fitted
+
+    if not TYPE_CHECKING:  # else every name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Not there, or not yet."""
+            early = name in ("wv", "history_", "model_", "threads_")
+            raise AttributeError(
+                f"this SkipGram has no {name} before fit(); call it first."
+                if early
+                else f"SkipGram has no attribute {name!r}."
+            )
+
+    def _frequent(self, corpus: Corpus) -> list[str]:
+        """The words that occur often enough: a head of the vocabulary."""
+        enough = int(np.count_nonzero(corpus.counts >= self.min_count))
+        if enough < 2:
+            least = sorted(corpus.counts.tolist(), reverse=True)[1] if len(corpus.words) > 1 else None
+            advice = f"set min_count to at most {least}, or give more text" if least else "give more text"
+            raise ConfigurationError(
+                f"{enough} of {len(corpus.words):,} different words occur at least min_count={self.min_count} times in "
+                f"{len(corpus):,} words of text (most often: {corpus.words[0]!r}, {corpus.counts[0]} times); "
+                f"word vectors need two: {advice}."
+            )
+        if longest(corpus.sentences) < 2:
+            raise ConfigurationError(
+                f"none of the {len(corpus.sentences) - 1:,} sentences has two words; the context of a word is the rest of "
+                "its sentence: give longer ones."
+            )
+        return corpus.words[:enough]
+
+    def _work(self, corpus: Corpus, words: int) -> Work:
+        size = min(CHUNK_TOKENS, max(256, len(corpus) // 256))
+        ends = np.searchsorted(corpus.sentences, np.arange(size, len(corpus) + size, size))
+        chunks = np.unique(np.concatenate([[0], np.minimum(ends, len(corpus.sentences) - 1)]))
+        counts = corpus.counts[:words]
+        weights = np.power(counts, float(self.ns_exponent), dtype=np.float64)
+        rules = Rules(self.window, self.negative, self.negatives == "per_pair" and not self.cbow,
+                      tables.keep(counts, self.sample), tables.alias(weights, self._parts(words)))  # fmt: skip
+        width = -(-self.vector_size // LANES) * LANES
+        model = Model(numbers(words * width), numbers(words * width), width)
+        rng = np.random.default_rng(self.seed)
+        for some in np.split(self._rows(model.inputs), range(_ROWS_AT_ONCE, words, _ROWS_AT_ONCE)):
+            drawn = rng.random(some.shape, np.float32)
+            drawn -= np.float32(0.5)
+            np.divide(drawn, np.float32(self.vector_size), out=some)
+        text = Text(corpus.tokens, corpus.sentences, chunks)
+        return Work(text, rules, model, tables.sigmoid(), self.cbow)
+
+    def _rows(self, table: Any) -> Any:
+        """A flat table as rows of `vector_size`."""
+        width = -(-self.vector_size // LANES) * LANES
+        return table.reshape(-1, width)[:, : self.vector_size]
+
+    def _parts(self, words: int) -> int:
+        """Into how many parts the words are dealt for a schedule without conflicts: two words each, or it is no use."""
+        return PARTS if self.deterministic and not self.cbow and words >= 2 * PARTS else 1
+
+    def _turns(self, text: Text, epoch: int) -> Turns:
+        chunks = len(text.chunks) - 1
+        order = chunk_order(chunks, self.seed, epoch)
+        tokens = np.diff(text.sentences[text.chunks])[order]
+        total = len(text.tokens)
+        before = np.cumsum(tokens) - tokens + epoch * total
+        lrs = np.maximum(self._lr.over(epoch, before, total * self.epochs), self.min_lr)
+        return Turns(order, lrs.astype(np.float32), seeds(chunks, self.seed, epoch))
+
+    def _chosen(self, work: Work) -> tuple[str, int]:
+        threads = thread_count(self.threads)
+        if self.deterministic:
+            return "shared", min(threads, self._parts(len(work.rules.keep)))
+        if self.model != "auto":
+            return self.model, threads
+        chosen = fastest(work, self._turns(work.text, 0), self.epochs, threads)
+        return chosen.model, chosen.threads
+
+    def _about(self, words: list[str], corpus: Corpus) -> dict[str, Any]:
+        """What a checkpoint must agree in with whoever goes on from it."""
+        names = ("vector_size", "window", "negative", "negatives", "cbow", "sample", "ns_exponent", "lr", "min_lr",
+                 "epochs", "deterministic", "seed")  # fmt: skip
+        return {
+            "family": "word2vec",
+            **{name: getattr(self, name) for name in names},
+            "vocabulary": xxh3_64_hexdigest("\n".join(words).encode()),
+            "data": saving.digest((corpus.tokens, corpus.sentences)),
+        }
+
+    def _go_on(self, folder: str | os.PathLike[str], now: dict[str, Any], model: Model) -> list[Epoch]:
+        """From where the fit kept in the folder was: the model becomes its own, its epochs are given back."""
+        arrays, about = saving.load(os.fspath(folder))
+        saving.check(about, now, os.fspath(folder))
+        model.inputs[:], model.outputs[:] = arrays["inputs"], arrays["outputs"]
+        return saving.read(about["history"])

@@ -1,0 +1,210 @@
+"""Epochs over a corpus: threads that share one model, or that keep out of each other's way.
+
+Free: threads take chunks one after the other and update one shared model, without locks.
+
+Without conflicts: words are dealt into four parts by rank mod 4, and so are the rows of both tables. A round is some
+chunks; of its (context, word) pairs a block holds those with contexts of one part and words of one part, and draws their
+negatives from that part of the words too. The four blocks of a diagonal share no row: threads do them at once, then the next
+diagonal, then the next round. Neither parts nor rounds depend on the number of threads, so the bits do not either (the
+grid of Gemulla et al., 2011, with the negatives of GraphVite: Zhu et al., 2019). It costs reading the text 16 times, and
+four times as many negatives, as a window's contexts are in four blocks: about half the speed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.sparse.choosing import Chosen, Trial, choose
+from plesio.sparse.corpus import longest
+from plesio.sparse.epochs import advance
+from plesio.sparse.skipgram.deal import WHOLE, Rules, Share, Text, deal
+from plesio.sparse.skipgram.step import PAIR, Model, Scratch, Steps, learn, numbers
+from plesio.sparse.threads import pool
+
+PARTS = 4
+ROUND_CHUNKS = 64
+WORTH_A_TRIAL_S = 0.5
+"""What one thread does in this time is not sped up by looking for something faster."""
+TRIAL_S = 0.03
+SMALL_MODEL_BYTES = 256 << 20
+"""Up to this size a copy for a trial is made in no time; threads of a larger model hardly meet."""
+
+
+class Turns(NamedTuple):
+    """The chunks of an epoch in order, with each turn's learning rate and each chunk's seed."""
+
+    order: NDArray[np.uint32]
+    lrs: NDArray[np.float32]
+    seeds: NDArray[np.uint64]
+
+
+class Work(NamedTuple):
+    """What is to be done to which model."""
+
+    text: Text
+    rules: Rules
+    model: Model
+    sigmoid: NDArray[np.float32]
+    pooled: bool
+
+    def copy(self) -> Work:
+        """The same work on a copy of the model."""
+        inputs, outputs, width = self.model
+        copy = Model(numbers(inputs.size), numbers(outputs.size), width)
+        copy.inputs[:], copy.outputs[:] = inputs, outputs
+        return self._replace(model=copy)
+
+
+class Hand:
+    """What one thread needs to work: its own room for steps."""
+
+    def __init__(self, work: Work) -> None:
+        text, rules, model = work.text, work.rules, work.model
+        self._work = work
+        sentence = longest(text.sentences)
+        chunk = int(np.diff(text.sentences[text.chunks]).max(initial=1))
+        self._count = (rules.negative + PAIR) // PAIR * PAIR
+        window = 2 * rules.window
+        steps = chunk * window if rules.per_pair else chunk
+        self._kept, self._reach = np.empty(sentence, np.uint32), np.empty(sentence, np.int64)
+        self._steps = Steps(
+            np.empty(chunk * window, np.uint32), np.zeros(steps + 1, np.int64), np.empty(steps * self._count, np.uint32)
+        )
+        row = window * model.width
+        self._scratch = Scratch(numbers(row), numbers(row), numbers(window * self._count))
+
+    def deal(self, chunk: int, seed: np.uint64, share: Share = WHOLE) -> int:
+        """Make the steps of a chunk, how many."""
+        work = self._work
+        return int(deal(work.text, chunk, seed, work.rules, share, self._kept, self._reach, *self._steps))
+
+    def steps_of(self, chunk: int, seed: np.uint64, share: Share = WHOLE) -> list[tuple[list[int], list[int]]]:
+        """The steps of a chunk: contexts, and the word with its negatives."""
+        number = self.deal(chunk, seed, share)
+        contexts, starts, targets = (array.tolist() for array in self._steps)
+        drawn = self._work.rules.negative + 1
+        return [
+            (contexts[starts[at] : starts[at + 1]], targets[at * self._count : at * self._count + drawn])
+            for at in range(number)
+        ]
+
+    def do(self, chunk: int, seed: np.uint64, lr: np.float32, share: Share = WHOLE) -> NDArray[np.float64]:
+        """Train on a chunk: the loss of a sample of its pairs, and how many these are."""
+        work, rules = self._work, self._work.rules
+        number = self.deal(chunk, seed, share)
+        how = rules.negative, work.pooled, lr, work.sigmoid, self._scratch
+        return np.array(learn(work.model, self._steps, number, self._count, *how))
+
+
+class Epochs:
+    """Does turns with `threads` threads, in one of the two ways."""
+
+    def __init__(self, work: Work, threads: int, conflict_free: bool = False) -> None:
+        self._threads = threads
+        self._hands = [Hand(work) for _ in range(threads)]
+        bounds = work.text.sentences[work.text.chunks]
+        self._tokens = np.diff(bounds)
+        self._conflict_free = conflict_free
+
+    def __call__(self, turns: Turns) -> tuple[float | None, list[int]]:
+        """An epoch: the mean loss of a pair (None without one), and the tokens done by each thread."""
+        way = self._rounds if self._conflict_free else self._free
+        losses, tokens = way(turns)
+        loss, pairs = losses.sum(axis=0)
+        return float(loss / pairs) if pairs else None, tokens
+
+    def _free(self, turns: Turns) -> tuple[NDArray[np.float64], list[int]]:
+        losses = np.zeros((len(turns.order), 2))
+        tokens = [0] * self._threads
+
+        def one(thread: int, turn: int) -> None:
+            chunk = turns.order[turn]
+            losses[turn] = self._hands[thread].do(chunk, turns.seeds[chunk], turns.lrs[turn])
+            tokens[thread] += int(self._tokens[chunk])
+            if thread == 0:  # the caller, whose progress bar it is
+                advance(self._threads / len(turns.order))
+
+        self._deal_out(range(len(turns.order)), one)
+        return losses, tokens
+
+    def _rounds(self, turns: Turns) -> tuple[NDArray[np.float64], list[int]]:
+        chunks = len(turns.order)
+        losses = np.zeros((chunks * PARTS * PARTS, 2))
+        tokens = np.zeros(self._threads)
+        for first in range(0, chunks, ROUND_CHUNKS):
+            stop = min(first + ROUND_CHUNKS, chunks)
+            for diagonal in range(PARTS):
+
+                def block(
+                    thread: int, part: int, first: int = first, stop: int = stop, diagonal: int = diagonal
+                ) -> None:
+                    share = Share(PARTS, part, (part + diagonal) % PARTS)
+                    for turn in range(first, stop):
+                        chunk = turns.order[turn]
+                        done = self._hands[thread].do(chunk, turns.seeds[chunk], turns.lrs[turn], share)
+                        losses[(turn * PARTS + diagonal) * PARTS + part] = done
+                        tokens[thread] += self._tokens[chunk] / PARTS**2
+
+                self._deal_out(range(PARTS), block)
+            advance((stop - first) / chunks)
+        return losses, [round(done) for done in tokens]
+
+    def _deal_out(self, pieces: Iterable[int], one: Callable[[int, int], None]) -> None:
+        """Let threads take the pieces one after the other; if one thread fails the others stop at their next."""
+        left = iter(list(pieces))  # taken under the interpreter's lock, and a piece is milliseconds of work without it
+        failed = False
+
+        def work(thread: int) -> None:
+            nonlocal failed
+            try:
+                for piece in left:
+                    if failed:
+                        return
+                    one(thread, piece)
+            except BaseException:
+                failed = True
+                raise
+
+        pool(self._threads).run(work)
+
+
+def fastest(work: Work, turns: Turns, epochs: int, threads: int) -> Chosen:
+    """All threads, or one where that is as fast: tried on a copy of the model and some of the text."""
+    if threads == 1:
+        return Chosen("shared", 1, {})
+    if work.model.inputs.nbytes + work.model.outputs.nbytes > SMALL_MODEL_BYTES:
+        return Chosen("shared", threads, {})
+    copy = work.copy()
+    chunks = len(turns.order)
+
+    def sweep(count: int, length: int) -> Callable[[], int]:
+        epochs_ = Epochs(copy, count)
+        slices = itertools.cycle(range(0, chunks - length + 1, length))
+
+        def run() -> int:
+            first = next(slices)
+            return sum(epochs_(turns._replace(order=turns.order[first : first + length]))[1])
+
+        return run
+
+    one = sweep(1, 1)
+    one()  # compiles
+    began = time.perf_counter()
+    one()
+    chunk_s = time.perf_counter() - began
+    if chunk_s * chunks * epochs < WORTH_A_TRIAL_S:
+        return Chosen("shared", 1, {})
+    length = min(chunks, max(threads, int(TRIAL_S / chunk_s)))
+    return choose([Trial("shared", count, sweep(count, length)) for count in (1, threads)])
+
+
+def seeds(chunks: int, seed: int, epoch: int) -> NDArray[np.uint64]:
+    """The state each chunk's random numbers start from; never 0."""
+    drawn: NDArray[Any] = np.random.default_rng((seed, epoch, 1)).integers(1, 2**64, chunks, dtype=np.uint64)
+    return drawn

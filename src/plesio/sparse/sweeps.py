@@ -1,0 +1,157 @@
+"""One sweep of a user's kernel over its data: without any order among the threads, or group after group.
+
+Both do the same examples at the same learning rates. The second ends with the bits that one thread gets from the first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plesio.sparse.choosing import Chosen, Trial, choose
+from plesio.sparse.compiling import Loops
+from plesio.sparse.conflict_free import Groups, colour
+from plesio.sparse.epochs import slices
+from plesio.sparse.replicas import merge, replicate
+from plesio.sparse.threads import pool
+
+WORTH_A_TRIAL_S = 0.3
+"""A fit that one thread finishes within this is not sped up by looking for something faster."""
+SMALL_MODEL_BYTES = 256 << 20
+"""Up to this size copies for a trial are made in no time; a larger model is so sparse that threads hardly meet."""
+REPLICA_WORTH = 0.8
+"""What an example teaches a replica, against the shared model: it knows nothing of the others' until the epoch's end."""
+
+
+class Work(NamedTuple):
+    """What is to be done: a compiled update on these parameters, over this data cut into chunks."""
+
+    loops: Loops
+    parameters: Any
+    data: Any
+    bounds: NDArray[np.int64]
+
+    def copies(self, count: int) -> list[Work]:
+        """The same work on copies of the parameters."""
+        made = replicate(self.parameters, count)
+        return [self._replace(parameters=type(self.parameters)(*arrays)) for arrays in made]
+
+    def loop(self, order: Any, lrs: Any, counter: Any, stop: int) -> tuple[float, int]:
+        """Take chunks until `stop`, beside other threads: the sum of the losses, and how many examples."""
+        return self.loops.free(self.parameters, self.data, self.bounds, order, lrs, counter, stop)  # type: ignore[no-any-return]
+
+
+class Sweep(Protocol):
+    """A way to do an epoch: the chunks in this order, each at its learning rate."""
+
+    def __call__(self, order: NDArray[np.uint32], lrs: NDArray[Any]) -> tuple[float, list[int]]:
+        """The sum of the losses, and the examples by thread."""
+
+
+class Free:
+    """Threads take chunk after chunk; they share one model, or have a replica each that is merged after the epoch."""
+
+    def __init__(self, work: Work, threads: int, replicas: bool) -> None:
+        self._work, self._threads = work, threads
+        self._each = work.copies(threads) if replicas else [work] * threads
+        self._replicas = [each.parameters for each in self._each] if replicas else []
+        self._counter = np.zeros(1, np.int64)
+
+    def __call__(self, order: NDArray[np.uint32], lrs: NDArray[Any]) -> tuple[float, list[int]]:
+        loss, examples = 0.0, [0] * self._threads
+        for first, stop in slices(len(order), length=16):
+            done = self.chunks(order, lrs, first, stop)
+            loss += sum(one for one, _ in done)
+            examples = [before + more for before, (_, more) in zip(examples, done, strict=True)]
+        self.merge()
+        return loss, examples
+
+    def chunks(self, order: Any, lrs: Any, first: int, stop: int) -> list[tuple[float, int]]:
+        """Do the chunks order[first:stop]; loss and examples by thread."""
+        self._counter[0] = first
+        return pool(self._threads).run(lambda thread: self._each[thread].loop(order, lrs, self._counter, stop))
+
+    def merge(self) -> None:
+        """Bring the replicas together, if there are any."""
+        if self._replicas:
+            merge(self._work.parameters, self._replicas)
+
+
+class Grouped:
+    """Threads do one conflict-free group after the other: the same bits for any number of threads."""
+
+    def __init__(self, work: Work, threads: int, indptr: NDArray[np.int64], indices: NDArray[np.uint32]) -> None:
+        self._work, self._threads = work, threads
+        self._indptr, self._indices = indptr, indices
+
+    def __call__(self, order: NDArray[np.uint32], lrs: NDArray[Any]) -> tuple[float, list[int]]:
+        bounds = self._work.bounds
+        rows = np.concatenate([np.arange(bounds[chunk], bounds[chunk + 1], dtype=np.uint32) for chunk in order])
+        groups = colour(self._indptr, self._indices, rows)
+        losses = np.zeros(len(rows))
+        examples = np.zeros(self._threads, np.int64)
+        for first, stop in slices(len(groups.parallel)):
+            share = partial(self._share, groups, lrs, losses, np.zeros(2, np.int64), first, stop)
+            examples += pool(self._threads).run(share)
+        return math.fsum(losses), examples.tolist()
+
+    def _share(
+        self, groups: Groups, lrs: Any, losses: Any, gate: NDArray[np.int64], first: int, stop: int, thread: int
+    ) -> int:
+        loops, parameters, data, bounds = self._work
+        settings = int(bounds[1]), lrs, losses, gate, thread, self._threads, first, stop
+        try:
+            return loops.grouped(parameters, data, *groups, *settings)  # type: ignore[no-any-return]
+        except BaseException:
+            gate[1] = 1  # the others wait for this thread: tell them it will not come
+            raise
+
+
+def fastest(work: Work, order: NDArray[np.uint32], lrs: NDArray[Any], epochs: int, threads: int) -> Chosen:
+    """One thread or all, one shared model or replicas: what is fastest on copies of the model and some of the rows."""
+    alone = Chosen("shared", 1, {})
+    if threads == 1 or epochs < 1:
+        return alone
+    if sum(array.nbytes for array in work.parameters) > SMALL_MODEL_BYTES:
+        return Chosen("shared", threads, {})
+    one = Free(work.copies(1)[0], 1, replicas=False)
+    began = time.perf_counter()
+    one.chunks(order, lrs, 0, 1)
+    chunk_s = time.perf_counter() - began
+    if chunk_s * len(order) * epochs < WORTH_A_TRIAL_S:
+        return alone
+    ways: Sequence[tuple[str, int]] = [("shared", 1), ("shared", threads), ("replica", threads)]
+    length = min(len(order), max(threads, int(0.02 / chunk_s)))
+    return choose([_trial(work.copies(1)[0], *way, order, lrs, length) for way in ways])
+
+
+def _trial(work: Work, model: str, threads: int, order: Any, lrs: Any, length: int) -> Trial:
+    sweep = Free(work, threads, replicas=model == "replica")
+    firsts = _around(len(order), length)
+
+    def run() -> int:
+        first = firsts()
+        done = sweep.chunks(order, lrs, first, first + length)
+        if length == len(order):
+            sweep.merge()  # an epoch as short as that has a merge as often
+        return sum(examples for _, examples in done)
+
+    return Trial(model, threads, run, worth=REPLICA_WORTH if model == "replica" else 1.0)
+
+
+def _around(total: int, length: int) -> Callable[[], int]:
+    """Where the next slice begins: rows that were read just now are in a cache, so go on to others."""
+    at = -length
+
+    def following() -> int:
+        nonlocal at
+        at = at + length if at + 2 * length <= total else 0
+        return at
+
+    return following

@@ -1,0 +1,58 @@
+"""How long does a worker train on its own between two exchanges?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plesio.strategy.answers import check
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Exchange after every `steps` optimizer steps (H). All do equal work, so all wait for the slowest.
+
+    Raises:
+        StrategyError: `steps` is no whole number of at least 1.
+
+    >>> Steps(16).due(steps=15, seconds=0.3), Steps(16).due(steps=16, seconds=0.3)
+    (False, True)
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        check.whole("Steps", "steps", self.steps, least=1)
+
+    def due(self, steps: int, seconds: float) -> bool:
+        """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now."""
+        return steps >= self.steps
+
+    def __str__(self) -> str:
+        return "every step" if self.steps == 1 else f"every {self.steps} steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Exchange every `seconds`: each worker takes as many steps as fit, so a straggler does not set the pace.
+
+    Raises:
+        StrategyError: `seconds` is no finite number above 0.
+
+    >>> Seconds(0.3).due(steps=2, seconds=0.1), Seconds(0.3).due(steps=5, seconds=0.28)
+    (False, True)
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check.number("Seconds", "seconds", self.seconds, above=0)
+
+    def due(self, steps: int, seconds: float) -> bool:
+        """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
+
+        It does when another step as long as those would no longer fit: whoever overruns keeps the others waiting.
+        """
+        return seconds + seconds / steps > self.seconds
+
+    def __str__(self) -> str:
+        return f"every {self.seconds:g} s"

@@ -1,0 +1,69 @@
+"""Named algorithms: functions of a few lines that return a `Strategy`. `RECIPES` lists them all by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.strategy import Strategy
+from plesio.strategy.recipes.asynchronous import async_sgd, bounded_staleness, buffered, rennala, ringmaster
+from plesio.strategy.recipes.local import local_sgd
+from plesio.strategy.recipes.lock_free import hogwild
+from plesio.strategy.recipes.synchronous import allreduce, first_of, sync_sgd
+
+RECIPES: dict[str, Callable[..., Strategy]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        allreduce,
+        sync_sgd,
+        first_of,
+        async_sgd,
+        bounded_staleness,
+        buffered,
+        rennala,
+        ringmaster,
+        local_sgd,
+        hogwild,
+    )
+}
+
+
+def recipe(name: str, **settings: Any) -> Strategy:
+    """The strategy of the recipe called `name` with `settings`.
+
+    Raises:
+        StrategyError: no such recipe, no such setting, or a setting that cannot work; the known ones are listed.
+
+    >>> recipe("buffered", k=3).name
+    'buffered(k=3)'
+    """
+    if name not in RECIPES:
+        raise StrategyError(unknown_name("strategy", name, RECIPES))
+    known = inspect.signature(RECIPES[name]).parameters
+    for key in settings:
+        if key not in known:
+            raise StrategyError(unknown_name(f"setting of {name}", key, known))
+    missing = [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in settings]
+    if missing:
+        raise StrategyError(
+            f"{name} needs a value for {', '.join(missing)}; for 4 workers, say, {name}({missing[0]}=3)"
+        )
+    return RECIPES[name](**settings)
+
+
+__all__ = [
+    "RECIPES",
+    "allreduce",
+    "async_sgd",
+    "bounded_staleness",
+    "buffered",
+    "first_of",
+    "hogwild",
+    "local_sgd",
+    "recipe",
+    "rennala",
+    "ringmaster",
+    "sync_sgd",
+]

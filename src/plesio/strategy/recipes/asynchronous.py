@@ -1,0 +1,228 @@
+"""Nobody waits, or hardly: asynchronous SGD and the ways to live with its staleness.
+
+Learning rates carry over: a fold of k of N workers' contributions moves by k/N of the user's learning rate (see
+`plesio.strategy.answers.UserOptimizer`), so the rate tuned for `sync_sgd` at N workers is the one to give here too.
+"""
+
+from __future__ import annotations
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.strategy import Strategy
+from plesio.strategy.answers import (
+    Adopt,
+    Buffer,
+    Correct,
+    DelayAdaptive,
+    DelayCompensated,
+    Each,
+    Equal,
+    Fresh,
+    GapAware,
+    Hinge,
+    Inverse,
+    LookAhead,
+    Plain,
+    Polynomial,
+    Replace,
+    UserOptimizer,
+    Weigh,
+    Within,
+    WorkerMomentum,
+    check,
+)
+from plesio.strategy.recipes.naming import call, word
+
+CORRECTIONS: dict[str, Correct] = {
+    "dana": WorkerMomentum(),
+    "plain": Plain(),
+    "delay_compensated": DelayCompensated(),
+    "gap_aware": GapAware(),
+}
+WEIGHTS: dict[str, Weigh] = {
+    "equal": Equal(),
+    "inverse": Inverse(),
+    "polynomial": Polynomial(),
+    "hinge": Hinge(),
+    "delay_adaptive": DelayAdaptive(),
+}
+
+
+def _correction(correct: str | Correct) -> tuple[Correct, Adopt]:
+    """The correction of that name, with what the worker takes back under it."""
+    if isinstance(correct, str):
+        if correct not in CORRECTIONS:
+            raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
+        correct = CORRECTIONS[correct]
+    return correct, LookAhead() if isinstance(correct, WorkerMomentum) else Replace()
+
+
+def _weight(weigh: str | Weigh) -> Weigh:
+    """The staleness weight of that name."""
+    if isinstance(weigh, str):
+        if weigh not in WEIGHTS:
+            raise StrategyError(unknown_name("weight", weigh, WEIGHTS))
+        return WEIGHTS[weigh]
+    return weigh
+
+
+def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:
+    """Fully asynchronous SGD through a parameter server: every gradient is folded as it comes, nobody waits.
+
+    Rule (`dana`, the default): v_i = mu v_i + g; w -= (lr/N) v_i; of n live workers each goes on from
+    w - (lr/N) mu (1 - 1/n) sum_j v_j, where w will be about when it comes back; an element of g that was computed much
+    further from w than usual is damped, g / (1 + gap / (4 mean gap)). For Adam and AdamW the first moment is kept for each
+    worker, the second is shared. Rule (`plain`): w -= (lr/N) g. Of Adam and its kin lr/N is lr/N^(3/4).
+
+    Args:
+        correct: "dana" (one momentum for each worker, parameters sent with look-ahead), "plain",
+            "delay_compensated", "gap_aware", or a correction object with its own numbers.
+        weigh: "equal", "inverse", "polynomial", "hinge", "delay_adaptive", or a weight object.
+        lr_scale: "share" gives each of N workers lr/N (Adam and its kin, which shorten steps by themselves, lr/N^(3/4):
+            docs/decisions/0006), "full" leaves it.
+
+    Why `dana` by default: plain asynchrony adds momentum of its own (about 1 - 1/N), so that momentum .9 tuned for
+    `sync_sgd` diverges; see docs/decisions/.
+
+    Sources: Dean et al. 2012 (Downpour); Hakimi et al. 2019, arXiv 1907.11612; Zheng et al. 2017, arXiv 1609.08326;
+    Barkai et al. 2020, arXiv 1909.10802.
+
+    Raises:
+        StrategyError: unknown correction, weight or lr_scale.
+
+    >>> async_sgd().name, async_sgd("plain").name
+    ('async_sgd', 'async_sgd(correct=plain)')
+    """
+    correction, adopt = _correction(correct)
+    weight = _weight(weigh)
+    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
+    return Strategy(
+        name=call(async_sgd, **words),
+        weigh=weight,
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
+    )
+
+
+def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
+    """Stale synchronous parallel: asynchronous, but nobody gets more than `s` exchanges ahead of the slowest.
+
+    Rule: fold on arrival; a worker at clock c waits until every live worker's clock is at least c - s.
+    It absorbs jitter; a worker that is always slow still sets the pace.
+
+    Args:
+        s: how many exchanges the fastest may be ahead of the slowest live worker; 0 is a barrier at every exchange.
+        correct: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
+
+    Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
+
+    Raises:
+        StrategyError: `s` is no whole number of at least 0; unknown correction or lr_scale.
+
+    >>> bounded_staleness(2).answers()["release"]
+    'within 2 clocks'
+    """
+    check.whole("bounded_staleness", "s", s, least=0)
+    correction, adopt = _correction(correct)
+    return Strategy(
+        name=call(bounded_staleness, str(s), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        release=Within(clocks=s),
+        adopt=adopt,
+    )
+
+
+def buffered(
+    k: int = 2, *, correct: str | Correct = "dana", weigh: str | Weigh = "equal", lr_scale: str = "share"
+) -> Strategy:
+    """K-async, softsync: every `k` gradients, whoever sent them, make a version; nobody waits.
+
+    Rule (`plain`): w -= (lr k/N) * (1/k) sum of the k gradients, each weighted by its staleness. Rule (`dana`, the
+    default): each of the k moves its own worker's momentum, and w by it, as in `async_sgd`; the k are published together.
+
+    Args:
+        k: contributions a version; N/2 is usual. With more than N the rate is lr all the same: lr k/N is lr at most.
+        correct: "dana" (one momentum for each worker, parameters sent with look-ahead) or "plain".
+        weigh: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
+
+    Sources: Gupta et al. 2016 (Rudra, softsync), arXiv 1509.04210; Dutta et al. 2018 (K-async), arXiv 1803.01113.
+
+    Raises:
+        StrategyError: `k` is no whole number of at least 1; unknown correction, weight or lr_scale.
+
+    >>> buffered(3).answers()["gather"]
+    'buffer of 3'
+    """
+    check.whole("buffered", "k", k, least=1)
+    correction, adopt = _correction(correct)
+    weight = _weight(weigh)
+    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
+    return Strategy(
+        name=call(buffered, f"k={k}", **words),
+        weigh=weight,
+        gather=Buffer(k),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
+    )
+
+
+def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
+    """Rennala SGD: step when `k` gradients computed at the current version have come; stale ones do not count.
+
+    Rule: w -= (lr k/N) * (1/k) sum of k gradients with staleness 0.
+
+    Args:
+        k: contributions a version.
+        lr_scale: as for `async_sgd`.
+
+    Source: Tyurin and Richtarik 2023, arXiv 2305.12387.
+
+    Raises:
+        StrategyError: `k` is no whole number of at least 1; unknown lr_scale.
+
+    >>> rennala(4).admit
+    Fresh(within=0)
+    """
+    check.whole("rennala", "k", k, least=1)
+    return Strategy(
+        name=call(rennala, f"k={k}", lr_scale=lr_scale),
+        admit=Fresh(within=0),
+        gather=Buffer(k),
+        outer=UserOptimizer(lr_scale=lr_scale),
+    )
+
+
+def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
+    """Ringmaster ASGD: asynchronous, but a gradient `r` or more versions stale is discarded and its worker restarted.
+
+    Rule: w -= (lr/N) g if tau < r, else nothing.
+
+    Args:
+        r: the staleness, in versions, from which a gradient no longer counts.
+        correct: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
+
+    Source: Maranjyan et al. 2025, arXiv 2501.16168.
+
+    Raises:
+        StrategyError: `r` is no whole number of at least 1; unknown correction or lr_scale.
+
+    >>> ringmaster(8).admit
+    Fresh(within=7)
+    """
+    check.whole("ringmaster", "r", r, least=1)
+    correction, adopt = _correction(correct)
+    return Strategy(
+        name=call(ringmaster, str(r), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
+        admit=Fresh(within=r - 1),
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
+    )

@@ -1,0 +1,39 @@
+"""What a recipe's strategy is called in tables: the call that makes it, without what is as by default."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def call(recipe: Callable[..., Any], *always: str, **settings: object) -> str:
+    """The call of `recipe` in words: `always`, and those of `settings` that differ from its defaults.
+
+    >>> def soup(herb, *, salt="some", hot=True): ...
+    >>> call(soup), call(soup, "dill", salt="much", hot=True)
+    ('soup', 'soup(dill, salt=much)')
+    """
+    known = inspect.signature(recipe).parameters
+    odd = (f"{key}={value}" for key, value in settings.items() if value != known[key].default)
+    parts = ", ".join([*always, *odd])
+    return f"{recipe.__name__}({parts})" if parts else recipe.__name__
+
+
+def word(rule: object, known: Mapping[str, object]) -> str:
+    """The name that `known` has for `rule`; for another, the call that makes it, without what is as by default.
+
+    >>> from plesio.strategy.answers import Hinge
+    >>> known = {"hinge": Hinge()}
+    >>> word(Hinge(), known), word(Hinge(a=2.0), known)
+    ('hinge', 'Hinge(a=2.0)')
+    """
+    for name, one in known.items():
+        if one == rule:
+            return name
+    if not is_dataclass(rule):
+        return str(rule)
+    values = [(one.name, one.default, getattr(rule, one.name)) for one in fields(rule)]
+    odd = ", ".join(f"{name}={value!r}" for name, default, value in values if value != default)
+    return f"{type(rule).__name__}({odd})"

@@ -1,0 +1,72 @@
+"""Everybody keeps step: all-reduce, the synchronous parameter server, and backup workers."""
+
+from __future__ import annotations
+
+from plesio.strategy import Strategy
+from plesio.strategy.answers import AfterFold, AllReduce, Fresh, Round, UserOptimizer, check
+from plesio.strategy.recipes.naming import call
+
+
+def allreduce() -> Strategy:
+    """Synchronous data parallelism without a server: torch's DistributedDataParallel averages the gradients.
+
+    Rule: w -= lr * mean_i g_i, computed by every worker for itself after an all-reduce.
+    Source: Li et al. 2020, "PyTorch Distributed", arXiv 2006.15704.
+
+    >>> allreduce().via
+    AllReduce()
+    """
+    return Strategy(
+        name="allreduce",
+        admit=Fresh(within=0),
+        gather=Round(),
+        outer=UserOptimizer(lr_scale="full"),
+        release=AfterFold(),
+        via=AllReduce(),
+    )
+
+
+def sync_sgd() -> Strategy:
+    """Synchronous parameter server: a barrier at every step.
+
+    Rule: w -= lr * mean_i g_i over all N workers, by the user's optimizer at the server.
+    Source: synchronous mini-batch SGD; e.g. Dean et al. 2012, "Large Scale Distributed Deep Networks".
+
+    >>> sync_sgd().answers()["gather"]
+    'round of all'
+    """
+    return Strategy(
+        name="sync_sgd",
+        admit=Fresh(within=0),
+        gather=Round(),
+        outer=UserOptimizer(lr_scale="full"),
+        release=AfterFold(),
+    )
+
+
+def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
+    """Backup workers: each version takes the first `m` gradients computed at it, later ones are called off.
+
+    Rule: w -= lr * mean of the first m gradients at the current version.
+
+    Args:
+        m: how many; N - ceil(0.06 N) is usual. At most the number of workers.
+        cancel_late: tell the late workers to drop their step (they stop at `with worker.step():`) instead of letting
+            them finish it for nothing.
+
+    Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981; arXiv 2602.03802.
+
+    Raises:
+        StrategyError: `m` is no whole number of at least 1.
+
+    >>> first_of(3).name, first_of(3, cancel_late=False).name
+    ('first_of(3)', 'first_of(3, cancel_late=False)')
+    """
+    check.whole("first_of", "m", m, least=1)
+    return Strategy(
+        name=call(first_of, str(m), cancel_late=cancel_late),
+        admit=Fresh(within=0),
+        gather=Round(first=m),
+        outer=UserOptimizer(lr_scale="full"),
+        release=AfterFold(cancel_late=cancel_late),
+    )

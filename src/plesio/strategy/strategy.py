@@ -1,0 +1,211 @@
+"""`Strategy`: one answer to each of the six questions, checked when it is built.
+
+A named algorithm (a recipe, see `plesio.strategy.recipes`) is a function that returns one. Nothing subclasses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.strategy import answers
+from plesio.strategy.answers import (
+    AfterFold,
+    Average,
+    Each,
+    Equal,
+    Everything,
+    Freely,
+    Gradient,
+    LookAhead,
+    Parameters,
+    Plain,
+    Replace,
+    Round,
+    Server,
+    SharedMemory,
+    Steps,
+    UserOptimizer,
+    WorkerMomentum,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """How tightly workers keep step.
+
+    Args:
+        name: what to call it in tables; a recipe's name with its settings.
+        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`.
+        send: what it sends: `Gradient()`, `Parameters()`.
+        admit: does the contribution count: `Everything()`, `Fresh(within)`.
+        weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples()`.
+        gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first)`.
+        correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
+        outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average()`.
+        release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
+        adopt: what the worker takes back: `Replace()`, `LookAhead()`.
+        via: who folds: `Server()`, `AllReduce()`, `SharedMemory()`.
+
+    Raises:
+        StrategyError: an answer of the wrong kind, or answers that cannot work together.
+
+    >>> from plesio.strategy.answers import Each, Round, Within
+    >>> Strategy(name="mine", gather=Each(), release=Within(clocks=2)).name
+    'mine'
+    >>> Strategy(name="odd", gather=Round(), release=Within(clocks=2))
+    Traceback (most recent call last):
+    ...
+    plesio.errors.StrategyError: odd: release=within 2 clocks cannot work with gather=round of all: ...
+    """
+
+    name: str
+    every: answers.Every = Steps(1)
+    send: answers.Send = Gradient()
+    admit: answers.Admit = Everything()
+    weigh: answers.Weigh = Equal()
+    gather: answers.Gather = Each()
+    correct: answers.Correct = Plain()
+    outer: answers.Outer = UserOptimizer()
+    release: answers.Release = Freely()
+    adopt: answers.Adopt = Replace()
+    via: answers.Via = Server()
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        self._check_release()
+        self._check_fold()
+        self._check_via()
+
+    def _check_kinds(self) -> None:
+        for field, kinds in ANSWERS.items():
+            value = getattr(self, field)
+            if not isinstance(value, get_args(kinds)):
+                known = ", ".join(kind.__name__ for kind in get_args(kinds))
+                raise StrategyError(f"{self.name}: {field}={value!r} is no answer to that question; known: {known}")
+
+    def _refuse(self, one: str, other: str, why: str) -> None:
+        raise StrategyError(
+            f"{self.name}: {one}={getattr(self, one)} cannot work with {other}={getattr(self, other)}: {why}"
+        )
+
+    def _check_release(self) -> None:
+        by_round = isinstance(self.gather, Round)
+        if by_round and not isinstance(self.release, AfterFold):
+            self._refuse("release", "gather", "a round holds its workers until the fold; use release=AfterFold()")
+        if isinstance(self.release, AfterFold) and isinstance(self.gather, Each):
+            self._refuse("release", "gather", "each contribution is folded as it comes; use release=Freely()")
+        if self.release.cancel_late and not by_round:
+            self._refuse("release", "gather", "only a round leaves late work behind; use gather=Round(first=m)")
+        if by_round and isinstance(self.admit, Everything):
+            self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")
+
+    def _check_fold(self) -> None:
+        sends_parameters = isinstance(self.send, Parameters)
+        if sends_parameters != isinstance(self.outer, Average):
+            self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average()")
+        if sends_parameters and not isinstance(self.gather, Round):
+            self._refuse("send", "gather", "a mean of parameters needs all of them; use gather=Round()")
+        if not sends_parameters and self.every != Steps(1):
+            self._refuse("every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters()")
+        if isinstance(self.correct, WorkerMomentum) and isinstance(self.gather, Round):
+            self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
+        if not isinstance(self.correct, (Plain, WorkerMomentum)) and not isinstance(self.gather, Each):
+            self._refuse(
+                "correct",
+                "gather",
+                "this correction is for one contribution at a time; use gather=Each(), or correct='dana'",
+            )
+        if isinstance(self.adopt, LookAhead) != isinstance(self.correct, WorkerMomentum):
+            self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
+
+    def _check_via(self) -> None:
+        if isinstance(self.via, SharedMemory) and not isinstance(self.gather, Each):
+            self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
+        if isinstance(self.via, SharedMemory) and not isinstance(self.release, Freely):
+            self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
+        if isinstance(self.via, SharedMemory) and not isinstance(self.admit, Everything):
+            self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
+        if not isinstance(self.via, Server):
+            self._check_without_server()
+        whole_round = isinstance(self.gather, Round) and self.gather.first is None
+        if isinstance(self.via, answers.AllReduce) and not whole_round:
+            self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
+
+    def _check_without_server(self) -> None:
+        if not isinstance(self.correct, Plain):
+            self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
+        if not isinstance(self.weigh, Equal):
+            self._refuse("via", "weigh", "contributions are weighed by a server; use via=Server(), or weigh=Equal()")
+        if not isinstance(self.send, Gradient):
+            self._refuse("via", "send", "parameters are averaged by a server; use via=Server()")
+
+    def check_workers(self, workers: int) -> None:
+        """Raise `StrategyError` if this strategy cannot run with that many workers."""
+        first = self.gather.first if isinstance(self.gather, Round) else None
+        if first is not None and first > workers:
+            raise StrategyError(
+                f"{self.name}: the first {first} of {workers} workers will never come; "
+                f"allowed: 1 to {workers}; give a smaller number, or start more workers"
+            )
+
+    @property
+    def in_lock_step(self) -> bool:
+        """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
+        return isinstance(self.gather, Round) and self.gather.first is None and isinstance(self.every, Steps)
+
+    @property
+    def steps_at_server(self) -> bool:
+        """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
+        return isinstance(self.outer, UserOptimizer) and isinstance(self.via, Server)
+
+    def as_data(self) -> dict[str, Any]:
+        """This strategy as plain data, for a file: each answer as its name and its fields."""
+        answers = {name: getattr(self, name) for name in ANSWERS}
+        return {name: {"is": type(one).__name__, **_values(one)} for name, one in answers.items()}
+
+    @classmethod
+    def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
+        """The strategy of `as_data`.
+
+        Raises:
+            StrategyError: an answer nobody knows.
+
+        >>> plain = Strategy(name="mine")
+        >>> Strategy.from_data("mine", plain.as_data()) == plain
+        True
+        """
+        return cls(name=name, **{field: _answer(field, data[field]) for field in ANSWERS if field in data})
+
+    def answers(self) -> dict[str, str]:
+        """Each question with this strategy's answer in words."""
+        return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name != "name"}
+
+
+ANSWERS = {
+    "every": answers.Every,
+    "send": answers.Send,
+    "admit": answers.Admit,
+    "weigh": answers.Weigh,
+    "gather": answers.Gather,
+    "correct": answers.Correct,
+    "outer": answers.Outer,
+    "release": answers.Release,
+    "adopt": answers.Adopt,
+    "via": answers.Via,
+}
+
+
+def _values(answer: Any) -> dict[str, Any]:
+    return {one.name: getattr(answer, one.name) for one in fields(answer)}
+
+
+def _answer(field: str, data: Mapping[str, Any]) -> Any:
+    kinds = {kind.__name__: kind for kind in get_args(ANSWERS[field])}
+    values = dict(data)
+    kind = values.pop("is", None)
+    if kind not in kinds:
+        raise StrategyError(unknown_name(f"answer to {field}", str(kind), kinds))
+    return kinds[kind](**values)

@@ -1,0 +1,165 @@
+"""The two pipes of a worker: its notes (`plesio.protocol.notes`) one way, answers the other.
+
+A doorbell is 6 us there and back, and end of file tells that the other side died. Tensors do not pass here: they lie in the
+worker's slot, and the note is written only when they do, so that a process killed half way left nothing to be read.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from plesio.errors import DeadlineError, ServerLostError
+from plesio.protocol.notes import A, Answer, Note
+from plesio.transport.channel import HEAD
+
+ANSWER_LAYOUT = struct.Struct("64p")
+"""A length and as many bytes, filled up: all answers are as long, so that each is read by itself and none in part."""
+encode = msgspec.msgpack.Encoder().encode
+decode_note = msgspec.msgpack.Decoder(Note).decode
+decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
+
+LOOK_S = 2e-4
+"""How long to look for a message before sleeping for it, where waits are that short: waking a sleeping core costs as much
+as a small exchange."""
+GLANCE_S = 2e-5
+"""How long to look where they are not."""
+
+
+class Lookout:
+    """Waits for what `poller` watches: looks for a moment, sleeps then.
+
+    Between two looks the core is offered to others, so that on a busy host nobody is kept from working. How long it looks
+    depends on how long the last wait was (docs/decisions/0002).
+    """
+
+    def __init__(self, poller: select.poll) -> None:
+        self._poller = poller
+        self._look_s = GLANCE_S
+
+    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
+        """What is there within `timeout_s`; nothing if that is over."""
+        began_s = now_s = time.monotonic()
+        end_s = began_s + self._look_s
+        while not (found := self._poller.poll(0)):
+            if now_s > end_s:
+                found = self._poller.poll(timeout_s * 1000)
+                now_s = time.monotonic()
+                break
+            os.sched_yield()
+            now_s = time.monotonic()
+        self._look_s = LOOK_S if now_s - began_s < LOOK_S else GLANCE_S
+        return found
+
+
+def framed(note: Note) -> bytes:
+    """The bytes on the pipe: as on a channel, a length comes first."""
+    body = encode(note)
+    return HEAD.pack(len(body)) + body
+
+
+class NoteReader:
+    """The server's end of the pipe that a worker's notes come in by."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._rest = b""
+
+    def read(self) -> list[Note] | None:
+        """The notes that have come whole; None when the worker is gone."""
+        data = os.read(self.descriptor, 65536)
+        if not data:
+            return None
+        data = self._rest + data if self._rest else data
+        notes: list[Note] = []
+        at = 0
+        while (begin := at + HEAD.size) <= len(data):
+            end = begin + HEAD.unpack_from(data, at)[0]
+            if end > len(data):
+                break
+            notes.append(decode_note(data[begin:end]))
+            at = end
+        self._rest = data[at:]
+        return notes
+
+
+def write_answer(descriptor: int, answer: Answer) -> bool:
+    """Answer a worker; False if it is gone.
+
+    Raises:
+        BlockingIOError: it read none of the last, so many that there is no room for this one (the pipe is not to block).
+    """
+    try:
+        os.write(descriptor, ANSWER_LAYOUT.pack(encode(answer)))
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def nothing() -> None:
+    """What there is to do meanwhile, where there is nothing."""
+
+
+class Doorbell:
+    """A worker's end of its two pipes."""
+
+    def __init__(self, push: int, answer: int, worker: int) -> None:
+        self._push = push
+        self._answer = answer
+        self._worker = worker
+        self._poller = select.poll()
+        self._poller.register(answer, select.POLLIN)
+        self._lookout = Lookout(self._poller)
+
+    def send(self, note: Note) -> None:
+        """Tell the server.
+
+        Raises:
+            ServerLostError: it is gone.
+        """
+        try:
+            os.write(self._push, framed(note))
+        except BrokenPipeError as error:
+            raise self._lost("told it of its work") from error
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
+        return bool(self._poller.poll(timeout_s * 1000))
+
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
+        """Wait for the next answer, after doing what can be done `meanwhile`.
+
+        Raises:
+            ServerLostError: the server is gone.
+            DeadlineError: it did not answer in time.
+        """
+        started_s = time.monotonic()
+        meanwhile()
+        if not self._lookout.wait(timeout_s):
+            raise DeadlineError(
+                f"worker {self._worker} {_phase(number, version)} for {time.monotonic() - started_s:.0f} s: the server "
+                "has not answered; it is frozen or starved, or another worker holds everybody for longer than timeout_s"
+            )
+        data = os.read(self._answer, ANSWER_LAYOUT.size)
+        if len(data) < ANSWER_LAYOUT.size:
+            raise self._lost(_phase(number, version))
+        answer = decode_answer(ANSWER_LAYOUT.unpack(data)[0])
+        assert isinstance(answer, kind), "a worker knows what comes next"
+        return answer
+
+    def _lost(self, phase: str) -> ServerLostError:
+        return ServerLostError(
+            f"the server is gone: worker {self._worker} {phase}; "
+            "its last version is lost unless it was saved; start the run again"
+        )
+
+
+def _phase(number: int, version: int) -> str:
+    return f"waited for the answer to contribution {number} (computed from version {version})"

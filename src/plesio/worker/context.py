@@ -1,0 +1,75 @@
+"""Where a worker works: its connection to whoever decides.
+
+`plesio.worker.worker.Worker` is what the training function sees; everything it needs from outside comes by its station.
+There is one for a process beside a server (`plesio.launch.local.worker_process`), and one for a greenlet under the virtual
+or a recorded clock (`plesio.launch.greenlets`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import cloudpickle
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.protocol.messages import Hello, LeaseReply
+from plesio.strategy import Strategy
+from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.worker.exchanges.server import Exchange, Standing, Used
+
+
+class Station(Protocol):
+    """What a worker asks of its surroundings."""
+
+    rank: int
+    workers: int
+    seed: int
+    server_pid: int
+    standing: Standing
+
+    def now_s(self) -> float:
+        """The time, in seconds from any beginning."""
+        ...
+
+    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+        """Take part with this model and optimizer; returns when training begins, with the model to call."""
+        ...
+
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+        """Data to work on; the arguments are those of a `plesio.protocol.messages.LeaseRequest`."""
+        ...
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Pass on what the training function logged over its last `steps` steps."""
+        ...
+
+    def stop(self, why: str) -> None:
+        """Ask for the end of the whole run."""
+        ...
+
+    def leave(self) -> None:
+        """The training function returned without ever taking part."""
+        ...
+
+
+def introduction(
+    rank: int, strategy: Strategy, model: nn.Module, optimizer: Optimizer, evaluates: bool
+) -> tuple[Hello, OptimizerSpec, list[torch.Tensor]]:
+    """What a worker shows the server of itself, the optimizer's description in it, and the model's tensors in order.
+
+    Raises:
+        ConfigurationError: a model or an optimizer that cannot take part.
+    """
+    described, tensors = describe(model, optimizer)
+    spec = OptimizerSpec.of(optimizer, tensors if strategy.steps_at_server else ())
+    hello = Hello(
+        worker=rank,
+        model=described,
+        optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
+        structure=dump_structure(model, tensors) if evaluates else b"",
+    )
+    return hello, spec, tensors

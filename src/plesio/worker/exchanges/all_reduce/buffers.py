@@ -1,0 +1,68 @@
+"""The model's buffers under all-reduce: averaged with each step as the gradients are; counts take the largest.
+
+What nobody wrote into (a mask of -inf, a table of constants) stays as it is to the last bit: along with the numbers goes, for
+each of them, how many workers changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from plesio.tensors.mean import same_bits
+from plesio.transport.collective import Group
+
+
+class SharedBuffers:
+    """One worker's. Forward passes write into them at once, so what they were is kept until the step counts.
+
+    Args:
+        flats: the buffers, as they lie in the replica.
+    """
+
+    def __init__(self, flats: Sequence[torch.Tensor]) -> None:
+        self._flats = flats
+        self._kept = [flat.clone() for flat in flats]
+        self._incoming: list[torch.Tensor] = []
+
+    def begin(self, group: Group | None) -> None:
+        """Begin their mean over `group`; None where this worker's are not to be everybody's."""
+        self._incoming = []
+        if group is None or not group.works:
+            return
+        both = [(flat.cpu(), kept.cpu()) for flat, kept in zip(self._flats, self._kept, strict=True)]
+        self._incoming = [_with_changes(*one) if one[0].is_floating_point() else one[0].long() for one in both]
+        for incoming in self._incoming:
+            group.reduce(incoming, largest=not incoming.is_floating_point())
+
+    def take(self, size: int) -> None:
+        """The sums over `size` members came, and the step counts."""
+        for flat, kept, incoming in zip(self._flats, self._kept, self._incoming, strict=False):  # none where alone
+            flat.copy_(_mean(kept.cpu(), incoming, size) if incoming.is_floating_point() else incoming)
+        self.keep()
+
+    def keep(self) -> None:
+        """From now on they are to be as they are if the next step comes to nothing."""
+        for kept, flat in zip(self._kept, self._flats, strict=True):
+            kept.copy_(flat)
+
+    def restore(self) -> None:
+        """The step came to nothing."""
+        for kept, flat in zip(self._kept, self._flats, strict=True):
+            flat.copy_(kept)
+
+    def before(self, flat: torch.Tensor) -> torch.Tensor:
+        """What `flat` was before the step under way, which wrote into it if it is one of these; else itself."""
+        return next((kept for kept, one in zip(self._kept, self._flats, strict=True) if one is flat), flat)
+
+
+def _with_changes(flat: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """What is summed up: the numbers, and for each of them 1 if it is another one than it was."""
+    return torch.cat([flat, (~same_bits(flat, kept)).to(flat.dtype)])
+
+
+def _mean(kept: torch.Tensor, sums: torch.Tensor, size: int) -> torch.Tensor:
+    """The mean where anybody changed a number; everybody kept the same ones."""
+    numbers, changes = sums.chunk(2)
+    return torch.where(changes == 0, kept, numbers.div_(size))

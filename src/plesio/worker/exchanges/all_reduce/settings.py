@@ -1,0 +1,70 @@
+"""The optimizer's hyper-parameters under all-reduce: in each step everybody's are the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from torch.optim import Optimizer
+
+from plesio.tensors.optimizer_spec import hyper_parameters
+from plesio.transport.collective import Group
+
+
+class SharedSettings:
+    """One worker's view of them: its own are told as it checks in, and the lowest worker's hold where they differ."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._told = b""
+        self._agreed: list[dict[str, Any]] | None = None
+
+    def news(self) -> bytes:
+        """This worker's settings, for the server to compare; nothing where they are as last told."""
+        before, self._told = self._told, self._mine()
+        return self._told if self._told != before else b""
+
+    def _mine(self) -> bytes:
+        return msgspec.msgpack.encode(hyper_parameters(self._optimizer), enc_hook=repr)
+
+    def agree(self, group: Group, differ: bool) -> None:
+        """All have checked in: where their settings `differ`, the lowest worker's are everybody's in this step."""
+        self._agreed = None
+        if differ:
+            try:
+                self._agreed = msgspec.msgpack.decode(group.share(self._told, 0))
+            except RuntimeError as error:
+                group.fail(error)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The settings as they were agreed on, for one step."""
+        groups = self._optimizer.param_groups
+        changed = self._mine() != self._told
+        if self._agreed is None and not changed:
+            yield
+            return
+        if changed:
+            warnings.warn(
+                "a hyper-parameter of the optimizer changed between backward() and step(): under all-reduce it takes "
+                "effect at the next step, when all workers know of it; change it before backward(), or after step()",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        agreed = self._agreed or msgspec.msgpack.decode(self._told)
+        kept = [dict(group) for group in groups]
+        for group, theirs in zip(groups, agreed, strict=True):
+            group.update({key: _setting(value) for key, value in theirs.items() if not isinstance(value, str)})
+        try:
+            yield
+        finally:
+            for group, before in zip(groups, kept, strict=True):
+                group.update(before)
+
+
+def _setting(value: Any) -> Any:
+    """A hyper-parameter as optimizers have it: pairs are tuples."""
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,106 @@
+"""Hogwild!: what a worker does at a step of its optimizer where everybody's parameters are the same memory."""
+
+from __future__ import annotations
+
+import time
+
+from torch.optim import Optimizer
+
+from plesio.core.events import Verdict
+from plesio.errors import StopRun
+from plesio.protocol.notes import Beginning, Farewell, WorkDone
+from plesio.strategy import Strategy
+from plesio.tensors.outer import scale_for
+from plesio.transport.board import Board
+from plesio.transport.doorbell import Doorbell
+from plesio.warn import warn_not_finite
+from plesio.worker.exchanges.server import REPORT_S, Pacer, Standing, Used, WithoutServer
+from plesio.worker.replica import Replica
+
+
+class SharedMemoryExchange(WithoutServer):
+    """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        workers: int,
+        standing: Standing,
+        optimizer: Optimizer,
+        replica: Replica,
+        doorbell: Doorbell,
+        board: Board,
+        pacer: Pacer,
+        used: Used,
+        timeout_s: float,
+    ) -> None:
+        share = strategy.outer.scale(1, workers)
+        self._scale = scale_for(type(optimizer), share, share)
+        self._standing = standing
+        self._optimizer = optimizer
+        self._replica = replica
+        self._doorbell = doorbell
+        self._board = board
+        self._pacer = pacer
+        self._used = used
+        self._timeout_s = timeout_s
+        self._read_at = 0
+        self._done = WorkDone()
+        self._reported_s = 0.0
+
+    def begin(self) -> None:
+        """Wait until everybody is there."""
+        self._replica.adopt(self._doorbell.answer(Beginning, self._timeout_s, 0, 0).buffer)
+        self._reported_s = time.monotonic()
+        self._read_at = self._board.folds
+        self._pacer.begin()
+
+    def step(self) -> None:
+        """One step of the training loop."""
+        if self._standing.stopped:
+            raise StopRun("the run is over")
+        self._pacer.rest(time.sleep)
+        finite = self._replica.fill_slot()
+        if finite:
+            self._fold()
+        self._standing.steps += 1
+        self._standing.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
+        self._done.steps += 1
+        self._done.missing += self._replica.missing
+        self._standing.stopped = self._board.stopped
+        if not finite or self._standing.stopped or time.monotonic() - self._reported_s > REPORT_S:
+            self.report(finite)
+        self._pacer.begin()
+
+    def _fold(self) -> None:
+        """Step in place at this worker's share of the learning rate; what others folded meanwhile is the staleness."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self._scale
+        staleness = self._board.folds - self._read_at
+        self._optimizer.step()
+        self._board.count_fold(self._standing.worker)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._read_at = self._board.folds
+        self._done.folded(staleness)
+        self._standing.staleness, self._standing.version = staleness, self._read_at
+
+    def report(self, finite: bool = True) -> None:
+        """Tell the server what was done since last told."""
+        if not self._done.steps:
+            return
+        if not finite:
+            self._standing.discarded += 1
+            self._standing.verdict = Verdict.NOT_FINITE
+            warn_not_finite(self._standing.worker)
+        done, self._done = self._done, WorkDone()
+        done.batches, done.samples = self._used()
+        done.versions, done.finite = sum(done.staleness.values()), finite
+        done.ready_s = self._reported_s = time.monotonic()
+        self._doorbell.send(done)
+
+    def end(self) -> None:
+        """The training function returned."""
+        self.report()
+        self._doorbell.send(Farewell())

@@ -1,0 +1,352 @@
+"""The user's data, shared out among the workers while they run.
+
+Every worker knows the same list of batches for an epoch (drawn from the run's seed and the epoch's number); the server
+leases their numbers. A fast worker takes more, a dead worker's batches go to others, and a batch is done when the
+contribution it went into is folded. The batches themselves are made here, by torch's own DataLoader.
+
+So every worker must be given the same data, all of it, and draw the same order. The order is drawn with torch's, NumPy's and
+Python's global sources (and a sampler's torch.Generator) seeded alike. Workers that drew different orders all the same, by
+a source that nobody seeded or by rank, are told apart by a digest of what they drew. Samples that differ under equal numbers
+are not seen: data that is split already must not be given to `prepare`.
+
+An iteration that is left early gives back what it did not use. If no step followed either, it was a look at the data: what
+it showed goes back as well, and the next iteration is of the same epoch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+from plesio.errors import ConfigurationError
+from plesio.protocol.messages import LeaseReply
+from plesio.worker.exchanges.server import Used
+from plesio.worker.seeding import RandomState, seed_everything
+
+LEASE_MAX = 8
+"""Batches asked for at a time, at most; fewer where an epoch has few, so that its end is shared out evenly."""
+
+Lease = Callable[[int, int, int, int, int], LeaseReply]
+"""(epoch, total batches, most, unused, digest) -> what the server says."""
+
+
+class LeasedLoader:
+    """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
+
+    Its length is an equal share of the epoch, rounded up: how many batches really come depends on everybody's speed. What
+    else it is asked for (`dataset`, `batch_size`, `sampler`, ...) is the user's DataLoader's, for the data as a whole; data
+    given without one is its `dataset`.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        lease: Lease,
+        seed: int,
+        workers: int,
+        used: Used,
+        reseed: Callable[[], None],
+        begun: Callable[[], Callable[[], bool]],
+    ) -> None:
+        self._source = _as_loader(loader)
+        self._order = _Order(self._source, seed)
+        self._lease = lease
+        self._epoch = 0
+        self._total = len(self._order.batches(0))
+        if self._total == 0:
+            raise ConfigurationError(
+                "the loader is empty: no batch in an epoch; give it data, or a batch_size no larger than the data "
+                "where drop_last=True"
+            )
+        self._most = max(1, min(LEASE_MAX, self._total // (8 * workers)))
+        self._share = -(-self._total // workers)
+        self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
+        self._ahead: deque[int] = deque()  # sizes of those being made ahead
+        self._unused = 0
+        self.progress = 0.0
+        """How far the run is through the data, in epochs, as of the last lease."""
+        self._used = used
+        self._reseed = reseed
+        self._begun = begun
+        self._shown = self._shown_samples = 0  # batches given out since the iteration began,
+        self._trained: Callable[[], bool] = begun()  # and whether anything was made of them
+        self._relay = _Relay(self._source) if self._source.num_workers or self._source.pin_memory else None
+
+    def __len__(self) -> int:
+        return self._share
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the user's DataLoader."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._source, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch's worth of this worker's batches."""
+        self.leave()
+        epoch = self._epoch
+        self._epoch += 1
+        for size, batch in self._fetched_ahead(epoch) if self._relay is not None else self._fetched(epoch):
+            if not self._shown:
+                self._trained = self._begun()
+            self._used.batches += 1
+            self._used.samples += size
+            self._shown += 1
+            self._shown_samples += size
+            yield batch
+        self._shown = 0
+
+    def leave(self) -> None:
+        """If the last iteration was left early, what is not used of it goes back: all, where it was no more than a look."""
+        self._unused += len(self._granted) + len(self._ahead)
+        self._granted.clear()
+        self._ahead.clear()
+        if self._shown and not self._trained():
+            self._unused += self._shown
+            self._used.batches -= self._shown
+            self._used.samples -= self._shown_samples
+            self._epoch -= 1
+        self._shown = self._shown_samples = 0
+
+    def _fetched(self, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Batches made here, each as it is needed."""
+        while self._more(epoch):
+            indices = self._take()
+            yield _size(indices), _fetch(self._source, indices)
+
+    def _fetched_ahead(self, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Batches that processes of the DataLoader make, some ahead of their use."""
+        assert self._relay is not None
+        for batch in self._relay.over(self._indices(epoch)):
+            yield self._ahead.popleft(), batch
+
+    def _indices(self, epoch: int) -> Iterator[Any]:
+        while self._more(epoch):
+            indices = self._take()
+            self._ahead.append(_size(indices))
+            yield indices
+
+    def _more(self, epoch: int) -> bool:
+        """Whether there is a batch to take, after asking for more if none is left."""
+        if not self._granted:
+            unused, self._unused = self._unused, 0
+            reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
+            self._granted.extend(reply.batches)
+            self.progress = reply.epoch
+        if not self._used.batches:
+            self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
+        return bool(self._granted)
+
+    def _take(self) -> Any:
+        of_epoch, number = self._granted.popleft()
+        return self._order.batches(of_epoch)[number]
+
+
+class _Order:
+    """The loader's own batches (or, without batching, samples) by epoch: the same lists on every worker, or else told apart.
+
+    The digest holds what a sampler drew and, of a `Subset`, what that stands for.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        self._seed = seed
+        self._settings = _settings_of(self._sampler)
+        self._subset = _digest(loader.dataset.indices) if isinstance(loader.dataset, Subset) else 0
+        self._digest = _digest(self._settings, self._subset) if self._settings else 0
+        self._kept: dict[int, tuple[Sequence[Any], int]] = {}
+
+    def batches(self, epoch: int) -> Sequence[Any]:
+        """All batches of an epoch."""
+        return self._of(epoch)[0]
+
+    def digest(self, epoch: int) -> int:
+        """A number that tells this epoch's order from others; 0 if it has none.
+
+        The usual samplers need not draw for it. Any other draws every epoch in turn, also one that this worker gets no part
+        of: so a sampler with a seeded source of its own stays in step.
+        """
+        return self._digest or self._of(epoch)[1]
+
+    def _of(self, epoch: int) -> tuple[Sequence[Any], int]:
+        if epoch not in self._kept:
+            while len(self._kept) >= 2:
+                del self._kept[min(self._kept)]
+            seed = self._seed + 1_000_003 * (epoch + 1)
+            batches = _usual(*self._settings, seed) if self._settings else _drawn(self._sampler, seed)
+            self._kept[epoch] = batches, self._digest or _digest(batches, self._subset)
+        return self._kept[epoch]
+
+
+class _Relay:
+    """A DataLoader like the user's that takes its indices from leases."""
+
+    def __init__(self, source: DataLoader[Any]) -> None:
+        self._source: Iterator[Any] = iter(())
+        settings: dict[str, Any] = {
+            "num_workers": source.num_workers,
+            "collate_fn": source.collate_fn,
+            "pin_memory": source.pin_memory,
+            "timeout": source.timeout,
+            "worker_init_fn": source.worker_init_fn,
+        }
+        if source.num_workers:
+            settings["prefetch_factor"] = source.prefetch_factor
+            settings["persistent_workers"] = source.persistent_workers
+            settings["multiprocessing_context"] = source.multiprocessing_context
+        if source.batch_sampler is not None:
+            self._loader = DataLoader(source.dataset, batch_sampler=self, **settings)
+        else:
+            self._loader = DataLoader(source.dataset, batch_size=None, sampler=self, **settings)
+
+    def __iter__(self) -> Iterator[Any]:
+        """As the DataLoader's sampler."""
+        return self._source
+
+    def over(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """The batches of these indices."""
+        self._source = indices
+        return iter(self._loader)
+
+
+def _fetch(loader: DataLoader[Any], indices: Any) -> Any:
+    """What a DataLoader without processes of its own makes of `indices`."""
+    dataset: Any = loader.dataset
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[indices])
+    if hasattr(dataset, "__getitems__"):
+        return loader.collate_fn(dataset.__getitems__(indices))
+    return loader.collate_fn([dataset[index] for index in indices])
+
+
+def _size(indices: Any) -> int:
+    return len(indices) if isinstance(indices, Sized) else 1
+
+
+def _as_loader(loader: Any) -> DataLoader[Any]:
+    """A DataLoader as it is; any other sized dataset as one that gives its items one by one."""
+    if isinstance(loader, DataLoader):
+        _check_shareable(loader)
+        return loader
+    items = loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else ()
+    if any(isinstance(one, DataLoader) for one in items):
+        raise ConfigurationError(
+            f"prepare was given a {type(loader).__name__} of DataLoaders; it shares out one: give it the one to train from, "
+            "and iterate the others as they are"
+        )
+    if hasattr(loader, "__getitem__") and isinstance(loader, Sized):
+        return DataLoader(loader, batch_size=None)  # type: ignore[arg-type]
+    raise ConfigurationError(
+        f"prepare was given {type(loader).__name__} for data; allowed: a torch DataLoader, or anything with a length "
+        "and items"
+    )
+
+
+def _check_shareable(loader: DataLoader[Any]) -> None:
+    """Whether its samples can be shared out, all of them."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise ConfigurationError(
+            f"{type(loader).__name__} has an __iter__ of its own, which sharing out the batches would leave out; do what it "
+            "does in collate_fn, in the dataset or in the training loop"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigurationError(
+            "a DataLoader over an IterableDataset has no numbered samples to share out; split the stream by "
+            "worker.rank yourself and do not give it to prepare"
+        )
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(sampler, DistributedSampler):
+            raise ConfigurationError(
+                f"the DataLoader's {type(sampler).__name__} leaves each worker a part of the data; prepare shares out "
+                "the whole: leave the sampler out and say shuffle=True (for equal parts, run with data='shards')"
+            )
+
+
+def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
+    """All that the order of the usual samplers depends on, as `_usual` takes it; None for any other."""
+    inner: Any = getattr(sampler, "sampler", None)
+    if type(sampler) is BatchSampler and _is_usual(inner):
+        return len(inner), sampler.batch_size, sampler.drop_last, type(inner) is RandomSampler
+    return None
+
+
+def _is_usual(sampler: Any) -> bool:
+    """Whether this draws each sample once and by torch's own source: what DataLoader(shuffle=...) makes."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.generator is None and len(sampler) == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+class _Slices(Sequence[Any]):
+    """The batches of the usual samplers, cut as they are asked for: lists of all of them take long to make, and much room."""
+
+    def __init__(self, samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed: int) -> None:
+        self._order: Any = _shuffled(samples, seed) if shuffled else range(samples)
+        self._starts = range(0, samples - samples % batch_size if drop_last else samples, batch_size)
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: Any) -> list[int]:
+        start = self._starts[number]
+        return list(self._order[start : start + self._batch_size])
+
+
+def _shuffled(samples: int, seed: int) -> memoryview:
+    """What a RandomSampler draws where torch's source is seeded so: in one piece, of 8 bytes a sample."""
+    drawn = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed))
+    order: Any = torch.randperm(samples, generator=torch.Generator().manual_seed(int(drawn))).numpy()
+    return memoryview(order)
+
+
+_shared: WeakValueDictionary[tuple[int, int, bool, bool, int], _Slices] = WeakValueDictionary()
+"""The orders of the usual samplers that somebody in this process keeps."""
+
+
+def _usual(*key: Any) -> _Slices:
+    """The batches of the usual samplers; drawn once for all workers that share a process, for as long as one keeps them."""
+    batches = _shared.get(key)
+    if batches is None:
+        batches = _shared[key] = _Slices(*key)
+    return batches
+
+
+def _drawn(sampler: Any, seed: int) -> Sequence[Any]:
+    """What a sampler draws under `seed`; other randomness is left alone."""
+    outside = RandomState()
+    seed_everything(seed)
+    for one in (sampler, getattr(sampler, "sampler", None)):
+        generator = getattr(one, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+    batches = list(sampler)
+    outside.restore()
+    return batches
+
+
+def _digest(*parts: Any) -> int:
+    """A number that tells lists of indices apart; 0 if an index is neither number nor text, nor a list or array of such."""
+    try:
+        return zlib.crc32(msgspec.msgpack.encode(parts, enc_hook=_as_list))
+    except (AttributeError, TypeError, OverflowError):
+        return 0
+
+
+def _as_list(indices: Any) -> Any:
+    return list(indices) if isinstance(indices, range) else indices.tolist()

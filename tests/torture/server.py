@@ -1,0 +1,203 @@
+"""The server of the simulation: the real sequencer and the real sessions around a one-hot model, on a disk that fails.
+
+It may crash at any boundary: between any two effects it carries out, and between any two steps of writing a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from plesio.core.events import Effect, Event, Fold, Hold, Left, Pushed, Ticked
+from plesio.core.leases import DataLeases
+from plesio.core.sessions.letters import FromWorker
+from plesio.core.sessions.service import ServiceState
+from torture.model import Image, Model
+from torture.plan import PATIENCE_S, SILENCE_S
+from torture.process import Clock
+
+if TYPE_CHECKING:
+    from torture.world import World
+
+TICK_S = 0.1
+DISK_STEP_S = 0.004
+NEVER = -1
+IMAGES = msgspec.msgpack.Decoder(Image)
+
+
+class Crash(Exception):
+    """The server's process ends here."""
+
+
+class Server:
+    """One life of the server, from its start to its crash."""
+
+    def __init__(self, world: World, epoch: int, clock: Clock) -> None:
+        plan, parts = world.plan, world.parts
+        self.world = world
+        self.agenda = world.agenda
+        self.oracle = world.oracle
+        self.epoch = epoch
+        self.clock = clock
+        self.down = False
+        self.boundaries = 0  # passed: the moments at which it could have crashed
+        self.crashes_at = NEVER  # the boundary
+        self._slots: dict[tuple[int, int], int] = {}  # of each worker's incarnation: what it sent last
+        self._buffer: list[int] = []
+        stealing = not plan.strategy.in_lock_step
+        content = world.disk.load()
+        image = IMAGES.decode(content) if content else None
+        if image is None:
+            leases = DataLeases(plan.workers, stealing)
+            self.model = Model(plan.workers)
+            self.sequencer = parts.sequencer(plan.strategy, plan.workers, leases, PATIENCE_S)
+            self.service = parts.service(plan.workers, epoch, SILENCE_S, plan.level, now_s=self.now_s())
+        else:
+            self.model = Model.restore(image.model)
+            self.sequencer = parts.sequencer.restore(
+                plan.strategy, plan.workers, image.sequencer, stealing=stealing, silence_s=PATIENCE_S
+            )
+            self.service = parts.service.restore(
+                image.service, plan.workers, epoch, SILENCE_S, plan.level, now_s=self.now_s()
+            )
+        self.oracle.booted(self, image)
+        self.agenda.at(self.agenda.now_s + TICK_S, self._tick)
+        self.agenda.at(self.agenda.now_s + plan.checkpoint_s, self._begin_checkpoint)
+
+    def now_s(self) -> float:
+        """The time as the server measures it."""
+        return self.agenda.now_s * self.clock.rate + self.clock.offset_s
+
+    # What comes
+
+    def hear(self, letter: FromWorker, payload: int) -> None:
+        """A letter of a worker arrived, its contribution beside it."""
+        if self.down:
+            return
+        self.oracle.now_s = self.agenda.now_s
+        self.oracle.letter_came(letter)
+        events = self.service.receive(letter, self.now_s())
+        try:
+            if self.service.outbox:
+                self._post()
+            self._tell(events, payload)
+        except Crash:
+            self._crash()
+
+    def broken(self, worker: int, incarnation: int) -> None:
+        """The connection to a process ended with it."""
+        if not self.down:
+            self._guarded(self.service.broken(worker, incarnation))
+
+    def _tick(self, _: object, __: object) -> None:
+        if self.down:
+            return
+        self.oracle.now_s = self.agenda.now_s
+        silent = self.service.tick(self.now_s())
+        for event in silent:
+            assert isinstance(event, Left)
+            self.oracle.fell_silent(event, self.world.is_well(event.worker))
+        self._guarded((*silent, Ticked()))
+        self.agenda.at(self.agenda.now_s + TICK_S, self._tick)
+
+    def _guarded(self, events: Iterable[Event]) -> None:
+        self.oracle.now_s = self.agenda.now_s
+        try:
+            self._tell(events, NEVER)
+        except Crash:
+            self._crash()
+
+    # What is to be done
+
+    def _tell(self, events: Iterable[Event], payload: int) -> None:
+        now_s, oracle = self.now_s(), self.oracle
+        for event in events:
+            if isinstance(event, Pushed):
+                self._slots[event.worker, event.incarnation] = payload
+            effects = self.sequencer.receive(event, now_s)
+            oracle.event(event, payload, effects)
+            for effect in effects:
+                self._carry_out(event, effect)
+            oracle.settled(self.sequencer)
+
+    def _carry_out(self, event: Event, effect: Effect) -> None:
+        if isinstance(effect, Fold):
+            self._fold(effect)
+        elif isinstance(effect, Hold):
+            assert isinstance(event, Pushed)
+            self._buffer.append(self._slots[event.worker, event.incarnation])
+        self.oracle.effect(event, effect)
+        self.service.done(effect)
+        if self.service.outbox:
+            self._post()
+        self.boundaries += 1
+        if self.boundaries == self.crashes_at:
+            raise Crash
+
+    def _fold(self, fold: Fold) -> None:
+        if fold.held:
+            payloads, self._buffer = self._buffer, []
+        else:
+            payloads = [self._slots[member.worker, member.incarnation] for member in fold.members]
+        self.oracle.folded(fold, payloads)
+        made = self.oracle.made
+        self.model.fold([(one, made[one]) for one in payloads])
+        self.world.tally["contributions folded"] += len(payloads)
+        if self.world.story is not None:
+            self.world.tell(f"server folds {', '.join(f'{m.worker}:{m.number}' for m in fold.members)} "
+                            f"into version {fold.version}")  # fmt: skip
+
+    def _post(self) -> None:
+        outbox = self.service.outbox
+        for letter in outbox:
+            self.oracle.told(letter)
+            self.world.down[letter.worker].send(letter, self.epoch)
+        outbox.clear()
+
+    def _boundary(self) -> None:
+        self.boundaries += 1
+        if self.boundaries == self.crashes_at:
+            raise Crash
+
+    # Checkpoints and crashes
+
+    def _begin_checkpoint(self, _: object, __: object) -> None:
+        if self.down:
+            return
+        number, state = self.service.begin_checkpoint()
+        image = Image(self.model.state(), self.sequencer.state(), state)
+        content = msgspec.msgpack.encode(image)
+        self.oracle.checkpoint_begun(content, image)
+        if self.world.story is not None:
+            self.world.tell(f"server begins a checkpoint of version {image.model.version}")
+        self._write(0, (content, number, state))
+
+    def _write(self, step: int, checkpoint: tuple[bytes, int, ServiceState]) -> None:
+        """One step of writing it; the next one comes a while later."""
+        if self.down:
+            return
+        content, number, state = checkpoint
+        disk, agenda = self.world.disk, self.agenda
+        try:
+            self._boundary()
+            getattr(disk, disk.STEPS[step])(content)
+            self.oracle.disk_changed(disk)
+            if step + 1 < len(disk.STEPS):
+                agenda.at(agenda.now_s + DISK_STEP_S * self.world.random(), self._write, step + 1, checkpoint)
+                return
+            self._boundary()
+            self.service.written(number, state)
+            self._post()
+        except Crash:
+            self._crash()
+            return
+        if self.world.story is not None:
+            self.world.tell("server has written the checkpoint")
+        agenda.at(agenda.now_s + self.world.plan.checkpoint_s, self._begin_checkpoint)
+
+    def _crash(self) -> None:
+        self.down = True
+        self.world.disk.crash()
+        self.world.server_crashed()

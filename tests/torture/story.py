@@ -1,0 +1,55 @@
+"""Letters in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plesio.core.sessions.letters import (
+    UNASKED,
+    Ask,
+    Beat,
+    Bye,
+    CalledOff,
+    Fenced,
+    FromServer,
+    FromWorker,
+    Given,
+    Go,
+    Join,
+    Push,
+    Received,
+)
+from torture.model import Contribution
+
+
+def words(letter: FromWorker | FromServer, payload: int, made: Sequence[Contribution]) -> str:
+    """One line: who tells whom what.
+
+    >>> words(Received(2, 1, 1, 5), -1, [])
+    'server tells worker 2 that request 5 was received'
+    """
+    match letter:
+        case Join(event=event):
+            return f"worker {event.worker} joins as incarnation {event.incarnation}"
+        case Push(event=event):
+            return f"worker {event.worker} pushes {event.number} (from version {made[payload].computed_from})"
+        case Ask(event=event):
+            return f"worker {event.worker} asks for data of epoch {event.epoch}"
+        case Bye(event=event):
+            return f"worker {event.worker} is done"
+        case Beat(serial=serial):
+            waits = "" if serial == UNASKED else f", waits for the answer to request {serial}"
+            return f"worker {letter.worker} is alive{waits}"
+        case Go(effect=effect) if effect.number == 0:
+            return f"server lets worker {letter.worker} in at version {effect.version} (epoch {letter.epoch})"
+        case Go(effect=effect):
+            verdict = effect.verdict.words
+            return f"server answers {effect.number} of worker {letter.worker}: {verdict}, go on from {effect.version}"
+        case Given(effect=effect):
+            return f"server leases worker {letter.worker} {len(effect.batches)} batches"
+        case CalledOff(effect=effect):
+            return f"server calls off {effect.number} of worker {letter.worker}, go on from {effect.version}"
+        case Received():
+            return f"server tells worker {letter.worker} that request {letter.serial} was received"
+        case Fenced():
+            return f"server tells worker {letter.worker} that incarnation {letter.incarnation} is no member"
