@@ -26,7 +26,7 @@ def test_one_called_off_holds_on_to_what_it_reads_and_to_what_it_is_told() -> No
     ring.pin(0, 3)
     assert ring.spare() == 0
     ring.release(0)
-    assert ring.alone()
+    assert ring.spare() == 0
 
 
 class Worker:
@@ -76,7 +76,7 @@ class Course:
     def do(self, effect: Effect) -> None:
         ring = self.ring
         if isinstance(effect, Fold):
-            ring.current = ring.current if ring.alone() else ring.spare()
+            ring.current = ring.spare()
             self.content[ring.current] = effect.version
         elif isinstance(effect, (Grant, Cancel)):
             ring.pin(effect.worker, ring.current, unasked=isinstance(effect, Cancel))

@@ -148,6 +148,6 @@ def test_a_mean_of_the_smallest_weights_is_finite(dtype: str) -> None:
     part, total = (Arena(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)) for _ in range(2))
     gradient = part.views[0]
     gradient.copy_(torch.tensor([1.0, 1e-6, torch.finfo(gradient.dtype).max / 2], dtype=gradient.dtype))
-    held = Accumulator(total)
+    held = Accumulator(total, 4)
     held.add(part, SMALLEST)
     assert held.take_mean(SMALLEST).views[0].isfinite().all()

@@ -1,7 +1,7 @@
 """What the server does with tensors: fold contributions into a new version, and publish it to readers.
 
-`Folding` writes each version into a buffer of the ring and publishes that buffer itself. Where a version has no reader left
-it is overwritten in place, so a barrier costs no copy.
+`Folding` writes each version into a buffer of the ring that nobody reads, and publishes that buffer itself. So a
+barrier's workers, which still pin the version before, hold a whole one to save if the server dies in the middle of a fold.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Folding:
         self._outer = strategy.outer
         self._in_rounds = isinstance(strategy.gather, Round)
         self._correction = _correction(strategy, new_arena)
-        self._held = Accumulator(new_arena("buffer")) if _held(strategy) else None
+        self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
     def set_groups(self, worker: int, groups: Groups) -> None:
         """Fold what comes from `worker` with these hyper-parameters from now on; of several together, the first one's."""
@@ -96,7 +96,7 @@ class Folding:
         if self._correction is not None:
             (member,) = fold.members
             self._correction.correct(self._slots[member.worker], current, ring.of(member.worker))
-        index = ring.current if ring.alone() and self._correction is None else ring.spare()
+        index = ring.spare()
         target = ring.buffers[index]
         if self._optimizer is None:
             mean_into(target, [self._slots[m.worker] for m in fold.members], [m.share for m in fold.members])

@@ -1,8 +1,10 @@
 """Weighted means over arenas, segment by segment; frozen parameters are left as they are.
 
 Integers and bools (a batch-norm layer's count of batches) have no mean: the largest value is taken, of those that came and,
-where some workers are missing, of the one that was there before: a stale worker must not set a count back. Half precision is
-summed in float32: a sum can overflow where the mean does not, and a long sum in half precision stops growing.
+where some workers are missing, of the one that was there before: a stale worker must not set a count back.
+
+A sum can overflow where the mean does not. So what is summed is first scaled down by a power of two, which changes no bit of
+the mean. Half precision is summed in float32, since a long sum in half precision stops growing.
 
 Where all workers hold the same bits in a buffer, the mean is those bits. Arithmetic would turn a causal mask of -inf into NaN,
 overflow one of the smallest finite number, and round a table of constants a little at each fold.
@@ -11,6 +13,7 @@ overflow one of the smallest finite number, and round a table of constants a lit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import frexp
 
 import torch
 
@@ -56,7 +59,7 @@ class _Constant:
 def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> None:
     """`out` = sum of shares[i] * parts[i]; the shares add up to 1, and `out` may be parts[0].
 
-    Equal shares are summed first and divided once, and a single part is copied as it is, bit for bit.
+    Equal shares are summed first and divided once. A single part is copied as it is, bit for bit.
     """
     buffers = out.layout.buffer_segments if len(parts) > 1 else ()
     for segment in out.layout.moving_segments:
@@ -77,17 +80,28 @@ def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: 
     if target.dtype in HALF and len(parts) > 1:
         _half_into(target, parts, shares)
         return
-    if target is not parts[0] and target.data_ptr() != parts[0].data_ptr():
-        target.copy_(parts[0])
     if len(parts) == 1:
+        if target.data_ptr() != parts[0].data_ptr():
+            target.copy_(parts[0])
         return
     equal = all(share == shares[0] for share in shares)
-    if not equal:
-        target.mul_(shares[0])
-    for part, share in zip(parts[1:], shares[1:], strict=True):
-        target.add_(part, alpha=1.0 if equal else share)
-    if equal:
-        target.mul_(shares[0])
+    down = room_for(len(parts))
+    factors = [down] * len(parts) if equal else shares
+    for out, first, *others in pieces(target, *parts):
+        torch.mul(first, factors[0], out=out)
+        for piece, factor in zip(others, factors[1:], strict=True):
+            out.add_(piece, alpha=factor)
+        if equal:
+            out.mul_(shares[0] / down)
+
+
+def room_for(count: int) -> float:
+    """The power of two to scale `count` numbers by, so that their sum does not overflow.
+
+    >>> room_for(2), room_for(3), room_for(4)
+    (0.5, 0.25, 0.25)
+    """
+    return 0.5 ** (count - 1).bit_length()
 
 
 def _half_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
@@ -125,16 +139,25 @@ def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> N
 
 
 class Accumulator:
-    """A running weighted sum of contributions whose workers go on before the fold; in half precision their running mean."""
+    """A running weighted sum of contributions whose workers go on before the fold; in half precision their running mean.
 
-    def __init__(self, arena: Arena) -> None:
+    Args:
+        arena: where to sum.
+        count: at most how many contributions are summed.
+    """
+
+    def __init__(self, arena: Arena, count: int) -> None:
         self.arena = arena
+        self._count = count
+        self._down = 1.0  # the power of two that the sum is scaled by
         self._empty = True
         self._weight = 0.0
         self._constants: dict[int, _Constant] = {}  # by buffer segment
 
     def add(self, part: Arena, weight: float) -> None:
         """Add `weight` times `part`."""
+        if self._empty:
+            self._down = room_for(self._count) * 0.5 ** max(0, frexp(weight)[1])
         self._weight = weight if self._empty else self._weight + weight
         for segment in part.layout.moving_segments:
             total, one = self.arena.flat[segment], part.flat[segment]
@@ -146,9 +169,9 @@ class Accumulator:
                     total, [one] if self._empty else [total, one], [share] if self._empty else [1 - share, share]
                 )
             elif self._empty:
-                torch.mul(one, weight, out=total)
+                torch.mul(one, weight * self._down, out=total)
             else:
-                total.add_(one, alpha=weight)
+                total.add_(one, alpha=weight * self._down)
         self._add_constants(part)
         self._empty = False
 
@@ -170,7 +193,7 @@ class Accumulator:
         """The weighted mean of what was added; the next `add` starts anew."""
         for total in self.arena.flat:
             if total.is_floating_point():
-                total.mul_((self._weight if total.dtype in HALF else 1.0) / total_weight)
+                total.mul_((self._weight if total.dtype in HALF else 1.0 / self._down) / total_weight)
         for segment, constant in self._constants.items():
             constant.put_into(self.arena.flat[segment])
         self._empty = True

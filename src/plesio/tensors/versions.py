@@ -57,10 +57,6 @@ class Versions:
         """The buffer `reader` pins."""
         return self.buffers[self._pinned[reader]]
 
-    def alone(self) -> bool:
-        """Whether nobody reads the current buffer, so that it may be written in place."""
-        return self._readers[self.current] == 0
-
     def spare(self) -> int:
         """A buffer that is neither pinned nor current."""
         for index, readers in enumerate(self._readers):
