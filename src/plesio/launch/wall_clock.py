@@ -18,13 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import plesio
 from plesio.launch.provenance import without_arguments
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _PATHS = sysconfig.get_paths()
 _LIBRARY = ("<frozen", *{f"{_PATHS[name]}/" for name in ("stdlib", "platstdlib")})
-_PACKAGES = (f"{Path(plesio.__file__).parent}/", *{f"{_PATHS[name]}/" for name in ("purelib", "platlib")})
+_PACKAGES = (f"{Path(__file__).parents[1]}/", *{f"{_PATHS[name]}/" for name in ("purelib", "platlib")})
 
 SKIPPED = "it took no virtual time and was skipped; the cluster's step times say how long a step takes"
 REAL = "that is the time of this computer, not of the simulated worker"
