@@ -259,8 +259,7 @@ def test_what_a_killed_server_of_the_same_number_left_is_removed(tmp_path: Path)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([others.name, at(tmp_path, 1).name])
 
 
-def test_one_that_names_no_optimizer_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """It would be taken for any optimizer's, until a key is missing in the server."""
+def test_a_checkpoint_of_another_format_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path = put(CheckpointStore(tmp_path / FOLDER, keep=1), 1)
     manifest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
     older = manifest.replace(b'"format": %d' % FORMAT, b'"format": 3')

@@ -68,8 +68,7 @@ def measured(summary: Summary) -> Measured:
         by_worker.setdefault(span.worker, []).append(span)
     if not any(span.steps for span in summary.timeline):
         raise ConfigurationError(
-            f"the run of {summary.strategy} has no measured step times: no step was finished, or an older plesio wrote it; "
-            "run it again"
+            f"the run of {summary.strategy} has no measured step times: no step was finished; run it longer"
         )
     died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end before
     last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}

@@ -29,7 +29,7 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.server.disk import to_disk
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
-FORMAT = 4  # 1 counted folds where look-ahead counts steps, 2 kept one state for all tensors, 3 named no optimizer
+FORMAT = 4
 PREFIX = "version-"
 FOLDER = "checkpoints"
 """Their folder in a run folder."""

@@ -239,8 +239,7 @@ class LookAheadFolding:
         self._optimizer.restore(numbers["optimizer"])
         self._scale, self._steps = own["scale"], own["steps"]
         self._damping.restore(own["damping"])
-        everywhere = [range(len(self._optimizer.parameters))] * self._workers  # as an older checkpoint does not say
-        self._begun = [set(positions) for positions in own.get("begun", everywhere)]
+        self._begun = [set(positions) for positions in own["begun"]]
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Begin with the state that the user's optimizer held: each worker's own momentum is what everybody's was.

@@ -240,11 +240,9 @@ class ServerOptimizer:
             )
         self.set_groups(numbers["groups"])
         self._apply_groups()
-        for group, own in zip(self.optimizer.param_groups, numbers.get("own", []), strict=False):
+        for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
             group.update(own)
         swapped = numbers["swapped"]
-        if isinstance(swapped, bool):  # an older checkpoint: one for all
-            swapped = [swapped] * len(self.parameters)
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})

@@ -140,8 +140,7 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
         )
     threads, settings = torch.get_num_threads(), TorchSettings.of_this_process()
     torch.set_num_threads(journal.head.threads)
-    if journal.head.torch is not None:
-        msgspec.convert(journal.head.torch, TorchSettings).apply()
+    msgspec.convert(journal.head.torch, TorchSettings).apply()
     try:
         server = InlineServer(strategy, journal.head.workers)
         with closing(server), warnings.catch_warnings(), no_wall_clock(train):

@@ -158,7 +158,7 @@ def read_journal(path: str | Path) -> Journal:
     """Open the journal at `path`, a file or the run folder that holds it; nothing but its head is read yet.
 
     Raises:
-        JournalError: it cannot be opened, is empty, is no journal, has a damaged head or is of a newer format.
+        JournalError: it cannot be opened, is empty, is no journal, has a damaged head or is of another format.
 
     >>> import tempfile
     >>> from plesio.protocol.journal.writer import JournalWriter

@@ -53,7 +53,6 @@ FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
 FORMAT = 3
-"""1 did not say where in a step it was dropped (`Abandoned.look`); in 1 and 2 a contribution's batches were below 65,536."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
@@ -70,15 +69,14 @@ EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
     Reported: (6, Struct("<BdHHIH")),
     LeaseWanted: (7, Struct("<BdHHIIII")),
 }
-MANY = 1 << 16
-OF_MANY: dict[type[JournalEvent], tuple[int, Struct]] = {
+WIDE = 1 << 16
+WIDE_EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
     Pushed: (15, Struct("<BdHHIIII?d")),
     Abandoned: (16, Struct("<BdHHII")),
     Reported: (17, Struct("<BdHHII")),
 }
-"""Those of so many batches or more, for which there is no room in the others: they are rare, and every byte counts."""
-KINDS = {kind: (event, layout) for events in (EVENTS, OF_MANY) for event, (kind, layout) in events.items()}
-KINDS[5] = (Abandoned, Struct("<BdHHH"))  # of format 1
+"""Events of `WIDE` batches or more are rare: only they take four bytes for the number."""
+KINDS = {kind: (event, layout) for events in (EVENTS, WIDE_EVENTS) for event, (kind, layout) in events.items()}
 FOLD_LAYOUT, MEMBER_LAYOUT = Struct("<BQQd?"), Struct("<HHIId")
 DISCARD_LAYOUT = Struct("<BHHIBII")
 EVICT_LAYOUT = Struct("<BdHHd")
@@ -103,7 +101,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         cpu_capability: which kernels torch chose, such as "AVX2".
         script: the file of the training function; its path is for people, `train_hash` is what counts.
         train_hash: of that file, or of the function's code. layout_hash: kept empty.
-        torch: its settings, as `plesio.launch.torch_settings` has them; None in journals that knew nothing of them.
+        torch: its settings, as `plesio.launch.torch_settings` has them.
         platform, local_steps: for people: the machine; how long workers go alone, in words ("every step", "every 0.3 s").
     """
 
@@ -122,7 +120,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     train_hash: str = ""
     layout_hash: str = ""
     local_steps: str = ""
-    torch: dict[str, Any] | None = None
+    torch: dict[str, Any] = {}
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -201,13 +199,12 @@ def frame_header(body: bytes, position: int) -> bytes:
 
 def encode_head(head: JournalHead) -> bytes:
     """The body of the first record."""
-    known = {name: value for name, value in msgspec.structs.asdict(head).items() if value is not None}
-    return bytes([HEAD]) + msgspec.msgpack.encode(known)
+    return bytes([HEAD]) + msgspec.msgpack.encode(head)
 
 
 def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
     """The body for an event; `loss` is kept with Pushed alone."""
-    kind, layout = (OF_MANY if getattr(event, "batches", 0) >= MANY else EVENTS)[type(event)]
+    kind, layout = (WIDE_EVENTS if getattr(event, "batches", 0) >= WIDE else EVENTS)[type(event)]
     if type(event) is Pushed:
         return layout.pack(kind, time_s, *astuple(event), loss)
     return layout.pack(kind, time_s, *astuple(event))
@@ -290,7 +287,7 @@ def _decode_fold(body: bytes) -> Folded:
 
 
 class _Format(msgspec.Struct):
-    """All that a head of any format has."""
+    """What the head of every format has."""
 
     format: int
 
@@ -299,12 +296,12 @@ def decode_head(body: bytes) -> JournalHead:
     """The head with this body.
 
     Raises:
-        JournalError: a newer format.
+        JournalError: another format.
         ValueError, msgspec.MsgspecError: it is no head.
     """
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
     format = msgspec.msgpack.decode(body[1:], type=_Format).format
-    if format > FORMAT:
-        raise JournalError(f"it is of format {format}; this plesio reads formats up to {FORMAT}: use a newer one")
+    if format != FORMAT:
+        raise JournalError(f"it is of format {format}, and this plesio reads {FORMAT}: use the plesio that wrote it")
     return msgspec.msgpack.decode(body[1:], type=JournalHead)
