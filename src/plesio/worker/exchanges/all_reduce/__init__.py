@@ -19,14 +19,14 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 | a gradient with a NaN or an infinity              | all see the same mean, and all skip it                            |
 | gradients are added outside of such a pass (by a  | `step()` reduces once more, if all did so; else all refuse to go  |
 | second one through the same forward pass)         | on                                                                |
-| a replica is no longer the others' (written into) | all refuse to go on, some steps later (`likeness.PARTS` at most)  |
+| a replica is no longer the others' (written into) | all refuse to go on, some steps later (`divergence.PARTS` at most)  |
 | the run is over, and somebody's step lasts too long | dropped, so that the others can end                             |
 
 Where the model is on a device of its own, what is reduced or taken over goes through the CPU's memory.
 
 `exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
-came after the backward passes in `leftover`, what somebody left behind gets in `takeover`, who gives up what never comes in
-`rescue`, and how replicas are compared in `likeness`.
+somebody left behind gets in `takeover`, who gives up what never comes in `rescue`. Two guards (`plesio.worker.guards`)
+find gradients that were not reduced (`unreduced`) and replicas that differ (`divergence`).
 """
 
 from plesio.worker.exchanges.all_reduce.exchange import AllReduceExchange

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
-from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, PlesioError, StopRun
+from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
 from plesio.protocol.messages import Regrouped
 from plesio.protocol.notes import (
     Beginning,
@@ -35,13 +35,13 @@ from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, Rendezvou
 from plesio.transport.doorbell import Doorbell
 from plesio.warn import warn_not_finite, warn_unsent
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
-from plesio.worker.exchanges.all_reduce.leftover import Leftover
-from plesio.worker.exchanges.all_reduce.likeness import Likeness
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.rescue import rescue
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.all_reduce.takeover import take_over
 from plesio.worker.exchanges.server import REPORT_S, Pacer, Standing, Used, WithoutServer
+from plesio.worker.guards.divergence import DivergenceCheck
+from plesio.worker.guards.unreduced import UnreducedGradients
 from plesio.worker.replica import ParameterReplica
 
 TRIES = 6
@@ -93,15 +93,15 @@ class AllReduceExchange(WithoutServer):
         self._settings = SharedSettings(optimizer)
         self._store: Any = None
         self._group = Group(None, 0, 0, 1, timeout_s)
-        self._likeness = Likeness(replica.arena)
-        self._process_group = CurrentGroup(self._group, lambda: self._likeness.stamp(self._round))
+        self._divergence = DivergenceCheck(replica.arena)
+        self._process_group = CurrentGroup(self._group, lambda: self._divergence.checksum(self._round))
         trained = [
             one for one, spec in zip(replica.tensors, replica.layout.specs, strict=True) if spec.kind is Kind.TRAINED
         ]
-        self._leftover = Leftover(trained)
+        self._unreduced = UnreducedGradients(trained)
         ignored = [spec.name for spec in replica.layout.specs if spec.kind is not Kind.TRAINED]
         self.model = ReplicatedModel(
-            model, self._process_group, ignored, self._reduce, replica.check, self._leftover.expect
+            model, self._process_group, ignored, self._reduce, replica.check, self._unreduced.after_forward
         )
         self._round = 0  # steps completed, by this replica
         self._version = 0  # those of them that moved the parameters
@@ -138,14 +138,14 @@ class AllReduceExchange(WithoutServer):
         self._process_group.silent = self._spoiled
         future = completed(tensor) if self._spoiled else self._group.mean(tensor)
         if bucket.is_last():
-            self._leftover.reduced()
+            self._unreduced.after_backward()
             self._replica.bring_back()
             self._buffers.begin(None if self._spoiled else self._group)
             self._issued_s = time.monotonic()
             self._pacer.begin()
         return future
 
-    def _reduce_leftover(self) -> None:
+    def _reduce_again(self) -> None:
         """Some gradients were added to outside of the passes that are reduced."""
         used = self._process_group.used
         self._resting = False
@@ -199,8 +199,8 @@ class AllReduceExchange(WithoutServer):
             raise self._error
         if self._over or not self._entered:
             self._refuse_step()
-        if self._leftover.there:
-            self._reduce_leftover()
+        if self._unreduced.found:
+            self._reduce_again()
         self._entered = False
         batches, samples = self._used()
         verdict = self._conclude()
@@ -230,7 +230,7 @@ class AllReduceExchange(WithoutServer):
         if spoiled or not came:
             return self._recover()
         if not self._process_group.alike:
-            self._refuse_unlike()
+            self._divergence.refuse(self._round)
         if not self._replica.check_gradients():
             self._buffers.restore()
             self._round += 1
@@ -241,16 +241,6 @@ class AllReduceExchange(WithoutServer):
         self._round += 1
         self._version += 1
         return Verdict.TAKEN
-
-    def _refuse_unlike(self) -> NoReturn:
-        raise ModelMismatchError(
-            f"the workers' replicas are no longer the same: after {self._round} steps they differ in "
-            f"{self._likeness.names(self._round)}. Under all-reduce every worker must do the same to its parameters: what "
-            "is written into them, how gradients are changed between backward() and step(), and what the optimizer's state "
-            "was when it was prepared must not depend on the worker (as it does with load_state_dict on one worker only, with "
-            "nn.Embedding(max_norm=...), with gradients computed by torch.autograd.grad, and with random numbers in the "
-            "optimizer)"
-        )
 
     def _recover(self) -> Verdict:
         """This step's gradient did not come: go on without it, in a new group if this one broke."""

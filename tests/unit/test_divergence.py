@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.worker.exchanges.all_reduce.likeness import PART_BYTES, PARTS, Likeness
+from plesio.worker.guards.divergence import PART_BYTES, PARTS, DivergenceCheck
 
 SIZES = [7, PART_BYTES // 4, 40_000, 4 * PART_BYTES, 300]
 
@@ -25,8 +25,8 @@ def arena(parts: int) -> Arena:
 def test_a_difference_anywhere_is_found_within_so_many_steps(parts: int, tensor: int, at: float) -> None:
     mine, theirs = arena(parts), arena(parts)
     theirs.views[tensor][int(at * SIZES[tensor])] = 1e-30
-    ours, other = Likeness(mine), Likeness(theirs)
-    found = [round for round in range(1000, 1000 + PARTS) if ours.stamp(round) != other.stamp(round)]
+    ours, other = DivergenceCheck(mine), DivergenceCheck(theirs)
+    found = [round for round in range(1000, 1000 + PARTS) if ours.checksum(round) != other.checksum(round)]
     assert bool(found) == (tensor < parts)
     assert all(f"t{tensor}" in ours.names(round).split(", ") for round in found)
 
@@ -35,4 +35,4 @@ def test_a_small_model_is_compared_whole_at_every_step() -> None:
     layout = Layout([TensorSpec("w", (PART_BYTES // 8,), "float32", Kind.TRAINED, 0)])
     mine, theirs = Arena.private(layout), Arena.private(layout)
     theirs.views[0][-1] = 1.0
-    assert all(Likeness(mine).stamp(round) != Likeness(theirs).stamp(round) for round in range(40))
+    assert all(DivergenceCheck(mine).checksum(round) != DivergenceCheck(theirs).checksum(round) for round in range(40))
