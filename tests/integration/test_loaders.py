@@ -39,7 +39,7 @@ from plesio.launch.simulated.messages import Answer, Finish, Lease, Request
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import NoFolder
 from plesio.protocol.messages import LeaseReply
-from plesio.worker.exchanges.server import Used
+from plesio.worker.data_use import DataUse
 from plesio.worker.loader import LeasedLoader, _Order, _Relay
 from support import loops
 
@@ -146,7 +146,9 @@ def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> Leas
             digests.append(digest)
         return LeaseReply(leases.take(0, epoch, total, most))
 
-    return LeasedLoader(loader, lease, seed=0, workers=1, used=Used(), reseed=lambda: None, begun=lambda: lambda: False)
+    return LeasedLoader(
+        loader, lease, seed=0, workers=1, used=DataUse(), reseed=lambda: None, begun=lambda: lambda: False
+    )
 
 
 def rows_of(loader: LeasedLoader) -> list[int]:

@@ -41,9 +41,13 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.transport.doorbell import nothing
 from plesio.worker.context import introduction
-from plesio.worker.exchanges.server import Exchange, ServerExchange, Standing, Timer, Used
-from plesio.worker.replica import replica_of
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.pacer import Timer
+from plesio.worker.replica import make_replica
 from plesio.worker.seeding import RandomState, seed_everything
+from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, call, cut_off
 
 Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
@@ -68,7 +72,7 @@ class Watcher(Protocol):
         """The worker's time."""
         ...
 
-    def cancelled(self, used: Used) -> bool:
+    def cancelled(self, used: DataUse) -> bool:
         """Whether the step under way is known not to count."""
         ...
 
@@ -106,18 +110,18 @@ class GreenletWorker:
         self.rank = rank
         self.error: PlesioError | None = None
         self._train = train
-        self._station = _Station(strategy, rank, workers, seed, watcher, every, shows)
+        self._context = _Context(strategy, rank, workers, seed, watcher, every, shows)
         self._greenlet = greenlet(self._run)
 
     @property
     def model(self) -> nn.Module | None:
         """What the training function gave to prepare, once it did."""
-        return self._station.model
+        return self._context.model
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> WorkerState:
         """Where the worker stands in the run."""
-        return self._station.standing
+        return self._context.state
 
     def resume(self, answer: object = None) -> Request | None:
         """Answer the last request (or begin); the next one, or None when the training function is over.
@@ -134,8 +138,8 @@ class GreenletWorker:
 
     def _run(self, _: object) -> None:
         torch.set_grad_enabled(True)  # whatever the one that ran before has left
-        seed_everything(self._station.seed)
-        worker = Worker(self._station)
+        seed_everything(self._context.seed)
+        worker = Worker(self._context)
         try:
             call(self._train, worker)
         except GreenletExit:
@@ -147,11 +151,11 @@ class GreenletWorker:
             text = f"worker {self.rank} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
             self.error = WorkerError(as_utf8(text))
         finally:
-            self._station.let_go()
+            self._context.let_go()
 
 
-class _Station:
-    """The station of a worker in a greenlet."""
+class _Context:
+    """The context of a worker in a greenlet."""
 
     def __init__(
         self,
@@ -167,13 +171,13 @@ class _Station:
         self.workers = workers
         self.seed = seed
         self.server_pid = 0
-        self.standing = Standing(rank, seed)
+        self.state = WorkerState(rank, seed)
         self.model: nn.Module | None = None
         self._strategy = strategy
         self._watcher = watcher
         self._every = every
         self._shows = shows
-        self._used: Used | None = None
+        self._used: DataUse | None = None
         self._exchange: ServerExchange | None = None
 
     def now_s(self) -> float:
@@ -191,17 +195,17 @@ class _Station:
     def leave(self) -> None:
         """Nothing to tell: the end of the function is seen."""
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
         hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
         self.model = model
         place = wait(hello)
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
-        replica = replica_of(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
+        replica = make_replica(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
         replica.follow(model)
         self._exchange = exchange = ServerExchange(
             self._strategy,
-            self.standing,
+            self.state,
             optimizer,
             replica,
             _Switch(self._watcher, used),
@@ -222,7 +226,7 @@ class _Station:
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask for data."""
-        if self.standing.stopped:
+        if self.state.stopped:
             return LeaseReply(stop=True)
         under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
         request = LeaseRequest(epoch, total, most, unused, digest)
@@ -233,7 +237,7 @@ class _Station:
 class _Switch:
     """What a worker in a greenlet has in place of a doorbell."""
 
-    def __init__(self, watcher: Watcher, used: Used) -> None:
+    def __init__(self, watcher: Watcher, used: DataUse) -> None:
         self._watcher = watcher
         self._used = used
         self._request: Request = Ready()

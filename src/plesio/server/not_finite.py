@@ -12,14 +12,14 @@ class NotFinite:
     """Counts them by worker.
 
     >>> counted = NotFinite()
-    >>> [counted.once_more(0) for _ in range(5)]
+    >>> [counted.count(0) for _ in range(5)]
     ['', ', like 1 before it', None, ', like 3 before it', None]
     """
 
     def __init__(self) -> None:
         self._seen: Counter[int] = Counter()
 
-    def once_more(self, worker: int) -> str | None:
+    def count(self, worker: int) -> str | None:
         """What the line on this one ends with; None if there is to be none."""
         self._seen[worker] += 1
         number = self._seen[worker]

@@ -247,7 +247,7 @@ class Deciding:
     def _not_finite(self, line: Line, which: str) -> None:
         what = f"{which} of worker {line.worker} held a NaN or an infinity"
         fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
-        before = self._spoiled.once_more(line.worker)
+        before = self._spoiled.count(line.worker)
         if fatal or before is not None:
             self.trouble(line.worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError")
 

@@ -1,6 +1,6 @@
 """Where a worker works: its connection to whoever decides.
 
-`plesio.worker.worker.Worker` is what the training function sees; everything it needs from outside comes by its station.
+`plesio.worker.worker.Worker` is what the training function sees; everything it needs from outside comes by its context.
 There is one for a process beside a server (`plesio.launch.local.worker_process`), and one for a greenlet under the virtual
 or a recorded clock (`plesio.launch.greenlets`).
 """
@@ -19,23 +19,25 @@ from plesio.protocol.messages import Hello, LeaseReply
 from plesio.strategy import Strategy
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.worker.exchanges.server import Exchange, Standing, Used
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.state import WorkerState
 
 
-class Station(Protocol):
+class WorkerContext(Protocol):
     """What a worker asks of its surroundings."""
 
     rank: int
     workers: int
     seed: int
     server_pid: int
-    standing: Standing
+    state: WorkerState
 
     def now_s(self) -> float:
         """The time, in seconds from any beginning."""
         ...
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Take part with this model and optimizer; returns when training begins, with the model to call."""
         ...
 

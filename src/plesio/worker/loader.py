@@ -35,7 +35,7 @@ from torch.utils.data import (
 
 from plesio.errors import ConfigurationError
 from plesio.protocol.messages import LeaseReply
-from plesio.worker.exchanges.server import Used
+from plesio.worker.data_use import DataUse
 from plesio.worker.seeding import RandomState, seed_everything
 
 LEASE_MAX = 8
@@ -59,7 +59,7 @@ class LeasedLoader:
         lease: Lease,
         seed: int,
         workers: int,
-        used: Used,
+        used: DataUse,
         reseed: Callable[[], None],
         begun: Callable[[], Callable[[], bool]],
     ) -> None:

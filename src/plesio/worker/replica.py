@@ -330,7 +330,7 @@ def reads_in_place(layout: Layout, model: nn.Module) -> bool:
     return not self_limiting(model) and sum(sizes) >= IN_PLACE_BYTES and sum(sizes) >= IN_PLACE_MEAN_BYTES * len(sizes)
 
 
-def replica_of(
+def make_replica(
     strategy: Strategy,
     layout: Layout,
     tensors: Sequence[torch.Tensor],

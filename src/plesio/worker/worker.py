@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.tensors.model import device_of
 from plesio.warn import warn_outside
-from plesio.worker.context import Station
-from plesio.worker.exchanges.server import Exchange, Standing, Used
+from plesio.worker.context import WorkerContext
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
 from plesio.worker.loader import LeasedLoader
 from plesio.worker.optimizer import ExchangedOptimizer, Parts
 from plesio.worker.seeding import seed_device
+from plesio.worker.state import WorkerState
 
 LOG_S = 0.1
 """How often what was logged is sent on."""
@@ -65,33 +67,33 @@ class Worker:
         server_pid: the process that holds the global parameters.
     """
 
-    def __init__(self, station: Station) -> None:
-        self.rank = station.rank
-        self.workers = station.workers
-        self.seed = station.seed
-        self.server_pid = station.server_pid
-        self._station = station
-        self._standing = station.standing
+    def __init__(self, context: WorkerContext) -> None:
+        self.rank = context.rank
+        self.workers = context.workers
+        self.seed = context.seed
+        self.server_pid = context.server_pid
+        self._context = context
+        self._state = context.state
         self._exchange: Exchange | None = None
         self._loader: LeasedLoader | None = None
-        self._used = Used()
+        self._used = DataUse()
         self._in_step = False
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._logged_steps = self._sent_steps = 0
-        self._sent_s = station.now_s()
+        self._sent_s = context.now_s()
 
     # What the training function may ask
 
     @property
     def staleness(self) -> int:
         """Versions folded between the one this worker's last contribution was computed from and its own fold."""
-        return self._standing.staleness
+        return self._state.staleness
 
     @property
     def version(self) -> int:
         """The version of the global parameters this worker computes from."""
-        return self._standing.version
+        return self._state.version
 
     @property
     def epoch(self) -> float:
@@ -120,18 +122,18 @@ class Worker:
     @property
     def discarded(self) -> int:
         """How many of this worker's contributions did not count."""
-        return self._standing.discarded
+        return self._state.discarded
 
     @property
     def steps_before(self) -> int:
         """Steps this worker had taken before the run was resumed, so that a schedule that counts steps can catch up."""
-        return self._standing.steps_before
+        return self._state.steps_before
 
     @property
     def stopped(self) -> bool:
         """Whether the run is over, for loops of your own: the next `optimizer.step()`, or the loader's next request for
         data, raises `ps.StopRun`, which ends `train`."""
-        return self._standing.stopped
+        return self._state.stopped
 
     def stop(self, reason: str = "") -> None:
         """End the whole run, as if its `until=` were reached; `reason` is reported as why it ended.
@@ -165,7 +167,7 @@ class Worker:
                 "worker.stop before prepare: this worker takes no part in the run yet; prepare first, or raise an error"
             )
         words = as_utf8(" ".join(reason.split()))
-        self._station.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
+        self._context.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
 
     @property
     def cancelled(self) -> bool:
@@ -209,22 +211,22 @@ class Worker:
                     f"worker.log({name}=...): {type(value).__name__} is not one number ({error})"
                 ) from error
             if name == "loss":
-                self._standing.loss = number
+                self._state.loss = number
             self._sums[name] = self._sums.get(name, 0.0) + number
             self._counts[name] = self._counts.get(name, 0) + 1
-        self._logged_steps = self._standing.steps
-        if self._station.now_s() - self._sent_s > LOG_S:
+        self._logged_steps = self._state.steps
+        if self._context.now_s() - self._sent_s > LOG_S:
             self._flush()
 
     def _flush(self) -> None:
         if not self._sums:
             return
         means = {as_utf8(name): total / self._counts[name] for name, total in self._sums.items()}
-        self._station.logged(self._logged_steps - self._sent_steps, means)
+        self._context.logged(self._logged_steps - self._sent_steps, means)
         self._sums.clear()
         self._counts.clear()
         self._sent_steps = self._logged_steps
-        self._sent_s = self._station.now_s()
+        self._sent_s = self._context.now_s()
 
     # Taking part
 
@@ -307,15 +309,15 @@ class Worker:
         if loader is not None:
             self._loader = LeasedLoader(
                 loader,
-                self._station.lease,
+                self._context.lease,
                 self.seed,
                 self.workers,
                 self._used,
-                self._standing.reseed,
-                partial(_trained_since, self._standing, optimizer),
+                self._state.reseed,
+                partial(_trained_since, self._state, optimizer),
             )
         parts = Parts(model, optimizer)
-        self._exchange, model = self._station.join(model, optimizer, self._used)
+        self._exchange, model = self._context.join(model, optimizer, self._used)
         if self._exchange.cancels:
             for module in model.modules():
                 if next(module.children(), None) is None:
@@ -326,14 +328,14 @@ class Worker:
 
     def end(self) -> None:
         """The training function returned."""
-        self._logged_steps = self._standing.steps
+        self._logged_steps = self._state.steps
         self._flush()
         if self._loader is not None:
             self._loader.leave()
         if self._exchange is not None:
             self._exchange.end()
         else:
-            self._station.leave()
+            self._context.leave()
 
 
 def call(train: Callable[[Worker], object], worker: Worker) -> None:
@@ -357,17 +359,17 @@ def cut_off(worker: Worker) -> None:
     worker._flush()
 
 
-def _trained_since(standing: Standing, optimizer: Optimizer) -> Callable[[], bool]:
+def _trained_since(state: WorkerState, optimizer: Optimizer) -> Callable[[], bool]:
     """Tells whether, from now on, a step was concluded or a backward pass left a gradient: several may be for one step."""
     parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
     before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
-    step = standing.concluded()
+    step = state.concluded()
 
     def left_a_gradient(parameter: torch.Tensor, then: tuple[ref[torch.Tensor], int] | None) -> bool:
         now = parameter.grad
         return now is not None and (then is None or then[0]() is not now or then[1] != now._version)
 
-    return lambda: standing.concluded() != step or any(map(left_a_gradient, parameters, before))
+    return lambda: state.concluded() != step or any(map(left_a_gradient, parameters, before))
 
 
 class _Look:

@@ -43,19 +43,23 @@ from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.memory import CopyOnWriteView, SharedBlock
 from plesio.worker.context import introduction
+from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
-from plesio.worker.exchanges.server import Exchange, Pacer, ServerExchange, Standing, Used
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
-from plesio.worker.replica import ParameterReplica, SharedReplica, reads_in_place, replica_of
+from plesio.worker.pacer import Pacer
+from plesio.worker.replica import ParameterReplica, SharedReplica, make_replica, reads_in_place
 from plesio.worker.seeding import seed_everything
+from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, call
 
 CHILD_S = 0.2
 """How long after its line broke the end of a process is told at the latest."""
 
 
-class ProcessStation:
-    """The station of a worker process. Its arguments are what the process was started with."""
+class ProcessContext:
+    """The context of a worker process. Its arguments are what the process was started with."""
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class ProcessStation:
         self.workers = config.workers
         self.seed = config.seed
         self.server_pid = config.server_pid
-        self.standing = Standing(config.worker, config.seed)
+        self.state = WorkerState(config.worker, config.seed)
         self._config = config
         self._strategy = strategy
         self._engine = engine
@@ -94,7 +98,7 @@ class ProcessStation:
         """Tell the server."""
         self._doorbell.send(Farewell())
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: Used) -> tuple[Exchange, nn.Module]:
+    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
         self._check_device(device_of(model))
         hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._config.evaluates)
@@ -108,7 +112,7 @@ class ProcessStation:
         exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
         ring_block.close()
         self._server.send(Ready())
-        self.standing.begin(0)
+        self.state.begin(0)
         exchange.begin()
         self._exchange = exchange
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
@@ -129,17 +133,17 @@ class ProcessStation:
         layout: Layout,
         ring: tuple[Arena, ...],
         descriptors: list[int],
-        used: Used,
+        used: DataUse,
     ) -> Exchange:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
-        config, standing, via = self._config, self.standing, self._strategy.via
+        config, state, via = self._config, self.state, self._strategy.via
         pacer = Pacer(config.pace, config.slow, random.Random(self.seed * 7919 + self.rank))
         if isinstance(via, ViaSharedMemory):
             shared = SharedReplica(layout, tensors, ring)
             shared.follow(model)
             board = Board.attach(descriptors[2], self.workers)
             return SharedMemoryExchange(
-                self._strategy, self.workers, standing, optimizer, shared, self._doorbell, board, pacer, used,
+                self._strategy, self.workers, state, optimizer, shared, self._doorbell, board, pacer, used,
                 config.timeout_s,
             )  # fmt: skip
         if isinstance(via, AllReduce):
@@ -147,7 +151,7 @@ class ProcessStation:
             own.follow(model)
             board = Board.attach(descriptors[2], self.workers)
             return AllReduceExchange(
-                standing, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
+                state, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
                 config.timeout_s,
             )  # fmt: skip
         slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
@@ -158,12 +162,10 @@ class ProcessStation:
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
             renew = partial(_renew, view, layout.nbytes)
-        replica = replica_of(self._strategy, layout, tensors, ring, slot, in_place, renew)
+        replica = make_replica(self._strategy, layout, tensors, ring, slot, in_place, renew)
         replica.follow(model)
         slots.close()
-        return ServerExchange(
-            self._strategy, standing, optimizer, replica, self._doorbell, pacer, used, config.timeout_s
-        )
+        return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, config.timeout_s)
 
     def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
         """The server's next message; what it refuses is raised here."""
@@ -179,7 +181,7 @@ class ProcessStation:
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask the server; what was done since is told first, so that it need not be asked about."""
-        if self.standing.stopped:
+        if self.state.stopped:
             raise StopRun("the run is over")  # also for a loop without end
         if self._exchange is not None:
             self._exchange.report()
@@ -187,7 +189,7 @@ class ProcessStation:
             self._server.send(LeaseRequest(epoch, total, most, unused, digest))
         reply, _ = self._ask(f"data of epoch {epoch}")
         assert isinstance(reply, LeaseReply)
-        self.standing.stopped = self.standing.stopped or reply.stop
+        self.state.stopped = self.state.stopped or reply.stop
         return reply
 
     def _regrouped(self) -> Regrouped:
@@ -211,7 +213,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     keep_to_itself(descriptors, engine, server)
     strategy, train = objects["strategy"], objects["train"]
     assert isinstance(strategy, Strategy) and callable(train)
-    worker = Worker(ProcessStation(config, strategy, engine, server, doorbell))
+    worker = Worker(ProcessContext(config, strategy, engine, server, doorbell))
     try:
         call(train, worker)
         engine.send(Finished())

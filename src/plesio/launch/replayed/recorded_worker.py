@@ -10,7 +10,7 @@ from plesio.launch.greenlets import GreenletWorker, Request
 from plesio.protocol.journal import JournalEvent
 from plesio.protocol.notes import Beginning, GoOn
 from plesio.server.checkpoints import Progress
-from plesio.worker.exchanges.server import Used
+from plesio.worker.data_use import DataUse
 
 
 class RecordedWorker:
@@ -39,14 +39,14 @@ class RecordedWorker:
 
     # As a `plesio.launch.greenlets.Watcher`, with a time that stands still
 
-    def cancelled(self, used: Used) -> bool:
+    def cancelled(self, used: DataUse) -> bool:
         """The step under way was dropped at this look, or when it was done with this much data."""
         following = self.upcoming[0] if self.upcoming else None
         if not isinstance(following, Abandoned):
             return False
         if following.look:
-            return not used.looks or used.looks >= following.look
-        return not used.looks and following.batches == used.batches
+            return not used.checks or used.checks >= following.look
+        return not used.checks and following.batches == used.batches
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """It was logged then."""

@@ -40,7 +40,7 @@ from plesio.server.checkpoints import Progress
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
 from plesio.strategy.answers import Server
-from plesio.worker.exchanges.server import Used
+from plesio.worker.data_use import DataUse
 from plesio.worker.seeding import RandomState
 
 THREADS = 1
@@ -271,7 +271,7 @@ class _Participant:
             self._worker.kill()
             self._worker = None
 
-    def cancelled(self, used: Used) -> bool:
+    def cancelled(self, used: DataUse) -> bool:
         """Work is done at once: by the time it is called off it is complete, and void."""
         return False
 

@@ -358,7 +358,7 @@ class VirtualRun:
         self._receive(
             Pushed(worker, message.incarnation, message.number, push.steps, push.samples, push.batches, push.finite)
         )
-        if not push.finite and (before := self._spoiled.once_more(worker)) is not None:
+        if not push.finite and (before := self._spoiled.count(worker)) is not None:
             what = f"contribution {message.number} of worker {worker} held a NaN or an infinity: discarded{before}"
             self._incident(worker, what)
         if self._counts_end:

@@ -14,8 +14,11 @@ from plesio.tensors.outer import scale_for
 from plesio.transport.board import Board
 from plesio.transport.doorbell import Doorbell
 from plesio.warn import warn_not_finite
-from plesio.worker.exchanges.server import REPORT_S, Pacer, Standing, Used, WithoutServer
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import REPORT_S, WithoutServer
+from plesio.worker.pacer import Pacer
 from plesio.worker.replica import Replica
+from plesio.worker.state import WorkerState
 
 
 class SharedMemoryExchange(WithoutServer):
@@ -25,18 +28,18 @@ class SharedMemoryExchange(WithoutServer):
         self,
         strategy: Strategy,
         workers: int,
-        standing: Standing,
+        state: WorkerState,
         optimizer: Optimizer,
         replica: Replica,
         doorbell: Doorbell,
         board: Board,
         pacer: Pacer,
-        used: Used,
+        used: DataUse,
         timeout_s: float,
     ) -> None:
         share = strategy.outer.scale(1, workers)
         self._scale = scale_for(type(optimizer), share, share)
-        self._standing = standing
+        self._state = state
         self._optimizer = optimizer
         self._replica = replica
         self._doorbell = doorbell
@@ -57,18 +60,18 @@ class SharedMemoryExchange(WithoutServer):
 
     def step(self) -> None:
         """One step of the training loop."""
-        if self._standing.stopped:
+        if self._state.stopped:
             raise StopRun("the run is over")
         self._pacer.rest(time.sleep)
         finite = self._replica.fill_slot()
         if finite:
             self._fold()
-        self._standing.steps += 1
-        self._standing.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
+        self._state.steps += 1
+        self._state.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
         self._done.steps += 1
         self._done.missing += self._replica.missing
-        self._standing.stopped = self._board.stopped
-        if not finite or self._standing.stopped or time.monotonic() - self._reported_s > REPORT_S:
+        self._state.stopped = self._board.stopped
+        if not finite or self._state.stopped or time.monotonic() - self._reported_s > REPORT_S:
             self.report(finite)
         self._pacer.begin()
 
@@ -79,21 +82,21 @@ class SharedMemoryExchange(WithoutServer):
             group["lr"] = rate * self._scale
         staleness = self._board.folds - self._read_at
         self._optimizer.step()
-        self._board.count_fold(self._standing.worker)
+        self._board.count_fold(self._state.worker)
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._read_at = self._board.folds
         self._done.folded(staleness)
-        self._standing.staleness, self._standing.version = staleness, self._read_at
+        self._state.staleness, self._state.version = staleness, self._read_at
 
     def report(self, finite: bool = True) -> None:
         """Tell the server what was done since last told."""
         if not self._done.steps:
             return
         if not finite:
-            self._standing.discarded += 1
-            self._standing.verdict = Verdict.NOT_FINITE
-            warn_not_finite(self._standing.worker)
+            self._state.discarded += 1
+            self._state.verdict = Verdict.NOT_FINITE
+            warn_not_finite(self._state.worker)
         done, self._done = self._done, WorkDone()
         done.batches, done.samples = self._used()
         done.versions, done.finite = sum(done.staleness.values()), finite

@@ -34,15 +34,18 @@ from plesio.transport.board import Board
 from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.transport.doorbell import Doorbell
 from plesio.warn import warn_not_finite, warn_unsent
+from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.rescue import rescue
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.all_reduce.takeover import take_over
-from plesio.worker.exchanges.server import REPORT_S, Pacer, Standing, Used, WithoutServer
+from plesio.worker.exchanges.exchange import REPORT_S, WithoutServer
 from plesio.worker.guards.divergence import DivergenceCheck
 from plesio.worker.guards.unreduced import UnreducedGradients
+from plesio.worker.pacer import Pacer
 from plesio.worker.replica import ParameterReplica
+from plesio.worker.state import WorkerState
 
 TRIES = 6
 """How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
@@ -56,7 +59,7 @@ class AllReduceExchange(WithoutServer):
     """A worker's part in it.
 
     Args:
-        standing: what the worker knows of its place.
+        state: what the worker knows of its place.
         optimizer: the user's; it steps here.
         replica: the model's tensors in one arena.
         ring: the run's buffers: the evaluator's mirror first, two for the final weights last.
@@ -67,7 +70,7 @@ class AllReduceExchange(WithoutServer):
 
     def __init__(
         self,
-        standing: Standing,
+        state: WorkerState,
         optimizer: Optimizer,
         replica: ParameterReplica,
         ring: Sequence[Arena],
@@ -75,11 +78,11 @@ class AllReduceExchange(WithoutServer):
         doorbell: Doorbell,
         board: Board,
         pacer: Pacer,
-        used: Used,
+        used: DataUse,
         regrouped: Callable[[], Regrouped],
         timeout_s: float,
     ) -> None:
-        self._standing = standing
+        self._state = state
         self._optimizer = optimizer
         self._replica = replica
         self._ring = ring
@@ -121,7 +124,7 @@ class AllReduceExchange(WithoutServer):
         """Wait until everybody is there, and form the first group."""
         self._replica.adopt(self._doorbell.answer(Beginning, self._timeout_s, 0, 0).buffer)
         self._buffers.keep()
-        self._standing.begin(1)
+        self._state.begin(1)
         self._reported_s = time.monotonic()
         if self._check_in(intact=False) is Call.REGROUP:
             self._regroup()
@@ -177,10 +180,10 @@ class AllReduceExchange(WithoutServer):
         self._doorbell.send(CheckIn(self._round, self._version, intact, news))
         answer = self._doorbell.answer(RollCalled, self._timeout_s + PATIENCE_S, self._round, self._version)
         self._done.wait_s += time.monotonic() - now_s
-        self._standing.stopped = self._standing.stopped or answer.stop
+        self._state.stopped = self._state.stopped or answer.stop
         if answer.call is Call.UNEVEN:
             raise ConfigurationError(
-                f"worker {self._standing.worker} called backward() after {self._round} steps, another worker after a "
+                f"worker {self._state.worker} called backward() after {self._round} steps, another worker after a "
                 "different number; under all-reduce every worker must call backward() equally often for each step(). If "
                 "one step() is for several batches, count them on from epoch to epoch (a worker's part of an epoch may be "
                 "one batch longer than another's, and what is over goes into the next epoch's first step), or leave out "
@@ -204,18 +207,18 @@ class AllReduceExchange(WithoutServer):
         self._entered = False
         batches, samples = self._used()
         verdict = self._conclude()
-        self._standing.verdict, self._standing.version = verdict, self._version
+        self._state.verdict, self._state.version = verdict, self._version
         if verdict is Verdict.CANCELLED:
             self._drop(batches)
         else:
             self._count(verdict, batches, samples)
         self._mirror()
-        self._over = self._standing.stopped
-        self._standing.begin(self._standing.number + 1)
+        self._over = self._state.stopped
+        self._state.begin(self._state.number + 1)
         self._pacer.begin()
 
     def _refuse_step(self) -> None:
-        if self._standing.stopped:
+        if self._state.stopped:
             raise StopRun("the run is over")
         raise ConfigurationError(
             "step() without a gradient to exchange: call the model that prepare returned (not one of its methods, or the "
@@ -247,7 +250,7 @@ class AllReduceExchange(WithoutServer):
         self._process_group.alike = True  # who took over another's state is
         self._buffers.restore()
         behind = self._round, self._version
-        if self._group.broken and not self._standing.stopped:
+        if self._group.broken and not self._state.stopped:
             self._group.close()
             if self._check_in(intact=False) is Call.REGROUP:
                 self._regroup()
@@ -258,7 +261,7 @@ class AllReduceExchange(WithoutServer):
     def _count(self, verdict: Verdict, batches: int, samples: int) -> None:
         """The step counts."""
         done = self._done
-        self._standing.steps += 1
+        self._state.steps += 1
         done.steps += 1
         done.samples += samples
         done.batches += batches
@@ -266,18 +269,18 @@ class AllReduceExchange(WithoutServer):
         if verdict is Verdict.TAKEN:
             done.folded(staleness=0)
         if verdict is Verdict.NOT_FINITE:
-            self._standing.discarded += 1
-            warn_not_finite(self._standing.worker)
+            self._state.discarded += 1
+            warn_not_finite(self._state.worker)
             self.report(finite=False)
-        elif self._standing.stopped or time.monotonic() - self._reported_s > REPORT_S:
+        elif self._state.stopped or time.monotonic() - self._reported_s > REPORT_S:
             self.report()
 
     def _drop(self, batches: int) -> None:
         """The step does not count; its data goes to whoever asks next."""
         self._missing()
         self.report()
-        self._standing.discarded += 1
-        reason = "the run ended" if self._standing.stopped else "the group broke"
+        self._state.discarded += 1
+        reason = "the run ended" if self._state.stopped else "the group broke"
         self._doorbell.send(DroppedStep(batches, reason=reason))
 
     def _missing(self) -> int:
@@ -332,7 +335,7 @@ class AllReduceExchange(WithoutServer):
         self._group.close()
         if self._store is None:
             self._store = RendezvousStore.at(message.port, min(self._timeout_s / TRIES, STORE_S))
-        rank = message.members.index(self._standing.worker)
+        rank = message.members.index(self._state.worker)
         size = len(message.members)
         self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)
         self._process_group.group = self._group
@@ -372,7 +375,7 @@ class AllReduceExchange(WithoutServer):
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is."""
-        saved = self._replica.saved_buffers() if self._standing.warns_at_the_end() else {}
+        saved = self._replica.saved_buffers() if self._state.warns_at_the_end() else {}
         written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
         if unsent := self._replica.differing(written, self._replica.arena.views):

@@ -1,0 +1,54 @@
+"""How long a worker's steps last."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from plesio.faults import Pace
+
+
+class Timer(Protocol):
+    """How long steps last, and what time it is."""
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """Let pass what the step is short of."""
+        ...
+
+    def begin(self) -> None:
+        """The next step begins."""
+        ...
+
+    def now_s(self) -> float:
+        """The time."""
+        ...
+
+
+class Pacer:
+    """Makes steps last: the stand-in for an accelerator, and the fault of a slow worker."""
+
+    def __init__(self, pace: Pace | None, factor: float, rng: random.Random) -> None:
+        self._pace = pace
+        self._factor = factor
+        self._rng = rng
+        self.started_s = time.monotonic()
+
+    def rest(self, sleep: Callable[[float], object]) -> None:
+        """Sleep for what the step is short of."""
+        if self._pace is None and self._factor == 1.0:
+            return
+        spent_s = time.monotonic() - self.started_s
+        least_s = self._pace.draw(self._rng) if self._pace else 0.0
+        short_s = max(spent_s, least_s) * self._factor - spent_s
+        if short_s > 0:
+            sleep(short_s)
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self.started_s = time.monotonic()
+
+    def now_s(self) -> float:
+        """The time."""
+        return time.monotonic()
