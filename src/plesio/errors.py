@@ -5,12 +5,16 @@ A message says what happened, the value, what was allowed and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+TEXT_MAX = 20_000
+"""How many characters of an exception's message, or of its traceback, are told."""
 
 
 class PlesioError(Exception):
@@ -113,6 +117,32 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"
+
+
+def words_of(error: BaseException) -> str:
+    """The message of any exception, also of one whose `__str__` raises; a long one is cut.
+
+    >>> words_of(ValueError("no such layer"))
+    'no such layer'
+    """
+    return _told(lambda: str(error))
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of any exception, with its message; a long one is cut."""
+    return _told(lambda: "".join(traceback.format_exception(error)))
+
+
+def _told(tell: Callable[[], str]) -> str:
+    """What it returns, cut in the middle where it is long: a traceback begins with the frames and ends with the message."""
+    try:
+        text = tell()
+    except BaseException as failure:  # it is the user's code, which may raise anything
+        return f"(its message cannot be told: {type(failure).__name__})"
+    if len(text) > TEXT_MAX:
+        half = TEXT_MAX // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half:,} characters are left out]\n{text[-half:]}"
+    return as_utf8(text)
 
 
 def as_utf8(text: str) -> str:

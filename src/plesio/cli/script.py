@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plesio.errors import ConfigurationError, PlesioError
+from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.working_directory import check_working_directory
 
@@ -78,7 +78,7 @@ def _execute(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: {why}") from error
     except Exception as error:
         raise ConfigurationError(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}{_where(path, error)}"
+            f"{path} cannot be loaded: {type(error).__name__}: {words_of(error)}{_where(path, error)}"
         ) from error
 
 

@@ -32,7 +32,7 @@ from greenlet import GreenletExit, greenlet
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.errors import PlesioError, WorkerError, as_utf8
+from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
 from plesio.protocol.messages import Hello, LeaseReply, LeaseRequest, Ready
 from plesio.protocol.notes import A, Contribution, DroppedStep, Note
 from plesio.strategy import Strategy
@@ -148,8 +148,8 @@ class GreenletWorker:
             traceback.clear_frames(error.__traceback__)  # the run's memory is not to last as long as somebody keeps it
             self.error = error
         except Exception as error:
-            text = f"worker {self.rank} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-            self.error = WorkerError(as_utf8(text))
+            raised = f"{type(error).__name__}: {words_of(error)}\n{traceback_of(error)}"
+            self.error = WorkerError(f"worker {self.rank} raised {raised}")
         finally:
             self._context.let_go()
 

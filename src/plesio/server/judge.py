@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
-from plesio.errors import ConfigurationError, as_utf8
+from plesio.errors import ConfigurationError, as_utf8, traceback_of, words_of
 
 
 class Judge:
@@ -36,11 +35,11 @@ class Judge:
 
 def _in_words(error: BaseException) -> str:
     """Its class and its message, and where it was raised unless that is here."""
-    words = f"{type(error).__name__}: {error}"
+    words = f"{type(error).__name__}: {words_of(error)}"
+    if isinstance(error, ConfigurationError):
+        return words
     where = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    if not isinstance(error, ConfigurationError):
-        words = f"{words}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
-    return as_utf8(words)
+    return f"{words}\n{traceback_of(error.with_traceback(where))}".rstrip()
 
 
 def as_metrics(value: object) -> dict[str, float]:

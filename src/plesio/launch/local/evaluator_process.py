@@ -6,13 +6,13 @@ the moment the snapshot was taken. The last snapshot, when no worker is left, is
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 
 import msgspec
 import torch
 from torch import nn
 
+from plesio.errors import traceback_of, words_of
 from plesio.launch.local.children import end_children, keep_to_itself
 from plesio.observe.summary import Evaluation
 from plesio.protocol.messages import (
@@ -104,6 +104,6 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     except ChannelClosedError:
         pass  # the server or the engine is gone: there is nothing to judge, or nobody to tell
     except Exception as error:
-        engine.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+        engine.send(Failed(type(error).__name__, words_of(error), traceback_of(error)))
     finally:
         end_children()

@@ -18,12 +18,11 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from typing import BinaryIO
 
 import msgspec
 
-from plesio.errors import as_utf8
+from plesio.errors import traceback_of
 from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 
@@ -145,8 +144,8 @@ class Forker:
             message.torch.apply()
             self._objects[message.run] = cloudpickle.load(payload)
             message.torch.apply()  # a module that was imported for it may have had other ideas
-        except BaseException:
-            return as_utf8(traceback.format_exc())
+        except BaseException as error:
+            return traceback_of(error)
         return ""
 
     def _files_imported(self) -> dict[str, int]:
@@ -174,9 +173,8 @@ class Forker:
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-        except BaseException:
-            print(f"{message.title} (process {os.getpid()}) failed:", file=sys.stderr)
-            traceback.print_exc()
+        except BaseException as error:
+            print(f"{message.title} (process {os.getpid()}) failed:\n{traceback_of(error)}", file=sys.stderr)
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()

@@ -15,7 +15,7 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
-from plesio.errors import ConfigurationError, PlesioError
+from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.faults import slowness
 from plesio.launch.job import Job
 from plesio.launch.local.forkserver import ForkServer
@@ -224,7 +224,7 @@ def _packed(job: Job) -> bytes:
         return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy}))
     except Exception as error:
         raise ConfigurationError(
-            f"the training function cannot be sent to another process: {error}; open files, locks and CUDA tensors "
+            f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA tensors "
             "cannot travel: make them inside the function"
         ) from error
 

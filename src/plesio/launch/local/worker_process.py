@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-import traceback
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, as_utf8, error_class
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class, traceback_of, words_of
 from plesio.launch.local.children import end_children, ignore_children, keep_to_itself
 from plesio.protocol.messages import (
     Failed,
@@ -222,7 +221,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     except BaseException as error:
         why = _words_of(error)  # first of all: from here on no other error gets in between
         with suppress(ChannelClosedError):  # the engine may have given the run up
-            engine.send(Failed(type(error).__name__, why, as_utf8(traceback.format_exc())))
+            engine.send(Failed(type(error).__name__, why, traceback_of(error)))
         raise SystemExit(1) from None
     finally:
         end_children()
@@ -237,4 +236,4 @@ def _words_of(error: BaseException) -> str:
     except RuntimeError as failure:
         why = f"; {failure}"
     ignore_children()
-    return as_utf8(f"{error}{why}")
+    return f"{words_of(error)}{why}"

@@ -1,0 +1,70 @@
+"""What is told of an exception, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+
+import plesio as ps
+from plesio.errors import TEXT_MAX, traceback_of, words_of
+
+LONG = 50_000_000
+
+
+class Unspeakable(Exception):
+    """Its message cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Exits(Exception):
+    """Its message ends the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
+def speechless(worker: ps.Worker) -> None:
+    """Raises what has no message."""
+    raise Unspeakable
+
+
+def talkative(worker: ps.Worker) -> None:
+    """Raises what has a very long one."""
+    raise ValueError("x" * LONG)
+
+
+@pytest.mark.parametrize("error", [Unspeakable(), Exits()])
+def test_an_exception_without_a_message_is_told(error: Exception) -> None:
+    name = {Unspeakable: "ValueError", Exits: "SystemExit"}[type(error)]
+    assert words_of(error) == f"(its message cannot be told: {name})"
+    assert type(error).__name__ in traceback_of(error)
+
+
+def test_a_long_message_is_cut_and_says_so() -> None:
+    words = words_of(ValueError("a" * TEXT_MAX + "b" * TEXT_MAX))
+    assert words.startswith("a" * 100)
+    assert words.endswith("b" * 100)
+    assert "[20,000 characters are left out]" in words
+    assert len(words) < TEXT_MAX + 100
+    assert words_of(ValueError("a" * TEXT_MAX)) == "a" * TEXT_MAX
+
+
+def test_a_message_outside_utf8_is_escaped() -> None:
+    assert words_of(ValueError("\ud800")) == "\\ud800"
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
+def test_an_exception_without_a_message_ends_the_run(engine: str | ps.Simulated) -> None:
+    with pytest.raises(
+        ps.WorkerError, match=r"worker \d raised Unspeakable: \(its message cannot be told: ValueError\)"
+    ):
+        ps.run(speechless, "async_sgd", workers=2, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
+def test_a_workers_long_message_is_cut(engine: str | ps.Simulated) -> None:
+    with pytest.raises(ps.WorkerError, match="49,980,000 characters are left out") as caught:
+        ps.run(talkative, "async_sgd", workers=2, engine=engine)
+    assert "in talkative" in str(caught.value)
+    assert len(str(caught.value)) < 3 * TEXT_MAX
