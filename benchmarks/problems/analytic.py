@@ -18,7 +18,7 @@ from plesio.core.events import Fold
 from plesio.errors import ConfigurationError
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Parameters, Plain, WorkerMomentum
+from plesio.strategy.answers import Plain, WorkerMomentum
 
 Vector = NDArray[np.floating[Any]]
 
@@ -67,7 +67,7 @@ class Analytic:
         rng: np.random.Generator,
         folded: Callable[[Fold], None],
     ) -> None:
-        if not isinstance(strategy.correct, (Plain, WorkerMomentum)):  # without momentum the latter is plain
+        if strategy.correct not in (Plain(), WorkerMomentum()):  # without momentum the latter is plain
             raise ConfigurationError(
                 f"{strategy.name}: correct={strategy.correct} is not modelled; analytic problems use plain SGD"
             )
@@ -77,7 +77,7 @@ class Analytic:
             self.at = np.tile(start, (len(lrs), 1))
             self._lr = np.array(lrs, dtype=start.dtype)[:, None]
         self._problem = problem
-        self._averages = isinstance(strategy.send, Parameters)
+        self._averages = strategy.send.stepped
         self._rng = rng
         self._read = [self.at] * workers
         self._held: list[tuple[Vector, float]] = []

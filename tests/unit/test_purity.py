@@ -10,10 +10,12 @@ from typing import Any, get_args
 
 import pytest
 
+import plesio
 import plesio.core
 import plesio.strategy.answers
 from plesio.core import questions
 from plesio.strategy import Strategy, answers, recipes
+from plesio.tensors.folding import CORRECTIONS
 
 ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "msgspec", "typing"}
 ALLOWED_OF_OURS = ("plesio.core", "plesio.strategy.answers", "plesio.errors")
@@ -70,6 +72,67 @@ def test_the_core_knows_no_particular_rule(path: Path) -> None:
 )
 def test_the_check_itself_sees_impure_imports(line: str) -> None:
     assert [module for module in imports(ast.parse(line)) if not is_allowed(module)]
+
+
+# Answers carry their behaviour
+
+OTHERS = [
+    path
+    for path in sorted(Path(inspect.getfile(plesio)).parent.glob("**/*.py"))
+    if "strategy" not in path.parts and "sparse" not in path.parts
+]
+
+
+def classes_asked_for(tree: ast.AST) -> set[str]:
+    """The names that `isinstance`, a comparison or a `case` asks for."""
+    asked: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        ):
+            asked.append(node.args[1])
+        elif isinstance(node, ast.Compare):
+            asked.extend(node.comparators)
+        elif isinstance(node, ast.MatchClass):
+            asked.append(node.cls)
+    return {one.id for top in asked for one in ast.walk(top) if isinstance(one, ast.Name)}
+
+
+def answers_imported(tree: ast.AST) -> set[str]:
+    """The names under which a module knows answers."""
+    lines = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.asname or alias.name
+        for line in lines
+        if (line.module or "").startswith("plesio.strategy.answers")
+        for alias in line.names
+    }
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=name)
+def test_nobody_asks_of_which_class_an_answer_is(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not answers_imported(tree) & classes_asked_for(tree)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(via, Server)",
+        "isinstance(via, (int, Via))",
+        "type(via) is Server",
+        "match via:\n    case Server(): pass",
+    ],
+)
+def test_the_check_itself_sees_who_asks(line: str) -> None:
+    tree = ast.parse(f"from plesio.strategy.answers import Server\nfrom plesio.strategy.answers.via import Via\n{line}")
+    assert answers_imported(tree) & classes_asked_for(tree)
+
+
+def test_every_correction_has_its_arithmetic() -> None:
+    assert set(CORRECTIONS) == set(get_args(answers.Correct))
 
 
 # What the core asks, strategies answer

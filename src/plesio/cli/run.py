@@ -18,7 +18,6 @@ from plesio.cli.work import typed, work_of
 from plesio.errors import RunInterrupted
 from plesio.observe.tables import run_table
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Server
 
 if TYPE_CHECKING:
     from plesio.runner import Run
@@ -109,7 +108,7 @@ def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -
     >>> how_to_go_on(["run", "train.py"], None, Strategy(name="any"))
     'there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them'
     """
-    if place is None and isinstance(strategy.via, Server):
+    if place is None and strategy.via.at_server:
         return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
     if place is None:
         return f"there is no checkpoint to go on from: under {strategy.name} there is no server that keeps them"

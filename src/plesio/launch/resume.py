@@ -15,7 +15,6 @@ from plesio.observe.summary import Incident
 from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.server.checkpointer import Keeping
 from plesio.server.checkpoints import FOLDER, MANIFEST, Checkpoint, Manifest, Saved, check_free, kept_in, latest
-from plesio.strategy.answers import Server
 
 ALLOWED = (
     "give the folder of a run that kept checkpoints, that of its checkpoints, or one of them; a run keeps them with "
@@ -165,7 +164,7 @@ def check_keeping(
 
 
 def _check_server(job: Job) -> None:
-    if not isinstance(job.strategy.via, Server):
+    if not job.strategy.via.at_server:
         raise ConfigurationError(
             f"checkpoints, and going on from one, need a server, and under {job.strategy.name} workers fold without one; "
             "save worker 0's model in the training function"
@@ -176,7 +175,7 @@ def kept(
     job: Job, folder: Path | None, checkpoint: Checkpoint | None, begin_from: Resumption | None, simulated: bool
 ) -> Job:
     """`job` with where its journal and its checkpoints go, and what it begins from."""
-    asked = simulated or isinstance(job.strategy.via, Server)  # otherwise workers fold without asking anybody
+    asked = simulated or job.strategy.via.at_server  # otherwise workers fold without asking anybody
     journal = folder / FILE_NAME if folder is not None and asked else None
     into = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder is not None else None
     if checkpoint is not None and into is None and folder is not None:

@@ -22,9 +22,6 @@ import msgspec
 from plesio.protocol.messages import Hello, Snapshot, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Average, LookAhead
-from plesio.strategy.answers import Server as ViaServer
-from plesio.strategy.answers import SharedMemory as ViaSharedMemory
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
@@ -51,9 +48,9 @@ class Assembly:
         self._first = hellos[0]
         self.model: Described = self._first.model
         self.layout = Layout(self.model.specs)
-        self._via_server = isinstance(strategy.via, ViaServer)
-        self.mirrored = not isinstance(strategy.via, (ViaServer, ViaSharedMemory))
-        self._spec = None if isinstance(strategy.outer, Average) else optimizer_of(self._first)
+        self._via_server = strategy.via.at_server
+        self.mirrored = strategy.via.by_collective
+        self._spec = None if strategy.outer.averages else optimizer_of(self._first)
         for hello in hellos[1:]:
             self.check(hello)
         self._carried = self._spec.carried if self._spec is not None else None
@@ -141,7 +138,7 @@ class Assembly:
     @property
     def advice(self) -> str:
         """What the user should know of the way this run folds; empty if it is as the strategy says."""
-        asked = isinstance(self._strategy.adopt, LookAhead) and self._workers > 1  # one has nobody to look ahead to
+        asked = self._strategy.adopt.looks_ahead and self._workers > 1  # one has nobody to look ahead to
         if not asked or self._spec is None or isinstance(self._folder, LookAheadFolding):
             return ""
         if not keeps_momentum(self._spec.groups):

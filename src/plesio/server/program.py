@@ -49,8 +49,6 @@ from plesio.server.lines import Line
 from plesio.server.not_finite import NotFinite
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Round
-from plesio.strategy.answers import Server as ViaServer
 from plesio.transport.doorbell import write_answer
 
 WHOLE_ROUND_S = 1.0
@@ -85,8 +83,8 @@ class Deciding:
         self._built = built
         self._tell = tell
         self._lost = lost
-        self._via_server = isinstance(strategy.via, ViaServer)
-        self._in_rounds = isinstance(strategy.gather, Round)
+        self._via_server = strategy.via.at_server
+        self._in_rounds = strategy.gather.in_rounds
         leases = DataLeases(config.workers, config.stealing)
         self._sequencer = Sequencer(strategy, config.workers, leases, config.timeout_s)
         self._meter = Meter(config.workers)

@@ -12,20 +12,15 @@ from typing import Any, get_args
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import answers
 from plesio.strategy.answers import (
-    AfterFold,
-    Average,
     Each,
     Equal,
     Everything,
     Freely,
     Gradient,
-    LookAhead,
-    Parameters,
     Plain,
     Replace,
     Round,
     Server,
-    SharedMemory,
     Steps,
     UserOptimizer,
     WorkerMomentum,
@@ -92,54 +87,53 @@ class Strategy:
         )
 
     def _check_release(self) -> None:
-        by_round = isinstance(self.gather, Round)
-        if by_round and not isinstance(self.release, AfterFold):
+        by_round = self.gather.in_rounds
+        if by_round and not self.release.after_fold:
             self._refuse("release", "gather", "a round holds its workers until the fold; use release=AfterFold()")
-        if isinstance(self.release, AfterFold) and isinstance(self.gather, Each):
+        if self.release.after_fold and isinstance(self.gather, Each):
             self._refuse("release", "gather", "each contribution is folded as it comes; use release=Freely()")
         if self.release.cancel_late and not by_round:
             self._refuse("release", "gather", "only a round leaves late work behind; use gather=Round(first=m)")
-        if by_round and isinstance(self.admit, Everything):
+        if by_round and self.admit == Everything():
             self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")
 
     def _check_fold(self) -> None:
-        sends_parameters = isinstance(self.send, Parameters)
-        if sends_parameters != isinstance(self.outer, Average):
+        if self.send.stepped != self.outer.averages:
             self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average()")
-        if sends_parameters and not isinstance(self.gather, Round):
+        if self.send.stepped and not self.gather.in_rounds:
             self._refuse("send", "gather", "a mean of parameters needs all of them; use gather=Round()")
-        if not sends_parameters and self.every != Steps(1):
+        if not self.send.stepped and self.every != Steps(1):
             self._refuse("every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters()")
-        if isinstance(self.correct, WorkerMomentum) and isinstance(self.gather, Round):
+        by_worker = isinstance(self.correct, WorkerMomentum)
+        if by_worker and self.gather.in_rounds:
             self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
-        if not isinstance(self.correct, (Plain, WorkerMomentum)) and not isinstance(self.gather, Each):
+        if not by_worker and self.correct != Plain() and not isinstance(self.gather, Each):
             self._refuse(
                 "correct",
                 "gather",
                 "this correction is for one contribution at a time; use gather=Each(), or correct='dana'",
             )
-        if isinstance(self.adopt, LookAhead) != isinstance(self.correct, WorkerMomentum):
+        if self.adopt.looks_ahead != by_worker:
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
 
     def _check_via(self) -> None:
-        if isinstance(self.via, SharedMemory) and not isinstance(self.gather, Each):
+        if self.via.in_shared_memory and not isinstance(self.gather, Each):
             self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
-        if isinstance(self.via, SharedMemory) and not isinstance(self.release, Freely):
+        if self.via.in_shared_memory and self.release != Freely():
             self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
-        if isinstance(self.via, SharedMemory) and not isinstance(self.admit, Everything):
+        if self.via.in_shared_memory and self.admit != Everything():
             self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
-        if not isinstance(self.via, Server):
+        if not self.via.at_server:
             self._check_without_server()
-        whole_round = isinstance(self.gather, Round) and self.gather.first is None
-        if isinstance(self.via, answers.AllReduce) and not whole_round:
+        if self.via.by_collective and self.gather != Round():
             self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
 
     def _check_without_server(self) -> None:
-        if not isinstance(self.correct, Plain):
+        if self.correct != Plain():
             self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
-        if not isinstance(self.weigh, Equal):
+        if self.weigh != Equal():
             self._refuse("via", "weigh", "contributions are weighed by a server; use via=Server(), or weigh=Equal()")
-        if not isinstance(self.send, Gradient):
+        if self.send.stepped:
             self._refuse("via", "send", "parameters are averaged by a server; use via=Server()")
 
     def check_workers(self, workers: int) -> None:
@@ -154,12 +148,12 @@ class Strategy:
     @property
     def in_lock_step(self) -> bool:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
-        return isinstance(self.gather, Round) and self.gather.first is None and isinstance(self.every, Steps)
+        return self.gather == Round() and isinstance(self.every, Steps)
 
     @property
     def steps_at_server(self) -> bool:
         """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
-        return isinstance(self.outer, UserOptimizer) and isinstance(self.via, Server)
+        return self.via.at_server and not self.outer.averages
 
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""

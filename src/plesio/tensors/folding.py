@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from plesio.core.events import Fold
 from plesio.strategy import Strategy
-from plesio.strategy.answers import DelayCompensated, GapAware, LookAhead, Round
+from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
@@ -23,6 +23,14 @@ from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]
 """Makes a zeroed arena for what its argument names."""
+
+CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
+    Plain: None,
+    WorkerMomentum: None,  # goes with `LookAhead`, whose folder keeps the momenta
+    DelayCompensated: lambda rule, new: DelayCompensation(rule, new("mean square") if rule.adaptive else None),
+    GapAware: lambda rule, _: GapAwareness(rule),
+}
+"""The arithmetic of each answer to `correct`. Nothing else asks of which class an answer is."""
 
 
 class Folder(Protocol):
@@ -75,7 +83,7 @@ class Folding:
         self._slots = slots
         self._workers = workers
         self._outer = strategy.outer
-        self._in_rounds = isinstance(strategy.gather, Round)
+        self._in_rounds = strategy.gather.in_rounds
         self._correction = _correction(strategy, new_arena)
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
@@ -164,12 +172,8 @@ class Folding:
 
 
 def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:
-    rule = strategy.correct
-    if isinstance(rule, DelayCompensated):
-        return DelayCompensation(rule, new_arena("mean square") if rule.adaptive else None)
-    if isinstance(rule, GapAware):
-        return GapAwareness(rule)
-    return None
+    build = CORRECTIONS[type(strategy.correct)]
+    return build(strategy.correct, new_arena) if build is not None else None
 
 
 def _held(strategy: Strategy) -> int:
@@ -180,11 +184,10 @@ def _held(strategy: Strategy) -> int:
 
 def state_copies(strategy: Strategy, spec: OptimizerSpec | None, layout: Layout, workers: int) -> int:
     """How many times the size of the model is kept at the server beside versions and slots."""
-    mean_square = isinstance(strategy.correct, DelayCompensated) and strategy.correct.adaptive
     kept = kept_copies(spec, layout) if spec is not None else 0
-    if isinstance(strategy.adopt, LookAhead) and kept:
+    if strategy.adopt.looks_ahead and kept:
         return kept + workers + _held(strategy)
-    return kept + mean_square + min(1, _held(strategy))
+    return kept + strategy.correct.state_copies + min(1, _held(strategy))
 
 
 def build_folder(
@@ -202,7 +205,7 @@ def build_folder(
     """
     first = versions.buffers[versions.current]
     optimizer = ServerOptimizer(spec, first, lambda: new_arena("optimizer")) if spec is not None else None
-    if isinstance(strategy.adopt, LookAhead) and optimizer is not None:
+    if strategy.adopt.looks_ahead and optimizer is not None:
         key = momentum_key(optimizer)
         if key is not None:
             return LookAheadFolding(

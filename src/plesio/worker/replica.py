@@ -23,7 +23,6 @@ from torch import nn
 
 from plesio.errors import ModelMismatchError
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Gradient
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
@@ -343,6 +342,6 @@ def make_replica(
 
     `renew`: called with the buffer that was read in place, once it no longer is: what was written there is to be dropped.
     """
-    if isinstance(strategy.send, Gradient):
-        return GradientReplica(layout, tensors, ring, slot, in_place, renew)
-    return ParameterReplica(layout, tensors, ring, slot)
+    if strategy.send.stepped:
+        return ParameterReplica(layout, tensors, ring, slot)
+    return GradientReplica(layout, tensors, ring, slot, in_place, renew)

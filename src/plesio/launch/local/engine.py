@@ -45,7 +45,6 @@ from plesio.protocol.messages import (
 )
 from plesio.server.assembly import arenas
 from plesio.server.checkpoints import latest
-from plesio.strategy.answers import Server
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.memory import SharedBlock
@@ -309,7 +308,7 @@ class LocalEngine:
 
     def _what_is_left(self) -> str:
         """Of a run whose server is lost."""
-        if not isinstance(self._job.strategy.via, Server):
+        if not self._job.strategy.via.at_server:
             how = "worker 0's training function can save the model"
             return f"the weights are lost ({self._job.strategy.name} keeps no checkpoints; {how})"
         keeping = self._job.keeping

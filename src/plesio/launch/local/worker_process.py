@@ -32,8 +32,6 @@ from plesio.protocol.notes import Farewell
 from plesio.server.assembly import arenas
 from plesio.server.configs import WorkerConfig
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AllReduce
-from plesio.strategy.answers import SharedMemory as ViaSharedMemory
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import device_of
@@ -118,7 +116,7 @@ class ProcessContext:
 
     def _check_device(self, device: torch.device) -> None:
         """Refuse a device whose memory the workers cannot share."""
-        if device.type != "cpu" and isinstance(self._strategy.via, ViaSharedMemory):
+        if device.type != "cpu" and self._strategy.via.in_shared_memory:
             raise ConfigurationError(
                 f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
                 f"{device}; every other strategy takes a model on any device"
@@ -137,7 +135,7 @@ class ProcessContext:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
         config, state, via = self._config, self.state, self._strategy.via
         pacer = Pacer(config.pace, config.slow, random.Random(self.seed * 7919 + self.rank))
-        if isinstance(via, ViaSharedMemory):
+        if via.in_shared_memory:
             shared = SharedReplica(layout, tensors, ring)
             shared.follow(model)
             board = Board.attach(descriptors[2], self.workers)
@@ -145,7 +143,7 @@ class ProcessContext:
                 self._strategy, self.workers, state, optimizer, shared, self._doorbell, board, pacer, used,
                 config.timeout_s,
             )  # fmt: skip
-        if isinstance(via, AllReduce):
+        if via.by_collective:
             own = ParameterReplica(layout, tensors, ring, ring[0])
             own.follow(model)
             board = Board.attach(descriptors[2], self.workers)

@@ -71,7 +71,7 @@ from plesio.protocol.notes import Beginning, Contribution, GoOn
 from plesio.server.answers import answer_to
 from plesio.server.checkpoints import Progress
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Every, Gradient, Server
+from plesio.strategy.answers import Every
 from plesio.tensors.checksum import weights_hash, window_checksum
 
 
@@ -173,7 +173,7 @@ def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
 
 def _strategy(journal: Journal) -> Strategy:
     strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
-    if not isinstance(strategy.via, Server):
+    if not strategy.via.at_server:
         raise ReplayError(
             f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
             "order; strategies with a server can be replayed"
@@ -307,7 +307,7 @@ class _Replay:
         head = self._journal.head
         seat.empty()
         seat.incarnation = event.incarnation
-        every: Every | None = None if isinstance(self._strategy.send, Gradient) else seat  # type: ignore[assignment]
+        every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
         seat.worker = GreenletWorker(self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every)
         if not self._server.seat(seat.worker):
             raise self._otherwise(seat, event)

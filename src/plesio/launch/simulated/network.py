@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from plesio.cluster import Cluster, Partition
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.messages import Message
-from plesio.strategy.answers import AllReduce, SharedMemory, Via
+from plesio.strategy.answers import Via
 
 
 class Network(Protocol):
@@ -137,8 +137,8 @@ class InPlace:
 
 def network_of(via: Via, cluster: Cluster, clock: VirtualClock) -> Network:
     """The network that contributions take `via` what the strategy says."""
-    if isinstance(via, AllReduce):
+    if via.by_collective:
         return Ring(cluster, clock)
-    if isinstance(via, SharedMemory):
+    if via.in_shared_memory:
         return InPlace(clock)
     return Star(cluster, clock)

@@ -34,7 +34,6 @@ from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.protocol.messages import Final
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AllReduce, SharedMemory
 from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
 
 STEPS_MAX = 50_000
@@ -216,7 +215,7 @@ def _predict(
     steps_max: int,
 ) -> Prediction:
     nbytes = max(1, run.nbytes)
-    ring = isinstance(strategy.via, AllReduce)
+    ring = strategy.via.by_collective
     part = min(1.0, steps_max / run.steps)
     virtual = VirtualRun(
         strategy,
@@ -246,7 +245,7 @@ def _predict(
         staleness=final.staleness.mean,
         left_out=left_out,
         at_least=any(one.at_least for place, one in enumerate(crew) if place not in left_out),
-        one_host=bytes_per_s is not None and isinstance(strategy.via, SharedMemory),
+        one_host=bytes_per_s is not None and strategy.via.in_shared_memory,
     )
 
 

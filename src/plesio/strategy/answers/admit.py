@@ -34,3 +34,6 @@ class Fresh:
 
     def __str__(self) -> str:
         return "this version only" if self.within == 0 else f"staleness <= {self.within}"
+
+
+Admit = Everything | Fresh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plesio.strategy.answers import check
 
@@ -10,6 +11,8 @@ from plesio.strategy.answers import check
 @dataclass(frozen=True, slots=True)
 class Plain:
     """Not at all: folded as it comes."""
+
+    state_copies: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return "none"
@@ -21,6 +24,8 @@ class WorkerMomentum:
 
     Hakimi et al. 2019, arXiv 1907.11612.
     """
+
+    state_copies: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return "momentum by worker"
@@ -43,6 +48,11 @@ class DelayCompensated:
         check.decay("DelayCompensated", "decay", self.decay)
         check.number("DelayCompensated", "eps", self.eps, above=0)
 
+    @property
+    def state_copies(self) -> int:
+        """How many tensors the size of the model it keeps: the adaptive form a running mean of squares."""
+        return int(self.adaptive)
+
     def __str__(self) -> str:
         return "delay compensation" + (" (adaptive)" if self.adaptive else "")
 
@@ -52,9 +62,13 @@ class GapAware:
     """g / (1 + |w_t - w_{t-tau}| / C), elementwise, C the running mean step (Barkai et al. 2020, arXiv 1909.10802)."""
 
     decay: float = 0.99
+    state_copies: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check.decay("GapAware", "decay", self.decay)
 
     def __str__(self) -> str:
         return "gap-aware"
+
+
+Correct = Plain | WorkerMomentum | DelayCompensated | GapAware

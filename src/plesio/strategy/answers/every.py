@@ -56,3 +56,6 @@ class Seconds:
 
     def __str__(self) -> str:
         return f"every {self.seconds:g} s"
+
+
+Every = Steps | Seconds

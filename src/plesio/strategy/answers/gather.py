@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plesio.strategy.answers import check
 
@@ -10,6 +11,8 @@ from plesio.strategy.answers import check
 @dataclass(frozen=True, slots=True)
 class Each:
     """Every contribution makes a new version as it comes."""
+
+    in_rounds: ClassVar[bool] = False
 
     def size(self, reachable: int | None) -> int:
         """How many contributions a fold takes when `reachable` can come together (None: any number)."""
@@ -24,6 +27,7 @@ class Buffer:
     """`k` contributions make a new version, whoever sent them."""
 
     k: int
+    in_rounds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check.whole("Buffer", "k", self.k, least=1)
@@ -41,6 +45,7 @@ class Round:
     """One contribution of each worker makes a new version; the `first` of them, if given."""
 
     first: int | None = None
+    in_rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.first is not None:
@@ -53,3 +58,6 @@ class Round:
 
     def __str__(self) -> str:
         return "round of all" if self.first is None else f"round, first {self.first}"
+
+
+Gather = Each | Buffer | Round

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plesio.errors import StrategyError
 
@@ -19,6 +20,7 @@ class UserOptimizer:
     """
 
     lr_scale: str = "share"
+    averages: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.lr_scale not in ("share", "full"):
@@ -36,9 +38,14 @@ class UserOptimizer:
 class Average:
     """The weighted mean of what was sent becomes the new parameters."""
 
+    averages: ClassVar[bool] = True
+
     def scale(self, folded: int, workers: int) -> float:
         """1: a mean has no rate."""
         return 1.0
 
     def __str__(self) -> str:
         return "mean"
+
+
+Outer = UserOptimizer | Average

@@ -55,3 +55,6 @@ class AfterFold:
 
     def __str__(self) -> str:
         return "after the fold" + (", late work cancelled" if self.cancel_late else "")
+
+
+Release = Freely | Within | AfterFold

@@ -109,3 +109,6 @@ class BySamples:
 
     def __str__(self) -> str:
         return "by samples"
+
+
+Weigh = Equal | Inverse | Polynomial | Hinge | DelayAdaptive | BySamples

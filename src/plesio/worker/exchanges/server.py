@@ -15,7 +15,7 @@ from plesio.core.events import Verdict
 from plesio.errors import StopRun
 from plesio.protocol.notes import A, Beginning, Contribution, DroppedStep, Farewell, GoOn, Note
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Every, Gradient
+from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.warn import warn_kept_back, warn_not_finite, warn_overwritten, warn_unsent
 from plesio.worker.data_use import DataUse
@@ -58,7 +58,7 @@ class ServerExchange:
         every: Every | None = None,
     ) -> None:
         self._every = every or strategy.every
-        self.local = not isinstance(strategy.send, Gradient)
+        self.local = strategy.send.stepped
         self.cancels = strategy.release.cancel_late
         self._state = state
         self._optimizer = optimizer
