@@ -30,6 +30,7 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.leases import Batch
+from plesio.core.questions import Arrival
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Round, UserOptimizer, Within
@@ -64,6 +65,7 @@ class Came:
     computed_from: int
     staleness: int
     batches: list[Batch]
+    arrival: Arrival
     fate: Verdict | None = None
     folded: bool = False
     answered: bool = False
@@ -192,7 +194,9 @@ class Referee:
         assert key not in self.known
         assert not chair.told, "it did not hear of a number it skips"
         chair.clock, chair.waits, chair.arrived, chair.heard_s = chair.clock + 1, True, event.number, self.now_s
-        came = Came(event, chair.computed_from, self.version - chair.computed_from, batches)
+        staleness, epochs = self.version - chair.computed_from, self.books.tally["done"] / EPOCH_BATCHES
+        arrival = Arrival(staleness, self.sequencer.workers, event.work, self.version, epochs)
+        came = Came(event, chair.computed_from, staleness, batches, arrival)
         came.fate = Verdict.TAKEN
         if not event.finite:
             came.fate = Verdict.NOT_FINITE
@@ -230,11 +234,8 @@ class Referee:
     def see_fold(self, fold: Fold) -> None:
         assert self.all_came(), "folded before its time"
         counting = [came for came in self.pending if came.fate is Verdict.TAKEN]
-        weigh = self.strategy.weigh
         weights = {
-            (came.event.worker, came.event.incarnation, came.event.number): weigh.weight(
-                came.staleness, self.sequencer.workers, came.event.work
-            )
+            (came.event.worker, came.event.incarnation, came.event.number): self.strategy.weigh.weight(came.arrival)
             for came in counting
         }
         total = sum(weights.values())

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plesio.core.events import Fold
+from plesio.core.questions import Arrival
 from plesio.strategy import recipes
 from plesio.strategy.answers import (
     BySamples,
@@ -52,7 +53,36 @@ from support.sequencing import Run, only
     ],
 )
 def test_weights(weigh: Weigh, staleness: int, workers: int, samples: int, expected: float) -> None:
-    assert weigh.weight(staleness, workers, samples) == pytest.approx(expected)
+    assert weigh.weight(Arrival(staleness, workers, samples, 0, 0.0)) == pytest.approx(expected)
+
+
+class Noted:
+    """Notes what it is told."""
+
+    normalised = False
+
+    def __init__(self) -> None:
+        self.told: list[Arrival] = []
+
+    def weight(self, one: Arrival) -> float:
+        self.told.append(one)
+        return 1.0
+
+
+def test_a_weight_is_told_version_and_progress() -> None:
+    noted = Noted()
+    run = Run(recipes.async_sgd(), workers=2)
+    run.sequencer._weigh = noted
+    for worker in (0, 1, 0):
+        run.lease(worker, total=8)
+        run.push(worker, samples=10, batches=1)
+    run.push(1, samples=0, steps=3)
+    assert noted.told == [
+        Arrival(staleness=0, workers=2, work=10, version=0, epochs=0.0),
+        Arrival(staleness=1, workers=2, work=10, version=1, epochs=1 / 8),
+        Arrival(staleness=1, workers=2, work=10, version=2, epochs=2 / 8),
+        Arrival(staleness=1, workers=2, work=3, version=3, epochs=3 / 8),
+    ]
 
 
 def test_samples_share_out_a_fold_and_do_not_scale_it() -> None:
@@ -92,7 +122,7 @@ def test_every_weight_by_staleness_makes_the_step_smaller(weigh: Weigh) -> None:
     for _ in range(4):
         run.push(0)
     (fold,) = only(Fold, run.push(1))
-    assert fold.scale == pytest.approx(1 / 2 * weigh.weight(4, 2, 32))
+    assert fold.scale == pytest.approx(1 / 2 * weigh.weight(Arrival(4, 2, 32, 4, 0.0)))
     assert fold.scale < 1 / 2
 
 
@@ -118,9 +148,9 @@ weights = st.one_of(
 
 @given(weights, st.integers(0, 2**63), st.integers(1, 64), st.integers(0, 2**31))
 def test_no_weight_vanishes(weigh: Weigh, staleness: int, workers: int, samples: int) -> None:
-    weight = weigh.weight(staleness, workers, samples)
+    weight = weigh.weight(Arrival(staleness, workers, samples, 0, 0.0))
     assert SMALLEST <= weight <= max(samples, 1)
-    assert weight >= weigh.weight(staleness + 1, workers, samples), "who is later counts no more"
+    assert weight >= weigh.weight(Arrival(staleness + 1, workers, samples, 0, 0.0)), "who is later counts no more"
 
 
 def test_work_of_which_nobody_knows_the_samples_counts_by_its_steps() -> None:

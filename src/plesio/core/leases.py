@@ -78,6 +78,11 @@ class DataLeases:
         """Batches of opened epochs that are neither done nor skipped."""
         return self.opened - self.done - self.skipped
 
+    @property
+    def epochs_done(self) -> float:
+        """How many passes over the data are folded: 2.5 in the middle of the third."""
+        return self.done / self._total if self._total else 0.0
+
     def progress(self, worker: int) -> float:
         """How far the data is given out, in epochs: 2.5 in the middle of the third.
 

@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a contribution when it is weighed: a later answer's new need is one more field here.
+
+    Args:
+        staleness: versions folded since the one it was computed from.
+        workers: how many the run was asked to have.
+        work: its samples, or its steps where nobody knows them.
+        version: the version it comes to, so the number of folds so far.
+        epochs: passes over the data that are in the parameters; 0 where the loop's data is its own.
+    """
+
+    staleness: int
+    workers: int
+    work: int
+    version: int
+    epochs: float
+
 
 class Admits(Protocol):
     """Does a contribution count?"""
@@ -17,7 +37,7 @@ class Weighs(Protocol):
     @property
     def normalised(self) -> bool: ...
 
-    def weight(self, staleness: int, workers: int, work: int) -> float: ...
+    def weight(self, one: Arrival) -> float: ...
 
 
 class Gathers(Protocol):

@@ -56,7 +56,7 @@ from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.ledger import Admission, Ledger
 from plesio.core.membership import Membership, MembershipState, Seat
-from plesio.core.questions import Questions
+from plesio.core.questions import Arrival, Questions
 
 _TAKEN, _NEW = Verdict.TAKEN, Admission.NEW  # to look a member up in its enum costs as much as to build an effect
 
@@ -297,7 +297,8 @@ class Sequencer:
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
-        weight = self._weigh.weight(seat.staleness, self.workers, event.work)
+        arrival = Arrival(seat.staleness, self.workers, event.work, self.version, self.leases.epochs_done)
+        weight = self._weigh.weight(arrival)
         self._pending.append(Pending(event, seat.computing, weight, batches, counts=True))
         if self._holds:
             self._effects.append(Hold(event.worker, event.number, weight))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plesio.core.questions import Arrival
 from plesio.strategy.answers import check
 
 SMALLEST = 1e-6
@@ -23,7 +24,7 @@ class Equal:
 
     normalised: ClassVar[bool] = False
 
-    def weight(self, staleness: int, workers: int, work: int) -> float:
+    def weight(self, one: Arrival) -> float:
         """1."""
         return 1.0
 
@@ -37,9 +38,9 @@ class Inverse:
 
     normalised: ClassVar[bool] = False
 
-    def weight(self, staleness: int, workers: int, work: int) -> float:
-        """The weight of a contribution `staleness` versions stale."""
-        return max(1.0 / max(staleness, 1), SMALLEST)
+    def weight(self, one: Arrival) -> float:
+        """The weight of this contribution."""
+        return max(1.0 / max(one.staleness, 1), SMALLEST)
 
     def __str__(self) -> str:
         return "1/staleness"
@@ -55,9 +56,9 @@ class Polynomial:
     def __post_init__(self) -> None:
         check.number("Polynomial", "a", self.a, least=0)
 
-    def weight(self, staleness: int, workers: int, work: int) -> float:
-        """The weight of a contribution `staleness` versions stale."""
-        return max(float((1.0 + staleness) ** -self.a), SMALLEST)
+    def weight(self, one: Arrival) -> float:
+        """The weight of this contribution."""
+        return max(float((1.0 + one.staleness) ** -self.a), SMALLEST)
 
     def __str__(self) -> str:
         return f"(1+staleness)^-{self.a:g}"
@@ -75,9 +76,10 @@ class Hinge:
         check.number("Hinge", "a", self.a, above=0)
         check.whole("Hinge", "b", self.b, least=0)
 
-    def weight(self, staleness: int, workers: int, work: int) -> float:
-        """The weight of a contribution `staleness` versions stale."""
-        return 1.0 if staleness <= self.b else max(1.0 / (self.a * (staleness - self.b) + 1.0), SMALLEST)
+    def weight(self, one: Arrival) -> float:
+        """The weight of this contribution."""
+        late = one.staleness - self.b
+        return 1.0 if late <= 0 else max(1.0 / (self.a * late + 1.0), SMALLEST)
 
     def __str__(self) -> str:
         return f"hinge after {self.b}"
@@ -89,9 +91,9 @@ class DelayAdaptive:
 
     normalised: ClassVar[bool] = False
 
-    def weight(self, staleness: int, workers: int, work: int) -> float:
-        """The weight of a contribution `staleness` versions stale."""
-        return 1.0 if staleness <= workers else max(workers / staleness, SMALLEST)
+    def weight(self, one: Arrival) -> float:
+        """The weight of this contribution."""
+        return 1.0 if one.staleness <= one.workers else max(one.workers / one.staleness, SMALLEST)
 
     def __str__(self) -> str:
         return "workers/staleness"
@@ -103,9 +105,9 @@ class BySamples:
 
     normalised: ClassVar[bool] = True
 
-    def weight(self, staleness: int, workers: int, work: int) -> float:
-        """The work behind the contribution: its samples, or its steps if those are unknown (`Pushed.work`); at least 1."""
-        return float(max(work, 1))
+    def weight(self, one: Arrival) -> float:
+        """The work behind the contribution: its samples, or its steps if those are unknown; at least 1."""
+        return float(max(one.work, 1))
 
     def __str__(self) -> str:
         return "by samples"
