@@ -59,7 +59,7 @@ def test_tables_are_bounded_by_the_number_of_seats() -> None:
         world = World(draw(seed), Parts())
         assert world.run().failure is None
         server, seats = world.server, world.plan.workers
-        tables = (server.service._peers, server.sequencer.ledger._accounts, server.sequencer.members._last_incarnation)
+        tables = (server.service._peers, server.sequencer.members.seats, server.sequencer.members._last_incarnation)
         assert [len(table) for table in tables if len(table) > seats] == []
         assert server.service.outbox == []
 

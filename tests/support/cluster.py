@@ -161,8 +161,8 @@ class Cluster:
     def run_ahead(self, worker: int, dial: int) -> None:
         """A number no honest worker could have come to."""
         if worker in self.live:
-            process = self.live[worker]
-            event = Pushed(worker, process.incarnation, process.number + 100 + dial, 1, 1, 0)
+            ahead = self.referee.chairs[worker].number + 2 + dial
+            event = Pushed(worker, self.live[worker].incarnation, ahead, 1, 1, 0)
             self.deliver_event(event)
 
     def tick(self, worker: int, dial: int) -> None:

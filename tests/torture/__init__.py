@@ -1,7 +1,7 @@
 """Fault simulation: the real core under a lossy network, crashing processes and a forgetful disk.
 
 Theory. The core asks for nothing, it is told: so a whole cluster of it runs in one thread, on simulated time, and a seed
-decides everything that happens. The parts under test are the shipped ones, unchanged: sequencer, ledger, membership,
+decides everything that happens. The parts under test are the shipped ones, unchanged: sequencer, membership,
 leases and their checkpoints, which every run with a server uses, and both sides of the sessions. Sessions are for
 connections that lose messages: between processes of one host, whose pipes lose none, no run needs them yet.
 

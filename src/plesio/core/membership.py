@@ -6,6 +6,10 @@ others wait for it and it has been silent for longer than `silence_s`, it is evi
 the last ones, once another has finished its work and for that long nobody was heard: the run waits for them. (That others
 died says nothing: long local steps are long.)
 
+Exactly once. A contribution is new if its incarnation holds the seat and its number is the seat's next. A worker sends
+one after it heard of the one before, so numbers come in order and a lower one was answered already. Memory is constant a
+worker, whatever is lost or repeated on the way.
+
 | state   | Joined (higher incarnation) | Left (same incarnation) | silent too long while waited for, or left over |
 | ------- | --------------------------- | ----------------------- | ---------------------------------------------- |
 | empty   | member                      | -                       | -                                              |
@@ -32,10 +36,10 @@ class Seat:
     """What the sequencer knows of one live worker.
 
     `clock` counts its answered contributions (a late joiner starts at the slowest's); `computing` is the version its
-    next contribution will be computed from; `waiting` is the number of the contribution whose answer it waits for,
-    `verdict` and `staleness` what that answer will say; `arrived` is the highest number that came in (a number called
-    off may still come in, sent before its sender heard of it); `called_off`: one was, and its sender is not known to know;
-    `heard_s` is when it last spoke or was told to go on.
+    next contribution will be computed from; `next_number` is the only number that is new, see above; `waiting` is the
+    number of the contribution whose answer it waits for, `verdict` and `staleness` what that answer will say; `arrived`
+    is the highest number that came in (a number called off may still come in, sent before its sender heard of it);
+    `called_off`: one was, and its sender is not known to know; `heard_s` is when it last spoke or was told to go on.
     """
 
     __slots__ = (

@@ -4,7 +4,7 @@ Theory. The sequencer is told events, in the order they came, and answers with e
 done. It holds no tensor and asks for nothing: the same object runs under real processes, under virtual time and under a
 recorded schedule. The six questions are asked in turn of every contribution:
 
-    Pushed -> ledger: seen before?          DUPLICATE, FENCED: Discard, no answer (it had one)
+    Pushed -> the next of its sender?       no: DUPLICATE or FENCED: Discard, no answer (it had one)
            -> finite?                       no: Discard, counts as having come (if it is of this round)
            -> admit: fresh enough?          no: Discard, the worker starts again from the current version
            -> weigh, gather: pending        Hold it, if its worker goes on before the fold
@@ -54,17 +54,16 @@ from plesio.core.events import (
 )
 from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
-from plesio.core.ledger import Admission, Ledger
 from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.core.questions import Arrival, Questions
 
-_TAKEN, _NEW = Verdict.TAKEN, Admission.NEW  # to look a member up in its enum costs as much as to build an effect
+_TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to build an effect
 
 
 class SequencerState(msgspec.Struct, frozen=True):
     """What a checkpoint keeps of the order: the version it is at, the data, and who may not come back.
 
-    The ledger has nothing to add: after a restore nobody is a member, so no key of before is admitted again.
+    After a restore nobody is a member, so no key of before is admitted again.
     """
 
     version: int
@@ -87,7 +86,6 @@ class Sequencer:
     ) -> None:
         self.workers = workers
         self.version = 0
-        self.ledger = Ledger()
         self.members = Membership(silence_s)
         self.leases = leases or DataLeases(workers, stealing=False)
         self._admit = strategy.admit
@@ -184,7 +182,6 @@ class Sequencer:
         if seat is None:
             self._discard(event.worker, event.incarnation, 0, Verdict.FENCED)
             return
-        self.ledger.open(event.worker, event.incarnation)
         self.leases.joined(event.worker)
         self._count_anew()
         self._effects.append(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
@@ -196,7 +193,6 @@ class Sequencer:
             self.leases.left(worker)
         if seat is None:
             return
-        self.ledger.close(worker)
         if seat.waiting is not None and self._after_fold:
             self._orphans += 1
         self._count_anew()
@@ -244,12 +240,11 @@ class Sequencer:
     # Contributions
 
     def _pushed(self, event: Pushed) -> None:
-        admission = self.ledger.admit(event.worker, event.incarnation, event.number)
-        if admission is not _NEW:
-            self._refuse(event, admission)
-            return
         members = self.members
-        seat = members.seats[event.worker]
+        seat = members.seat(event.worker, event.incarnation)
+        if seat is None or event.number != seat.next_number:
+            self._refuse(event, seat)
+            return
         assert seat.waiting is None, "a worker waits for one answer at a time"
         members.pushed(seat, event.number)
         seat.staleness = self.version - seat.computing
@@ -263,19 +258,17 @@ class Sequencer:
             self._take(event, seat, batches)
         self._settle()
 
-    def _refuse(self, event: Pushed, admission: Admission) -> None:
+    def _refuse(self, event: Pushed, seat: Seat | None) -> None:
         """A repeated or fenced contribution: its key was answered already, or its sender is no member.
 
         One that crossed its own cancellation on the way comes here too: its data goes to somebody else.
         """
-        verdict = Verdict.FENCED if admission is Admission.FENCED else Verdict.DUPLICATE
+        verdict = Verdict.FENCED if seat is None else Verdict.DUPLICATE
         self._discard(event.worker, event.incarnation, event.number, verdict)
-        if admission is Admission.DUPLICATE:
-            seat = self.members.seats[event.worker]
-            if event.number > seat.arrived:
-                seat.arrived, seat.heard_s = event.number, self._now_s
-                self.leases.give_back(self.leases.consume(event.worker, event.batches))
-                self._learned(seat)
+        if seat is not None and seat.arrived < event.number < seat.next_number:
+            seat.arrived, seat.heard_s = event.number, self._now_s
+            self.leases.give_back(self.leases.consume(event.worker, event.batches))
+            self._learned(seat)
 
     def _not_finite(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count, but it came: the round it is of does not wait for this worker any longer."""
@@ -358,8 +351,6 @@ class Sequencer:
     def _call_off(self, seat: Seat) -> None:
         """Cancel what `seat` is computing: that answers the contribution it would have sent next."""
         number, staleness = seat.next_number, self.version - seat.computing
-        admission = self.ledger.admit(seat.worker, seat.incarnation, number)
-        assert admission is Admission.NEW, "promise 1: a number in the making was not answered"
         self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
         self._effects.append(Cancel(seat.worker, number, self.version))
         seat.next_number, seat.computing, seat.called_off = number + 1, self.version, True

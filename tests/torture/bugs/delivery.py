@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plesio.core.events import Event, Leased
-from plesio.core.ledger import Admission, Ledger
+from plesio.core.events import Event, Leased, Pushed
 from plesio.core.membership import Membership, Seat
 from plesio.core.sequencer import Sequencer
 from plesio.core.sessions.letters import Ask, Beat, FromServer, FromWorker, Go, Push
@@ -27,16 +26,13 @@ class _Forgetful(Service):
         return super().receive(letter, now_s)
 
 
-class _AdmitsAll(Ledger):
-    def admit(self, worker: int, incarnation: int, number: int) -> Admission:
-        return Admission.NEW if super().admit(worker, incarnation, number) is not Admission.FENCED else Admission.FENCED
-
-
 @bug("no dedupe")
-class _WithoutLedger(Sequencer):
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.ledger = _AdmitsAll()
+class _AdmitsAll(Sequencer):
+    def _pushed(self, event: Pushed) -> None:
+        seat = self.members.seat(event.worker, event.incarnation)
+        if seat is not None:
+            seat.next_number = event.number
+        super()._pushed(event)
 
 
 @bug("a retry bears a new number")
