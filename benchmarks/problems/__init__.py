@@ -22,7 +22,7 @@ from plesio.errors import ConfigurationError
 from plesio.launch.simulated.limits import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import timed_workers
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from problems.analytic import Analytic, Problem, Record, Vector
 

@@ -32,7 +32,7 @@ from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.server.checkpoints import Checkpoint
 from plesio.strategy import Strategy
 

@@ -24,8 +24,8 @@ from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.processes import Processes
 from plesio.launch.local.server_process import Server
 from plesio.observe.summary import Incident
-from plesio.protocol.messages import Progress, Stop, Trouble
-from plesio.protocol.notes import Contribution
+from plesio.protocol.launcher import Progress, Stop, Trouble
+from plesio.protocol.worker import Contribution
 from plesio.transport.channel import Channel, channel_pair, readable
 from support import loops
 from support.processes import alive, descendants, gone_within, open_descriptors

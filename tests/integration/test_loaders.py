@@ -38,7 +38,7 @@ from plesio.errors import ConfigurationError
 from plesio.launch.simulated.messages import Answer, Finish, Lease, Request
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import NoFolder
-from plesio.protocol.messages import LeaseReply
+from plesio.protocol.worker import LeaseReply
 from plesio.worker.data_use import DataUse
 from plesio.worker.loader import LeasedLoader, _Order, _Relay
 from support import loops

@@ -28,7 +28,7 @@ from plesio.core.events import (
 )
 from plesio.core.leases import Batch, DataLeases
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.core.sessions.letters import (
+from plesio.core.sessions.envelopes import (
     Answer,
     Beat,
     Bye,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from plesio.core.sessions.letters import Level
+from plesio.core.sessions.envelopes import Level
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy, recipes
 from torture import FAULTS, Plan, draw, excerpt, run_seed, shrink

@@ -38,7 +38,7 @@ from plesio.launch.simulated.messages import Answer, Finish, Lease, Message, Pus
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import NoFolder, TimedWorker, timed_workers
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Seconds

@@ -26,7 +26,7 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.letters import Beat, Fenced, FromServer, FromWorker, Level, Received
+from plesio.core.sessions.envelopes import Beat, Fenced, FromServer, FromWorker, Level, Received
 from plesio.core.sessions.session import Welcome, WorkerSession
 from plesio.strategy.answers import AfterFold, Buffer, Within
 from torture.disk import Disk

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from plesio.core.sessions.letters import Level
+from plesio.core.sessions.envelopes import Level
 from plesio.strategy import Strategy, recipes
 
 FAULTS = (

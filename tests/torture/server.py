@@ -12,7 +12,7 @@ import msgspec
 
 from plesio.core.events import Effect, Event, Fold, Hold, Left, Pushed, Ticked
 from plesio.core.leases import DataLeases
-from plesio.core.sessions.letters import FromWorker
+from plesio.core.sessions.envelopes import FromWorker
 from plesio.core.sessions.service import ServiceState
 from torture.model import Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S

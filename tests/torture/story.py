@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plesio.core.sessions.letters import (
+from plesio.core.sessions.envelopes import (
     UNASKED,
     Ask,
     Beat,

@@ -17,7 +17,7 @@ from heapq import heappop
 from typing import Any
 
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.letters import Beat, FromServer, FromWorker, Received
+from plesio.core.sessions.envelopes import Beat, FromServer, FromWorker, Received
 from plesio.core.sessions.service import Service
 from plesio.core.sessions.session import Phase, WorkerSession
 from torture import chaos

@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from plesio.errors import ConfigurationError
-from plesio.protocol.messages import Hello, Snapshot, SnapshotRequest
+from plesio.protocol.evaluator import Snapshot, SnapshotRequest
+from plesio.protocol.worker import Hello
 from plesio.server.assembly import Assembly
 from plesio.server.snapshots import Snapshots
 from plesio.strategy import Strategy, recipes

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
-from plesio.protocol.notes import Answer, GoOn, Note, RollCalled
+from plesio.protocol.worker import Answer, FromWorker, GoOn, RollCalled
 from plesio.tensors.arena import PAGE
 from plesio.transport import memory
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
-from plesio.transport.doorbell import Doorbell, NoteReader, framed, write_answer
+from plesio.transport.doorbell import Doorbell, MessageReader, framed, write_answer
 from plesio.transport.memory import SharedBlock
 
 VALUES = {
@@ -56,13 +56,13 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(descriptor)
 
 
-@given(st.lists(messages(Note), max_size=8), st.lists(st.integers(1, 200), max_size=60))
+@given(st.lists(messages(FromWorker), max_size=8), st.lists(st.integers(1, 200), max_size=60))
 @settings(max_examples=80, deadline=None)
-def test_notes_arrive_however_the_bytes_are_cut(sent: list[Note], cuts: list[int]) -> None:
+def test_messages_arrive_however_the_bytes_are_cut(sent: list[FromWorker], cuts: list[int]) -> None:
     read, write = os.pipe()
-    reader = NoteReader(read)
+    reader = MessageReader(read)
     data = b"".join(map(framed, sent))
-    got: list[Note] = []
+    got: list[FromWorker] = []
     while data:
         cut = cuts.pop() if cuts else 4096
         os.write(write, data[:cut])

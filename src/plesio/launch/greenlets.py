@@ -33,8 +33,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
-from plesio.protocol.messages import Hello, LeaseReply, LeaseRequest, Ready
-from plesio.protocol.notes import A, Contribution, DroppedStep, Note
+from plesio.protocol.worker import A, Contribution, DroppedStep, FromWorker, Hello, LeaseReply, LeaseRequest, Ready
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import Arena, Layout
@@ -242,10 +241,10 @@ class _Switch:
         self._used = used
         self._request: Request = Ready()
 
-    def send(self, note: Note) -> None:
+    def send(self, message: FromWorker) -> None:
         """Keep it until the answer is waited for; that of the end is seen anyway."""
-        if isinstance(note, Contribution):
-            self._request = note
+        if isinstance(message, Contribution):
+            self._request = message
 
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing

@@ -11,7 +11,7 @@ from torch import nn
 from plesio.core.events import Fold
 from plesio.errors import ConfigurationError
 from plesio.launch.greenlets import GreenletWorker, Place
-from plesio.protocol.messages import Hello
+from plesio.protocol.worker import Hello
 from plesio.server.assembly import Assembly
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena

@@ -11,7 +11,7 @@ import torch
 from plesio.faults import Fault, Pace
 from plesio.observe.logbook import Logbook
 from plesio.observe.summary import Evaluation, Incident
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.server.checkpointer import Keeping
 from plesio.strategy import Strategy
 

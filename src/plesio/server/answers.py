@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plesio.core.events import Cancel, Grant, Verdict
-from plesio.protocol.notes import Beginning, GoOn
+from plesio.protocol.worker import Beginning, GoOn
 from plesio.server.checkpoints import Progress
 
 

@@ -19,7 +19,8 @@ from functools import partial
 import cloudpickle
 import msgspec
 
-from plesio.protocol.messages import Hello, Snapshot, Welcome
+from plesio.protocol.evaluator import Snapshot
+from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
 from plesio.tensors.arena import PAGE, Arena, Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plesio.core.sequencer import Sequencer
 from plesio.observe.meter import Meter
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.server.assembly import Assembly
 
 

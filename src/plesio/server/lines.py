@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plesio.protocol.messages import Hello, LeaseRequest, Ready, ToServerFromWorker
+from plesio.protocol.worker import Hello, ToServer
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
-from plesio.transport.doorbell import NoteReader
+from plesio.transport.doorbell import MessageReader
 
 
 @dataclass(slots=True)
@@ -18,8 +18,8 @@ class Line:
 
     worker: int
     incarnation: int
-    channel: Channel[Hello | Ready | LeaseRequest]
-    notes: NoteReader
+    channel: Channel[ToServer]
+    messages: MessageReader
     answer: int
     hello: Hello | None = None
     welcomed: bool = False
@@ -33,8 +33,8 @@ class Line:
         line = cls(
             worker=worker,
             incarnation=incarnation,
-            channel=Channel.attach(next(descriptors), ToServerFromWorker, f"worker {worker}"),
-            notes=NoteReader(next(descriptors)),
+            channel=Channel.attach(next(descriptors), ToServer, f"worker {worker}"),
+            messages=MessageReader(next(descriptors)),
             answer=next(descriptors),
         )
         os.set_blocking(line.answer, False)
@@ -48,5 +48,5 @@ class Line:
     def close(self) -> None:
         """The worker is gone."""
         self.gone = True
-        close_quietly(self.notes.descriptor, self.answer)
+        close_quietly(self.messages.descriptor, self.answer)
         self.channel.close()

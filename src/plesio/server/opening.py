@@ -12,7 +12,7 @@ dies before all are ready is not waited for: the others begin without it, and an
 from __future__ import annotations
 
 from plesio.errors import PlesioError
-from plesio.protocol.messages import Refused
+from plesio.protocol.worker import Refused
 from plesio.server.assembly import Assembly
 from plesio.server.lines import Line
 from plesio.strategy import Strategy

@@ -38,8 +38,8 @@ from plesio.errors import CheckpointError, PlesioError
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
 from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.protocol.messages import Begun, Final, LeaseReply, LeaseRequest, Progress, Refused, Trouble, Writing
-from plesio.protocol.notes import Contribution, DroppedStep, WorkDone
+from plesio.protocol.launcher import Begun, Final, Progress, Trouble, Writing
+from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, Refused, WorkDone
 from plesio.server.answers import answer_to
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Keeper

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from plesio.core.rounds import Call, Outcome, RollCall
-from plesio.protocol.messages import Regrouped
-from plesio.protocol.notes import CheckIn, RollCalled
+from plesio.protocol.worker import CheckIn, Regrouped, RollCalled
 from plesio.transport.board import Board
 from plesio.transport.collective import RendezvousStore
 from plesio.transport.doorbell import write_answer

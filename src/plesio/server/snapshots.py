@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from plesio.protocol.messages import SnapshotRequest
+from plesio.protocol.evaluator import SnapshotRequest
 from plesio.server.assembly import Assembly
 from plesio.transport.channel import Channel, ChannelClosedError
 

@@ -1,7 +1,7 @@
-"""The two pipes of a worker: its notes (`plesio.protocol.notes`) one way, answers the other.
+"""The two pipes of a worker: its messages (`plesio.protocol.worker`) one way, answers the other.
 
 A doorbell is 6 us there and back, and end of file tells that the other side died. Tensors do not pass here: they lie in the
-worker's slot, and the note is written only when they do, so that a process killed half way left nothing to be read.
+worker's slot. The message is written only when they do: a process that is killed half way leaves nothing to be read.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 import msgspec
 
 from plesio.errors import DeadlineError, ServerLostError
-from plesio.protocol.notes import A, Answer, Note
+from plesio.protocol.worker import A, Answer, FromWorker
 from plesio.transport.channel import HEAD
 
 ANSWER_LAYOUT = struct.Struct("64p")
 """A length and as many bytes, filled up: all answers are as long, so that each is read by itself and none in part."""
 encode = msgspec.msgpack.Encoder().encode
-decode_note = msgspec.msgpack.Decoder(Note).decode
+decode_message = msgspec.msgpack.Decoder(FromWorker).decode
 decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
 
 LOOK_S = 2e-4
@@ -57,35 +57,35 @@ class Lookout:
         return found
 
 
-def framed(note: Note) -> bytes:
+def framed(message: FromWorker) -> bytes:
     """The bytes on the pipe: as on a channel, a length comes first."""
-    body = encode(note)
+    body = encode(message)
     return HEAD.pack(len(body)) + body
 
 
-class NoteReader:
-    """The server's end of the pipe that a worker's notes come in by."""
+class MessageReader:
+    """The server's end of the pipe that a worker's messages come in by."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._rest = b""
 
-    def read(self) -> list[Note] | None:
-        """The notes that have come whole; None when the worker is gone."""
+    def read(self) -> list[FromWorker] | None:
+        """The messages that have come whole; None when the worker is gone."""
         data = os.read(self.descriptor, 65536)
         if not data:
             return None
         data = self._rest + data if self._rest else data
-        notes: list[Note] = []
+        messages: list[FromWorker] = []
         at = 0
         while (begin := at + HEAD.size) <= len(data):
             end = begin + HEAD.unpack_from(data, at)[0]
             if end > len(data):
                 break
-            notes.append(decode_note(data[begin:end]))
+            messages.append(decode_message(data[begin:end]))
             at = end
         self._rest = data[at:]
-        return notes
+        return messages
 
 
 def write_answer(descriptor: int, answer: Answer) -> bool:
@@ -116,14 +116,14 @@ class Doorbell:
         self._poller.register(answer, select.POLLIN)
         self._lookout = Lookout(self._poller)
 
-    def send(self, note: Note) -> None:
+    def send(self, message: FromWorker) -> None:
         """Tell the server.
 
         Raises:
             ServerLostError: it is gone.
         """
         try:
-            os.write(self._push, framed(note))
+            os.write(self._push, framed(message))
         except BrokenPipeError as error:
             raise self._lost("told it of its work") from error
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.protocol.messages import Hello, LeaseReply
+from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.optimizer_spec import OptimizerSpec
@@ -42,7 +42,7 @@ class WorkerContext(Protocol):
         ...
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
-        """Data to work on; the arguments are those of a `plesio.protocol.messages.LeaseRequest`."""
+        """Data to work on; the arguments are those of a `plesio.protocol.worker.LeaseRequest`."""
         ...
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:

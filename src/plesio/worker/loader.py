@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 from plesio.errors import ConfigurationError
-from plesio.protocol.messages import LeaseReply
+from plesio.protocol.worker import LeaseReply
 from plesio.worker.data_use import DataUse
 from plesio.worker.seeding import RandomState, seed_everything
 

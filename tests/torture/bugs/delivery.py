@@ -9,7 +9,7 @@ import msgspec
 from plesio.core.events import Event, Leased, Pushed
 from plesio.core.membership import Membership, Seat
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.letters import Ask, Beat, FromServer, FromWorker, Go, Push
+from plesio.core.sessions.envelopes import Ask, Beat, FromServer, FromWorker, Go, Push
 from plesio.core.sessions.service import Service
 from plesio.core.sessions.session import News, WorkerSession
 from torture.bugs.planting import bug

@@ -12,7 +12,7 @@ from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.questions import Questions
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.core.sessions.letters import CalledOff
+from plesio.core.sessions.envelopes import CalledOff
 from plesio.core.sessions.session import WorkerSession
 from torture.bugs.planting import bug
 from torture.server import Server

@@ -8,7 +8,7 @@ import msgspec
 
 from plesio.core.events import Effect, Event, Fold, Grant, Pushed, Verdict
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.letters import FromServer, FromWorker, Level, Received
+from plesio.core.sessions.envelopes import FromServer, FromWorker, Level, Received
 from plesio.core.sessions.service import Service, ServiceState
 from plesio.core.sessions.session import News, Welcome, WorkerSession
 from torture.bugs.planting import bug

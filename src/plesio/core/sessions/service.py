@@ -1,10 +1,10 @@
-"""The server's side of delivery: which letter is new, what to answer one that is not, and who fell silent.
+"""The server's side of delivery: which message is new, what to answer one that is not, and who fell silent.
 
 Theory. For each worker the server keeps one record (a peer): the incarnation that holds the seat, the serial of its last
 request and the answer to it. That is all it needs, because a worker has one request on its way at a time, and so its
 memory is fixed by the number of workers, whatever comes.
 
-| a letter of                                   | is answered by                                                     |
+| a message of                                   | is answered by                                                     |
 | --------------------------------------------- | ------------------------------------------------------------------ |
 | another epoch (this server was restarted)     | Fenced, which names this epoch; the worker joins again             |
 | an incarnation that does not hold the seat    | Fenced, unless it is a Join and higher than any seen: Joined       |
@@ -40,7 +40,7 @@ from plesio.core.events import (
     Left,
     Verdict,
 )
-from plesio.core.sessions.letters import (
+from plesio.core.sessions.envelopes import (
     UNASKED,
     Answer,
     Beat,
@@ -82,7 +82,7 @@ class _Peer:
 
 
 class Service:
-    """Sessions of all workers. Letters to send are put into `outbox`, for the caller to take out.
+    """Sessions of all workers. Messages to send are put into `outbox`, for the caller to take out.
 
     Args:
         workers: how many seats there are.
@@ -94,7 +94,7 @@ class Service:
     >>> service = Service(workers=1, epoch=1, silence_s=5.0, now_s=0.0)
     >>> service.receive(Join(0, Joined(0, 1)), now_s=0.1)
     (Joined(worker=0, incarnation=1),)
-    >>> service.done(Grant(0, 0, 7, Verdict.TAKEN, 0)); [letter.serial for letter in service.outbox]
+    >>> service.done(Grant(0, 0, 7, Verdict.TAKEN, 0)); [message.serial for message in service.outbox]
     [0]
     >>> service.receive(Join(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
     ((), 2)
@@ -153,27 +153,27 @@ class Service:
 
     # What workers say
 
-    def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
-        """The events that are to be told to the sequencer: none, unless the letter brings something new.
+    def receive(self, message: FromWorker, now_s: float) -> tuple[Event, ...]:
+        """The events that are to be told to the sequencer: none, unless the message brings something new.
 
         Whoever received it has made sure that it comes from the worker it names.
         """
-        if isinstance(letter, Beat):
-            self._beat(letter, now_s)
+        if isinstance(message, Beat):
+            self._beat(message, now_s)
             return ()
-        event = letter.event
+        event = message.event
         peer = self._peers[event.worker]
-        if letter.epoch != self.epoch and (letter.epoch or type(letter) is not Join):  # a new process knows no epoch
+        if message.epoch != self.epoch and (message.epoch or type(message) is not Join):  # a new process knows no epoch
             self._fence(event.worker, event.incarnation, peer)
         elif event.incarnation == peer.incarnation and peer.seated:
             peer.heard_s = now_s
-            if letter.serial == peer.serial + 1:
-                return self._new(letter, peer)
-            self._repeat(event.worker, letter.serial, peer)
-        elif type(letter) is Join and event.incarnation > peer.incarnation:
-            return self._join(letter.event, now_s)
-        elif type(letter) is Bye and event.incarnation == peer.incarnation:
-            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, letter.serial))
+            if message.serial == peer.serial + 1:
+                return self._new(message, peer)
+            self._repeat(event.worker, message.serial, peer)
+        elif type(message) is Join and event.incarnation > peer.incarnation:
+            return self._join(message.event, now_s)
+        elif type(message) is Bye and event.incarnation == peer.incarnation:
+            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, message.serial))
         else:
             self._fence(event.worker, event.incarnation, peer)
         return ()
@@ -183,15 +183,15 @@ class Service:
         peer.seated = True
         return (event,)
 
-    def _new(self, letter: Request, peer: _Peer) -> tuple[Event, ...]:
-        peer.serial, peer.answer, peer.withheld = letter.serial, None, 0
-        event = letter.event
-        if type(letter) is Bye:
+    def _new(self, message: Request, peer: _Peer) -> tuple[Event, ...]:
+        peer.serial, peer.answer, peer.withheld = message.serial, None, 0
+        event = message.event
+        if type(message) is Bye:
             peer.seated = peer.expected = False
-        if self.level is Level.RECEIVED or type(letter) is Bye:
-            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, letter.serial))
-        if letter.abandoned:
-            return (Abandoned(event.worker, event.incarnation, letter.abandoned), event)
+        if self.level is Level.RECEIVED or type(message) is Bye:
+            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, message.serial))
+        if message.abandoned:
+            return (Abandoned(event.worker, event.incarnation, message.abandoned), event)
         return (event,)
 
     def _beat(self, beat: Beat, now_s: float) -> None:
@@ -278,10 +278,10 @@ class Service:
         self._send(worker, peer.serial, peer.answer, peer)
 
     def _send(self, worker: int, serial: int, effect: Grant | Leased | Cancel, peer: _Peer) -> None:
-        letter = LETTERS[type(effect)]
+        message = ENVELOPES[type(effect)]
         self.outbox.append(
-            letter(worker, peer.incarnation, self.epoch, serial, self.applied[worker], self.durable[worker], effect)
+            message(worker, peer.incarnation, self.epoch, serial, self.applied[worker], self.durable[worker], effect)
         )
 
 
-LETTERS: dict[type, Callable[..., Answer]] = {Grant: Go, Leased: Given, Cancel: CalledOff}
+ENVELOPES: dict[type, Callable[..., Answer]] = {Grant: Go, Leased: Given, Cancel: CalledOff}

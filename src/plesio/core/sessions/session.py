@@ -2,8 +2,8 @@
 
 Theory. A worker has one request on its way at a time, because it waits for the answer. Requests of an incarnation are
 numbered from 0 (to join); one is sent again every `retry_s` until it is answered or known to be received, and the
-server answers a serial it has answered before with the same words. So it does not matter which letters are lost, nor
-whether a connection lasts: `connected` just says again what is open. Letters of another incarnation, an earlier epoch or
+server answers a serial it has answered before with the same words. So it does not matter which messages are lost, nor
+whether a connection lasts: `connected` just says again what is open. Messages of another incarnation, an earlier epoch or
 an earlier serial are ignored. While nothing else is to be said, a heartbeat is, so that the server's lease on this worker
 does not run out (`plesio.core.sessions.service`).
 
@@ -27,7 +27,7 @@ from enum import IntEnum
 import msgspec
 
 from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
-from plesio.core.sessions.letters import (
+from plesio.core.sessions.envelopes import (
     UNASKED,
     Answer,
     Ask,
@@ -188,64 +188,64 @@ class WorkerSession:
 
     # What the server says
 
-    def receive(self, letter: FromServer, now_s: float) -> News | None:
-        """What a letter means for the training loop; None: nothing, or nothing new."""
-        if letter.incarnation != self.incarnation or letter.epoch < self.epoch or self.phase >= Phase.LOST:
+    def receive(self, message: FromServer, now_s: float) -> News | None:
+        """What a message means for the training loop; None: nothing, or nothing new."""
+        if message.incarnation != self.incarnation or message.epoch < self.epoch or self.phase >= Phase.LOST:
             return None
         self.heard_s = now_s
-        if isinstance(letter, Fenced):
-            return self._fenced(letter)
-        if letter.epoch > self.epoch and self.phase is not Phase.JOINING:
-            return self._lose(letter.epoch)
-        if isinstance(letter, Received):
-            self._is_received(letter)
-        elif letter.serial == self._serial and self.outstanding is not None:
-            return self._answered(letter)
-        elif isinstance(letter, CalledOff) and letter.serial == UNASKED:
-            return self._called_off(letter)
+        if isinstance(message, Fenced):
+            return self._fenced(message)
+        if message.epoch > self.epoch and self.phase is not Phase.JOINING:
+            return self._lose(message.epoch)
+        if isinstance(message, Received):
+            self._is_received(message)
+        elif message.serial == self._serial and self.outstanding is not None:
+            return self._answered(message)
+        elif isinstance(message, CalledOff) and message.serial == UNASKED:
+            return self._called_off(message)
         return None
 
-    def _is_received(self, letter: Received) -> None:
-        if letter.serial == self._serial:
+    def _is_received(self, message: Received) -> None:
+        if message.serial == self._serial:
             self._received = True
             if self.phase is Phase.FINISHING:
                 self.phase, self.outstanding = Phase.FINISHED, None
 
-    def _answered(self, letter: Answer) -> News:
+    def _answered(self, message: Answer) -> News:
         joining = self.phase is Phase.JOINING
-        effect = letter.effect
+        effect = message.effect
         self.outstanding, self.phase = None, Phase.FREE
         if joining:
-            return self._welcome(letter)
-        self.applied, self.durable = letter.applied, letter.durable
+            return self._welcome(message)
+        self.applied, self.durable = message.applied, message.durable
         if not isinstance(effect, Leased):
             assert effect.number >= self.number, "an answer to something else"
             self.number, self.version = effect.number + 1, effect.version
         return effect
 
-    def _welcome(self, letter: Answer) -> Welcome:
-        assert isinstance(letter, Go), "joining is answered by leave to go on"
+    def _welcome(self, message: Answer) -> Welcome:
+        assert isinstance(message, Go), "joining is answered by leave to go on"
         went_back = None
-        if 0 < self._joined_epoch < letter.epoch:
-            went_back = WentBack(self.version, letter.effect.version, max(0, self.applied - letter.applied))
-        self.epoch = self._joined_epoch = letter.epoch
-        self.version, self.applied, self.durable = letter.effect.version, letter.applied, letter.durable
+        if 0 < self._joined_epoch < message.epoch:
+            went_back = WentBack(self.version, message.effect.version, max(0, self.applied - message.applied))
+        self.epoch = self._joined_epoch = message.epoch
+        self.version, self.applied, self.durable = message.effect.version, message.applied, message.durable
         return Welcome(self.version, went_back)
 
-    def _called_off(self, letter: CalledOff) -> Cancel | None:
+    def _called_off(self, message: CalledOff) -> Cancel | None:
         """While a contribution is on its way only the answer to it counts: it says the same, and no later."""
         pushing = isinstance(self.outstanding, Push)
-        if letter.effect.number < self.number or pushing or self.phase not in (Phase.FREE, Phase.WAITING):
+        if message.effect.number < self.number or pushing or self.phase not in (Phase.FREE, Phase.WAITING):
             return None
-        self.number, self.version = letter.effect.number + 1, letter.effect.version
-        return letter.effect
+        self.number, self.version = message.effect.number + 1, message.effect.version
+        return message.effect
 
-    def _fenced(self, letter: Fenced) -> Lost | None:
+    def _fenced(self, message: Fenced) -> Lost | None:
         if self.phase is Phase.FINISHING:
             self.phase, self.outstanding = Phase.FINISHED, None
             return None
-        lost = self._lose(letter.epoch)
-        if letter.latest > self.incarnation:
+        lost = self._lose(message.epoch)
+        if message.latest > self.incarnation:
             self.phase = Phase.SUPERSEDED
             return Lost(superseded=True)
         return lost

@@ -30,7 +30,7 @@ from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.processes import Process, Processes, descriptors_for
 from plesio.observe.summary import Incident
 from plesio.observe.summary import Logged as LoggedMean
-from plesio.protocol.messages import (
+from plesio.protocol.launcher import (
     Begun,
     Evaluated,
     Failed,

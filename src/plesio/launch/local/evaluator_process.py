@@ -15,13 +15,8 @@ from torch import nn
 from plesio.errors import traceback_of, words_of
 from plesio.launch.local.children import end_children, keep_to_itself
 from plesio.observe.summary import Evaluation
-from plesio.protocol.messages import (
-    Evaluated,
-    Failed,
-    Snapshot,
-    SnapshotRequest,
-    ToEvaluator,
-)
+from plesio.protocol.evaluator import Snapshot, SnapshotRequest
+from plesio.protocol.launcher import Evaluated, Failed
 from plesio.server.assembly import arenas
 from plesio.server.configs import EvaluatorConfig
 from plesio.server.judge import Judge
@@ -94,8 +89,8 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     """Entry of the evaluator process. `descriptors`: engine, server."""
     config = msgspec.msgpack.decode(arguments, type=EvaluatorConfig)
     torch.set_num_threads(1)
-    engine: Channel[object] = Channel.attach(descriptors[0], ToEvaluator, "the engine")
-    server: Channel[Snapshot] = Channel.attach(descriptors[1], ToEvaluator, "the server")
+    engine: Channel[object] = Channel.attach(descriptors[0], Snapshot, "the engine")
+    server: Channel[Snapshot] = Channel.attach(descriptors[1], Snapshot, "the server")
     keep_to_itself(descriptors, engine, server)
     evaluate = objects["evaluate"]
     assert callable(evaluate)

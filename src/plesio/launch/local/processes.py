@@ -20,8 +20,8 @@ from plesio.faults import slowness
 from plesio.launch.job import Job
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.provenance import head_of
+from plesio.protocol import launcher
 from plesio.protocol.journal import JournalHead, JournalWriter
-from plesio.protocol.messages import ToEngineFromEvaluator, ToEngineFromServer, ToEngineFromWorker
 from plesio.server.configs import EvaluatorConfig, ServerConfig, WorkerConfig
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 from plesio.transport.memory import anonymous_file
@@ -134,13 +134,13 @@ class Processes:
             ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
             ends += [end for line in lines for end in line.server_ends]
             settings = _server_settings(job, threads)
-            server = self._spawn(ENTRY_SERVER, "the server", settings, ends, ToEngineFromServer)
+            server = self._spawn(ENTRY_SERVER, "the server", settings, ends, launcher.FromServer)
             for worker, line in enumerate(lines):
                 told = _worker_settings(job, worker, server.pid, threads)
-                self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, ToEngineFromWorker, worker)
+                self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, launcher.FromWorker, worker)
             for end in to_evaluator[1:]:
                 judging = EvaluatorConfig(job.evaluate_every_s)
-                self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], ToEngineFromEvaluator)
+                self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], launcher.FromEvaluator)
 
     def _spawn(
         self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object, worker: int | None = None

@@ -16,26 +16,20 @@ from typing import Any
 import msgspec
 
 from plesio.core.events import Evict
+from plesio.protocol.evaluator import SnapshotRequest
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.messages import (
-    Final,
-    Hello,
-    LeaseRequest,
-    Progress,
-    SnapshotRequest,
-    Stop,
-    ToServerFromEngine,
-    ToServerFromEvaluator,
-)
-from plesio.protocol.notes import (
+from plesio.protocol.launcher import Final, Progress, Stop
+from plesio.protocol.worker import (
     CheckedOut,
     CheckIn,
     CheckOut,
     Contribution,
     DroppedStep,
     Farewell,
+    FromWorker,
+    Hello,
+    LeaseRequest,
     MirrorFilled,
-    Note,
     WorkDone,
 )
 from plesio.server.assembly import Assembly
@@ -85,7 +79,7 @@ class Server:
         self._rendezvous: Rendezvous | None = None
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._hear: dict[type[Note], Callable[[Line, Any], None]] = {
+        self._hear: dict[type[FromWorker], Callable[[Line, Any], None]] = {
             Contribution: self._deciding.pushed,
             DroppedStep: self._deciding.abandoned,
             WorkDone: self._deciding.reported,
@@ -110,7 +104,7 @@ class Server:
             descriptor = self._snapshots.evaluator.fileno()
             self._watch(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._lines:
-            self._watch(line.notes.descriptor, partial(self._from_doorbell, line))
+            self._watch(line.messages.descriptor, partial(self._from_doorbell, line))
             self._watch(line.channel.fileno(), partial(self._from_channel, line))
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout = Lookout(self._poller)
@@ -167,7 +161,7 @@ class Server:
             self._unwatch(line.channel.fileno())  # its doorbell tells the rest
             return
         if isinstance(message, LeaseRequest):
-            if readable(line.notes.descriptor, 0.0):  # what it said before it asked
+            if readable(line.messages.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
             if not line.gone:
                 self._deciding.lease(line, message)
@@ -179,12 +173,12 @@ class Server:
             self._begin()
 
     def _from_doorbell(self, line: Line) -> None:
-        notes = line.notes.read()
-        if notes is None:
+        messages = line.messages.read()
+        if messages is None:
             self._lost(line)
             return
-        for note in notes:
-            self._hear[type(note)](line, note)
+        for message in messages:
+            self._hear[type(message)](line, message)
 
     def _mirror_filled(self, line: Line, mirror: MirrorFilled) -> None:
         self._snapshots.mirrored(self._built(), mirror.number)
@@ -206,7 +200,7 @@ class Server:
         """A worker's pipe is closed, or is to be."""
         if line.gone:
             return
-        self._unwatch(line.notes.descriptor)
+        self._unwatch(line.messages.descriptor)
         self._unwatch(line.channel.fileno())
         line.close()
         self._deciding.left(line)
@@ -293,10 +287,10 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     strategy = objects["strategy"]
     assert isinstance(strategy, Strategy)
     rest = iter(descriptors)
-    engine: Channel[Stop] = Channel.attach(next(rest), ToServerFromEngine, "the engine")
+    engine: Channel[Stop] = Channel.attach(next(rest), Stop, "the engine")
     evaluator: Channel[SnapshotRequest] | None = None
     if config.evaluates:
-        evaluator = Channel.attach(next(rest), ToServerFromEvaluator, "the evaluator")
+        evaluator = Channel.attach(next(rest), SnapshotRequest, "the evaluator")
     writer = JournalWriter.begun(next(rest), config.keeping.journal) if config.journals else None
     lines = [Line.open(worker, config.incarnation, rest) for worker in range(config.workers)]
     Server(config, strategy, engine, evaluator, lines, writer).run()

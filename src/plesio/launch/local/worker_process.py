@@ -15,20 +15,8 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class, traceback_of, words_of
 from plesio.launch.local.children import end_children, ignore_children, keep_to_itself
-from plesio.protocol.messages import (
-    Failed,
-    Finished,
-    LeaseReply,
-    LeaseRequest,
-    Logged,
-    Ready,
-    Refused,
-    Regrouped,
-    StopRequest,
-    ToWorker,
-    Welcome,
-)
-from plesio.protocol.notes import Farewell
+from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
+from plesio.protocol.worker import Farewell, LeaseReply, LeaseRequest, Ready, Refused, Regrouped, ToWorker, Welcome
 from plesio.server.assembly import arenas
 from plesio.server.configs import WorkerConfig
 from plesio.strategy import Strategy

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from plesio.core.events import Abandoned, Joined, Left, Pushed
 from plesio.launch.greenlets import GreenletWorker, Request
 from plesio.protocol.journal import JournalEvent
-from plesio.protocol.notes import Beginning, GoOn
+from plesio.protocol.worker import Beginning, GoOn
 from plesio.server.checkpoints import Progress
 from plesio.worker.data_use import DataUse
 

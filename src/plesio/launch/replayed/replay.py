@@ -66,8 +66,7 @@ from plesio.protocol.journal import (
     Resumed,
     read_journal,
 )
-from plesio.protocol.messages import LeaseReply, LeaseRequest
-from plesio.protocol.notes import Beginning, Contribution, GoOn
+from plesio.protocol.worker import Beginning, Contribution, GoOn, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
 from plesio.server.checkpoints import Progress
 from plesio.strategy import Strategy

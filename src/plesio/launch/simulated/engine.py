@@ -33,8 +33,7 @@ from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.messages import LeaseReply, LeaseRequest
-from plesio.protocol.notes import Contribution
+from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
 from plesio.server.checkpoints import Progress
 from plesio.server.judge import Judge

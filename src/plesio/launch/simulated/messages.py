@@ -23,7 +23,7 @@ class Push(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """Wants data at `ready_s`; the rest as in `plesio.core.events.LeaseWanted` and `plesio.protocol.messages.LeaseRequest`."""
+    """Wants data at `ready_s`; the rest as in `plesio.core.events.LeaseWanted` and `plesio.protocol.worker.LeaseRequest`."""
 
     ready_s: float
     epoch: int

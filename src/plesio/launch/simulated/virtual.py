@@ -55,7 +55,7 @@ from plesio.launch.simulated.network import network_of
 from plesio.launch.simulated.workers import Folder, Participant
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.server.closing import final_figures
 from plesio.server.not_finite import NotFinite
 from plesio.server.recording import Recorder

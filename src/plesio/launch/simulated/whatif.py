@@ -32,7 +32,7 @@ from plesio.launch.simulated.workers import NoFolder, TimedWorker
 from plesio.observe.amounts import percent
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
-from plesio.protocol.messages import Final
+from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
 

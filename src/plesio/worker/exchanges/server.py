@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StopRun
-from plesio.protocol.notes import A, Beginning, Contribution, DroppedStep, Farewell, GoOn, Note
+from plesio.protocol.worker import A, Beginning, Contribution, DroppedStep, Farewell, FromWorker, GoOn
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
@@ -27,7 +27,7 @@ from plesio.worker.state import WorkerState
 class Bell(Protocol):
     """A worker's line to the server, as `plesio.transport.doorbell.Doorbell`."""
 
-    def send(self, note: Note) -> None:
+    def send(self, message: FromWorker) -> None:
         """Tell the server."""
         ...
 

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StopRun
-from plesio.protocol.notes import Beginning, Farewell, WorkDone
+from plesio.protocol.worker import Beginning, Farewell, WorkDone
 from plesio.strategy import Strategy
 from plesio.tensors.outer import scale_for
 from plesio.transport.board import Board

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
-from plesio.protocol.messages import Regrouped
-from plesio.protocol.notes import (
+from plesio.protocol.worker import (
     Beginning,
     CheckedOut,
     CheckIn,
@@ -26,6 +25,7 @@ from plesio.protocol.notes import (
     DroppedStep,
     Farewell,
     MirrorFilled,
+    Regrouped,
     RollCalled,
     WorkDone,
 )

@@ -1,4 +1,15 @@
-"""What a worker and the server tell each other on its doorbell (`plesio.transport.doorbell`): notes, and answers to them.
+"""What a worker and the server tell each other.
+
+Beside training, on a channel (`plesio.transport.channel`):
+
+| a worker says | when                                       | and awaits                   |
+| ------------- | ------------------------------------------ | ---------------------------- |
+| Hello         | from `prepare`: this is what I train       | Welcome, or Refused          |
+| Ready         | its memory is mapped                       | Beginning, by its pipe       |
+| LeaseRequest  | its loop wants data                        | LeaseReply, or Refused       |
+|               | it checked in and its group is a new one   | Regrouped                    |
+
+While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 
 | a worker says | when                                                                          | and awaits   |
 | ------------- | ----------------------------------------------------------------------------- | ------------ |
@@ -21,10 +32,83 @@ import msgspec
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
+from plesio.tensors.model import Described
+
+# On the channel
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the server, from `prepare`: its model, its optimizer, its model's structure for the evaluator."""
+
+    worker: int
+    model: Described
+    optimizer: bytes
+    structure: bytes
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker, with the descriptors of ring, slots and board: `first` writes the initial weights,
+    which the others find there."""
+
+    buffers: int
+    first: bool
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker: it cannot take part, and why (`kind` is the name of an error class)."""
+
+    kind: str
+    why: str
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the server: its memory is mapped (and the initial weights written, where asked)."""
+
+
+class LeaseRequest(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the server: data of `epoch`, please, for which it drew `total` batches, known by their `digest`."""
+
+    epoch: int
+    total: int
+    most: int
+    unused: int
+    digest: int
+
+
+class LeaseReply(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`: as in `Leased`."""
+
+    batches: tuple[tuple[int, int], ...] = ()
+    stop: bool = False
+    epoch: float = 0.0
+
+
+class Regrouped(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker that checked in, where workers fold among themselves: the group it is in from now on.
+
+    `members` are its workers, lowest first; they meet at `port`. `source`: the one whose state those take over that are
+    behind, or -1. `intact`: nothing broke, somebody just left. `version` and `mirrors`: how many folds and mirrors the
+    server has been told of.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    port: int
+    source: int
+    intact: bool
+    version: int
+    mirrors: int
+
+
+ToServer = Hello | Ready | LeaseRequest
+ToWorker = Welcome | Refused | LeaseReply | Regrouped
+
+
+# On the pipes
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """One of those below."""
+    """One that a worker's pipes carry."""
 
 
 class Contribution(Message):
@@ -106,7 +190,7 @@ class Farewell(Message):
     """The end of the file after this is no death, and what the worker was to hand over is there whole."""
 
 
-Note = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
+FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
 
 
 class Beginning(Message):

@@ -1,10 +1,10 @@
 """What a worker and the server tell each other: the core's events and effects, each in an envelope.
 
-Every letter names its sender's incarnation and the server's epoch, so that one that comes late is known for what it is.
-A request also bears a serial number; its answer bears the same. Tensors travel beside the letters, not in them.
+Every message names its sender's incarnation and the server's epoch, so that one that comes late is known for what it is.
+A request also bears a serial number; its answer bears the same. Tensors travel beside the messages, not in them.
 
-For connections between hosts. Until there is a fabric for those, the fault simulation (`torture`) is the only one
-that sends letters: processes of one host talk over pipes, which lose nothing (`plesio.transport.doorbell`).
+For connections between hosts. Until there is a transport for those, only the fault simulation (`tests/torture`) uses
+them: processes of one host talk over pipes, which lose nothing (`plesio.transport.doorbell`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
 
 UNASKED = -1
-"""The serial of a letter that answers no request, and of a heartbeat that waits for no answer."""
+"""The serial of a message that answers no request, and of a heartbeat that waits for no answer."""
 
 
 class Level(IntEnum):
     """What an acknowledged contribution survives; as a setting: what an answer to a push waits for."""
 
     RECEIVED = 0
-    """Nothing: it is valid and in the server's hands. Said at once, by a letter of its own; the answer follows."""
+    """Nothing: it is valid and in the server's hands. Said at once, by a message of its own; the answer follows."""
     APPLIED = 1
     """Any worker's death, any fault of the network. A server that crashes may go back, and says so to each worker."""
     DURABLE = 2

@@ -1,0 +1,103 @@
+"""What the processes of a run and the one that launched them tell each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
+from plesio.tensors.model import Described
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: let the workers end at their next exchange."""
+
+
+class Begun(msgspec.Struct, tag=True, frozen=True):
+    """The server to the launcher: every worker is prepared, training begins; `zero_s` is that moment on the monotonic clock."""
+
+    zero_s: float
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """The server to the launcher, now and then."""
+
+    time_s: float
+    version: int
+    steps: int
+    samples: int
+
+
+class Writing(msgspec.Struct, tag=True, frozen=True):
+    """The server to the launcher: a checkpoint is being written from now on, or (not `under_way`) no longer."""
+
+    under_way: bool
+
+
+class Trouble(msgspec.Struct, tag=True, frozen=True):
+    """The server to the launcher: something happened that was survived, or (`fatal`, an error of class `kind`) was not."""
+
+    incident: Incident
+    fatal: str = ""
+    kind: str = ""
+
+
+class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The server to the launcher when no worker is left, with the ring's descriptor: what it all cost."""
+
+    wall_s: float
+    version: int
+    steps: int
+    samples: int
+    folded: int
+    discarded: dict[str, int]
+    missing_gradients: int
+    batches_unvisited: int
+    bytes: int
+    shared_bytes: int
+    staleness: Staleness
+    workers: tuple[WorkerSummary, ...]
+    timeline: tuple[Span, ...]
+    buffer: int
+    buffers: int
+    model: Described | None
+    lost: str = ""
+    """Why the weights are lost, if they are."""
+
+
+class Logged(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the launcher: the means of what it logged since the last time."""
+
+    monotonic_s: float
+    steps: int
+    metrics: dict[str, float]
+
+
+class StopRequest(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the launcher: the run is to end; `why` says who wants it, and for what."""
+
+    why: str
+
+
+class Finished(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the launcher: its training function returned."""
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """A worker or the evaluator to the launcher: an exception ended it; `kind` is the name of its class."""
+
+    kind: str
+    why: str
+    traceback: str
+
+
+class Evaluated(msgspec.Struct, tag=True, frozen=True):
+    """The evaluator to the launcher; `raised`: what `evaluate` raised, now or before, instead of measuring."""
+
+    evaluation: Evaluation
+    final: bool
+    raised: str
+
+
+FromServer = Begun | Progress | Writing | Trouble | Final
+FromWorker = Logged | StopRequest | Finished | Failed
+FromEvaluator = Evaluated | Failed
