@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from plesio.server.checkpoints import (
     FORMAT,
     MANIFEST,
     PREFIX,
+    STATE,
     WEIGHTS,
     CheckpointStore,
     Manifest,
@@ -257,6 +259,47 @@ def test_what_a_killed_server_of_the_same_number_left_is_removed(tmp_path: Path)
         (one / WEIGHTS).touch()
     put(CheckpointStore(tmp_path, keep=1), 1)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([others.name, at(tmp_path, 1).name])
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a checkpoint's manifest and give it the checksum that fits."""
+    data = json.loads((path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")[0])
+    change(data)
+    body = json.dumps(data).encode()
+    (path / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
+
+
+@pytest.mark.parametrize("files", [{}, {WEIGHTS: "0"}, {WEIGHTS: "0", STATE: "0", "../secret": "0"}])
+def test_a_manifest_names_the_two_files_and_no_other(files: dict[str, str], tmp_path: Path) -> None:
+    path = put(CheckpointStore(tmp_path, keep=1), 1)
+    rewrite(path, lambda data: data.update(files=files))
+    with pytest.raises(ps.CheckpointError, match=r"it must name .* and no other file"):
+        read(path)
+
+
+def test_all_files_of_a_checkpoint_have_the_same_mode(tmp_path: Path) -> None:
+    path = put(CheckpointStore(tmp_path, keep=1), 1)
+    (tmp_path / "plain").touch()
+    assert {one.stat().st_mode for one in path.iterdir()} == {(tmp_path / "plain").stat().st_mode}
+
+
+MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no numbers of the optimizer": lambda data: data["numbers"]["optimizer"].clear(),
+    "a worker too many": lambda data: data["progress"].append(data["progress"][0]),
+    "a part of the data that is not there": lambda data: data["order"]["leases"].clear(),
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_checkpoint_is_refused_in_one_line(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    first = trained(tmp_path, checkpoint=ps.Checkpoint())
+    rewrite(latest(kept_in_run(first)).path, change)
+    with pytest.raises(ps.CheckpointError) as caught:
+        trained(tmp_path, resume=kept_in_run(first))
+    assert "\n" not in str(caught.value)
+    assert "resume=" not in str(caught.value), "it must not be recommended to resume from it"
 
 
 def test_a_checkpoint_of_another_format_is_refused_before_anything_starts(tmp_path: Path) -> None:

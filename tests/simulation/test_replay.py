@@ -309,6 +309,27 @@ def test_the_command_tells_another_function_from_one_that_changed(
     assert "has changed" in capsys.readouterr().err
 
 
+def test_a_script_that_changed_is_refused_before_it_is_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from support.loops import follow, mlp, momentum\ndef train(worker): follow(worker, mlp, momentum, steps=3)\n"
+    )
+    simulated = ["--cluster", "uniform", "--workers", "2", "--runs", "runs"]
+    assert main(["simulate", str(script), "--strategy", "sync_sgd", *simulated]) == 0
+    (folder,) = Path("runs").iterdir()
+    script.write_text(f"{script.read_text()}open('executed', 'w').close()\n")
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 2
+    assert "nothing of it was executed; restore it" in capsys.readouterr().err
+    assert not Path("executed").exists()
+    assert main(["replay", str(folder), "--force"]) == 0
+    assert Path("executed").exists()
+
+
 def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
     often = ps.Checkpoint(every_s=0.1)
     run = ps.run(fills_the_disk, ps.async_sgd(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=often)

@@ -76,6 +76,23 @@ def replay(
     return 0 if found.identical else 1
 
 
+def _check_unchanged(head: JournalHead, script: Path) -> None:
+    """Look at the files before anything in them is executed: one must be the file that the training function was in.
+
+    Raises:
+        ConfigurationError: neither the script nor the file that the journal names is as it was.
+    """
+    from plesio.launch.provenance import file_hash
+
+    files = [path for path in (script, Path(head.script)) if path.is_file()]
+    if head.script and head.train_hash not in map(file_hash, files):
+        raise ConfigurationError(
+            f"{' and '.join(map(str, dict.fromkeys(files)))}: not the file that the run trained with, which has changed or "
+            "is another; nothing of it was executed; restore it, name the run's script with --script FILE, or go on all "
+            "the same with --force"
+        )
+
+
 def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], force: bool) -> Callable[..., object]:
     """The training function to do it again with: the `train` of the script that is named, or of the file it was in.
 
@@ -88,6 +105,8 @@ def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], 
     path = script or Path(head.script)
     if not path.is_file():
         raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
+    if not force:
+        _check_unchanged(head, path)
     try:
         train = load(path, {}, arguments, processes=False).train
     except ConfigurationError as error:

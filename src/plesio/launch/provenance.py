@@ -65,9 +65,14 @@ def train_hash(train: Callable[..., object]) -> str:
     """A hash of the file of the training function, or of its code if it is in no file."""
     source = Path(source_of(train))
     if source.is_file():
-        return xxh3_64_hexdigest(source.read_bytes())
+        return file_hash(source)
     code = getattr(_routine_or_class(train), "__code__", None)
     return xxh3_64_hexdigest(code.co_code if code is not None else b"")
+
+
+def file_hash(path: Path) -> str:
+    """A hash of what is in the file."""
+    return xxh3_64_hexdigest(path.read_bytes())
 
 
 def name_of(train: Callable[..., object]) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from plesio.core.sequencer import Sequencer
 from plesio.errors import CheckpointError
@@ -137,10 +138,31 @@ class Keeper:
             built.build_folder()
             return None
         saved = read(Path(self._keeping.resume))
+        try:
+            return self._go_on(saved, built, stealing, silence_s)
+        except CheckpointError:
+            raise
+        except (
+            ArithmeticError,
+            AssertionError,
+            LookupError,
+            RuntimeError,
+            SafetensorError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise CheckpointError(
+                f"{saved.path} is whole, but holds what no run can have written ({type(error).__name__}: {error}); resume from "
+                "another checkpoint, or begin a new run"
+            ) from error
+
+    def _go_on(self, saved: Saved, built: Assembly, stealing: bool, silence_s: float) -> Sequencer:
         _load_weights(saved, built)
         built.build_folder(carry=False)
         _load_state(saved, built)
         manifest = saved.manifest
+        if len(manifest.progress) != manifest.workers:
+            raise ValueError(f"progress of {len(manifest.progress)} workers, of {manifest.workers}")
         self.before = list(manifest.progress)
         self._contributions = [one.contributions for one in self.before]
         self._steps = [one.steps for one in self.before]

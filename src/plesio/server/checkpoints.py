@@ -186,6 +186,8 @@ def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], s
     files = {name: xxh3_64_hexdigest((folder / name).read_bytes()) for name in (WEIGHTS, STATE)}
     body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
     (folder / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
+    for name in (WEIGHTS, STATE):  # safetensors makes files that only their owner may read
+        shutil.copymode(folder / MANIFEST, folder / name)
     for name in (WEIGHTS, STATE, MANIFEST):
         to_disk(folder / name)
     to_disk(folder)
@@ -297,6 +299,10 @@ def read(path: Path) -> Saved:
         if xxh3_64_hexdigest(body).encode() != digest:
             raise CheckpointError(f"{path / MANIFEST} is damaged")
         manifest = msgspec.json.decode(body, type=Manifest)
+        if manifest.files.keys() != {WEIGHTS, STATE}:
+            raise CheckpointError(
+                f"{path / MANIFEST} names {sorted(manifest.files)}; it must name {sorted((WEIGHTS, STATE))} and no other file"
+            )
         for name, checksum in manifest.files.items():
             if xxh3_64_hexdigest((path / name).read_bytes()) != checksum:
                 raise CheckpointError(f"{path / name} is damaged")
