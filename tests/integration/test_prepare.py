@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ def half_prepared(worker: ps.Worker, told: bool, frozen: bool = False) -> None:
     if told and worker.rank == 0:
         (message,) = messages
         assert "holds 1.0.weight, 1.0.bias, 1.1.weight and 1 more, with requires_grad=True" in message
-        assert "one optimizer with a group for each part" in message
+        assert "A run has one optimizer so far: add a group for them" in message
     else:
         assert messages == []
 
@@ -64,8 +64,8 @@ def test_what_no_group_holds_is_told_once_where_another_optimizer_would_be_in_va
     ps.run(partial(half_prepared, told=False, frozen=True), strategy, workers=1, timeout_s=30.0)
 
 
-def adversaries(worker: ps.Worker) -> None:
-    """What the messages tell a GAN to do: one optimizer with a group each, all losses for its one step."""
+def two_groups(worker: ps.Worker) -> None:
+    """One optimizer with a group for each part."""
     model = nn.ModuleList([line(), line()])
     rates = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
     prepared = torch.optim.SGD(rates)
@@ -82,7 +82,7 @@ def adversaries(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "hogwild"])
 def test_a_group_for_each_part_trains_both(strategy: str) -> None:
-    run = ps.run(adversaries, strategy, workers=1, timeout_s=30.0)
+    run = ps.run(two_groups, strategy, workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["0.weight"], torch.full((1, 4), 0.9))
     assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
 
@@ -109,8 +109,10 @@ def prepared_twice(worker: ps.Worker, how: str) -> None:
         ("one after the other", "prepare was called before"),
     ],
 )
-def test_a_second_optimizer_is_told_its_place(how: str, words: str) -> None:
-    with pytest.raises(ps.ConfigurationError, match=rf"{words}.*one optimizer a group for each"):
+def test_several_optimizers_are_refused(how: str, words: str) -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=rf"{words}.*one model with one optimizer; several.* not supported yet"
+    ):
         ps.run(partial(prepared_twice, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
@@ -293,6 +295,42 @@ def test_a_closure_is_told_what_works() -> None:
         ps.run(partial(closing, as_hinted=False), ps.sync_sgd(), workers=1, timeout_s=30.0)
     run = ps.run(partial(closing, as_hinted=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 0.9))
+
+
+# Trainers
+
+
+def as_trainer(optimizer: torch.optim.Optimizer, model: nn.Module, batches: Iterable[torch.Tensor]) -> None:
+    """The loop of a stand-in for Hugging Face's Trainer: a function of a module of that name."""
+    space: dict[str, Any] = {"__name__": "transformers.trainer", "one_step": one_step}
+    code = "def train(optimizer, model, batches):\n    for batch in batches:\n        one_step(model, optimizer, batch)"
+    exec(code, space)  # the name of a frame's module is that of the dictionary it is executed in
+    space["train"](optimizer, model, batches)
+
+
+def under_a_trainer(worker: ps.Worker, how: str) -> None:
+    """It is given the prepared loader, or reads the data by itself."""
+    model = line()
+    data = DataLoader(torch.ones(8, 4), 2)
+    loader = None if how == "no loader" else data
+    model, optimizer, prepared = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    as_trainer(optimizer, model, prepared if how == "the prepared loader" else data)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", "allreduce"])
+@pytest.mark.parametrize("how", ["no loader", "another loader"])
+def test_a_trainer_that_reads_all_data_on_each_worker_is_refused(how: str, strategy: str) -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"transformers\.Trainer .*whole train_dataset; prepare the DataLoader"
+    ):
+        ps.run(partial(under_a_trainer, how=how), strategy, workers=2, timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "steps"), [("the prepared loader", 2, 4), ("no loader", 1, 4), ("another loader", 1, 4)]
+)
+def test_a_trainer_with_the_prepared_loader_or_one_worker_trains(how: str, workers: int, steps: int) -> None:
+    assert ps.run(partial(under_a_trainer, how=how), "sync_sgd", workers=workers, timeout_s=30.0).steps == steps
 
 
 # Models

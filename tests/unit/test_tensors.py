@@ -28,6 +28,7 @@ from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.outer import ServerOptimizer, kept_copies
 from plesio.tensors.versions import Versions
+from plesio.worker.guards.overlap import check_apart
 
 specs = st.lists(
     st.tuples(
@@ -315,6 +316,12 @@ class Holding(nn.Module):
             self.register_buffer(name, tensor)
 
 
+def check(model: nn.Module) -> None:
+    """That the tensors lie apart, as prepare does."""
+    described, tensors = describe(model, None)
+    check_apart([spec.name for spec in described.specs], tensors)
+
+
 FLAT = torch.arange(24.0)
 MATRIX = FLAT.view(4, 6)
 TIE = "tie them as one parameter (b = a, without .data), or"
@@ -337,7 +344,7 @@ def test_two_tensors_over_one_memory_are_refused(
     parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor], advice: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"^a and b lie in the same memory and are two tensors") as caught:
-        describe(Holding(parameters, buffers), None)
+        check(Holding(parameters, buffers))
     assert advice in str(caught.value)
 
 
@@ -354,12 +361,12 @@ def test_buffers_over_one_memory_are_warned_of(buffers: dict[str, torch.Tensor])
     """A part of one mask for each layer is what it looks like; which of them is written to nobody can tell. As parameters
     that nobody trains, too."""
     with pytest.warns(RuntimeWarning, match="^a and b lie in the same memory and are two tensors: here each gets"):
-        describe(Holding({"c": FLAT.new_zeros(3)}, buffers), None)
+        check(Holding({"c": FLAT.new_zeros(3)}, buffers))
     frozen = Holding({"c": FLAT.new_zeros(3), "a": FLAT, "b": FLAT}, {})
     frozen.a.requires_grad_(False)
     frozen.b.requires_grad_(False)
     with pytest.warns(RuntimeWarning, match="^a and b lie in the same memory"):
-        describe(frozen, None)
+        check(frozen)
 
 
 def test_neighbours_in_one_memory_are_apart() -> None:
@@ -370,6 +377,7 @@ def test_neighbours_in_one_memory_are_apart() -> None:
         {"even": FLAT[16::2], "odd": FLAT[17::2], "one": shared, "same": shared, "wide": torch.zeros(1).expand(7)},
     )
     described, _ = describe(model, None)
+    check(model)
     assert [spec.name for spec in described.specs] == [
         *("first", "second", "none", "none too"), *("even", "odd", "one", "wide"),
     ]  # fmt: skip

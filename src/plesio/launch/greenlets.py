@@ -200,8 +200,7 @@ class _Context:
         self.model = model
         place = wait(hello)
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
-        replica = make_replica(self._strategy, place.layout, tensors, place.ring, place.slot, in_place=False)
-        replica.follow(model)
+        replica = make_replica(self._strategy, place.layout, model, tensors, place.ring, place.slot, in_place=False)
         self._exchange = exchange = ServerExchange(
             self._strategy,
             self.state,

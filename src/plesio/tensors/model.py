@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
 from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
-from plesio.tensors.overlap import check_apart
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -33,8 +32,7 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     """The description of `model` under `optimizer`, and its tensors in the same order.
 
     Raises:
-        ConfigurationError: a model without parameters, an optimizer over other parameters, or tensors that cannot travel
-            or that share memory.
+        ConfigurationError: a model without parameters, an optimizer over other parameters, or tensors that cannot travel.
     """
     groups = _groups(optimizer)
     specs: list[TensorSpec] = []
@@ -56,7 +54,6 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
         )
     if optimizer is not None and not any(spec.kind is Kind.TRAINED for spec in specs):
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
-    check_apart([spec.name for spec in specs], tensors)
     return Described(tuple(specs), _state_names(model, tensors)), tensors
 
 

@@ -21,6 +21,7 @@ from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.guards.overlap import check_apart
 from plesio.worker.state import WorkerState
 
 
@@ -67,6 +68,7 @@ def introduction(
         ConfigurationError: a model or an optimizer that cannot take part.
     """
     described, tensors = describe(model, optimizer)
+    check_apart([spec.name for spec in described.specs], tensors)
     spec = OptimizerSpec.of(optimizer, tensors if strategy.steps_at_server else ())
     hello = Hello(
         worker=rank,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from plesio.errors import ConfigurationError, ModelMismatchError
-from plesio.tensors.model import self_limiting
-from plesio.warn import warn_written
+from plesio.errors import ConfigurationError
 
 
 class Steps(Protocol):
@@ -21,28 +18,6 @@ class Steps(Protocol):
     local: bool
 
     def step(self) -> None: ...
-
-
-Named = Sequence[tuple[str, nn.Parameter]]
-
-
-class Parts:
-    """A model's parameters with their names, as `optimizer` sees them when it is prepared.
-
-    Attributes:
-        frozen: its parameters that need no gradient.
-        outside: those that need one, and are not among its own.
-        steady: its parameters that need one, but for those that a forward pass writes into (`nn.Embedding(max_norm=...)`).
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        steady = own - {id(one) for module in self_limiting(model) for one in module.parameters(recurse=False)}
-        named = list(model.named_parameters())
-        trainable = [(name, one) for name, one in named if one.requires_grad]
-        self.frozen: Named = [(name, one) for name, one in named if id(one) in own and not one.requires_grad]
-        self.outside: Named = [(name, one) for name, one in trainable if id(one) not in own]
-        self.steady: Named = [(name, one) for name, one in trainable if id(one) in steady]
 
 
 class ExchangedOptimizer(Optimizer):
@@ -54,22 +29,20 @@ class ExchangedOptimizer(Optimizer):
     Args:
         optimizer: the user's.
         exchange: what `step` does.
-        frozen: its parameters that needed no gradient when it was prepared: nobody exchanges them.
-        steady: its parameters that are as the first version gave them until it steps.
+        check: called before each step.
 
     Raises:
         StopRun: from `step`, once the run is over: it ends the training function. Let it pass.
         ConfigurationError: from `step` with a closure, from `add_param_group`, and from `load_state_dict` with state for
             an optimizer that steps at the server.
-        ModelMismatchError: from `step`, if a frozen parameter needs a gradient now.
+        ModelMismatchError: from `step`, where the model is no longer the one that was prepared.
     """
 
-    def __init__(self, optimizer: Optimizer, exchange: Steps, frozen: Named = (), steady: Named = ()) -> None:
+    def __init__(self, optimizer: Optimizer, exchange: Steps, check: Callable[[], None]) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange
-        self._frozen = frozen
-        self._as_given = [(name, one, one._version) for name, one in steady] if not exchange.local else []
+        self._check = check
         self._share()
         self._sealed = True
 
@@ -86,16 +59,12 @@ class ExchangedOptimizer(Optimizer):
                 "def optimizer_step(self, epoch, batch_idx, optimizer, closure): closure(); optimizer.optimizer.step() "
                 "(the Trainer's gradient_clip_val is left out by that: self.clip_gradients(optimizer, ...) between the two)"
             )
-        if self._as_given:
-            self._check_as_given()
+        self._check()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
         if not self._exchange.local:  # where it steps at the server, its own hooks are for the gradients that go there
             for hook in (*_global_optimizer_pre_hooks.values(), *self._user._optimizer_step_pre_hooks.values()):
                 hook(self._user, (), {})
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                self._refuse_unfrozen(name)
         self._exchange.step()
         self._user._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before prepare looks at
         for after in self._optimizer_step_post_hooks.values():
@@ -105,19 +74,6 @@ class ExchangedOptimizer(Optimizer):
                 after(self._user, (), {})
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
-
-    def _check_as_given(self) -> None:
-        """At the first step: warn if weights were loaded too late. What is written by `.data` is not seen."""
-        written = [name for name, parameter, version in self._as_given if parameter._version != version]
-        self._as_given = []
-        if written:
-            warn_written(written)
-
-    def _refuse_unfrozen(self, name: str) -> NoReturn:
-        raise ModelMismatchError(
-            f"{name} needed no gradient when prepare was called, and needs one now: it has no place in the exchange and would "
-            "not be trained; call prepare with all trainable that ever is to be, and freeze (requires_grad_(False)) after it"
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """The user's optimizer's: its settings, and its state unless that lives at the server."""

@@ -16,18 +16,17 @@ of memory: torch's copies between devices are in the order of the work on either
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from plesio.errors import ModelMismatchError
 from plesio.strategy import Strategy
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
-from plesio.warn import warn_frozen
-from plesio.worker.guards.inventory import Inventory
+from plesio.worker.guards.lost_writes import LostWrites
+from plesio.worker.guards.memory import refuse_changed, warn_frozen
 
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_MEAN_BYTES = 1 << 16
@@ -38,6 +37,7 @@ class Replica(Protocol):
     """What the worker's optimizer asks of the tensors."""
 
     missing: int
+    writes: LostWrites
 
     def fill_slot(self) -> bool: ...
 
@@ -47,21 +47,19 @@ class Replica(Protocol):
 
     def adopt(self, buffer: int) -> None: ...
 
-    def follow(self, model: nn.Module) -> None: ...
-
-    def rewritten(self) -> list[str]: ...
-
-    def unsent(self) -> list[str]: ...
-
-    def overwritten(self) -> list[str]: ...
-
 
 class _Bound:
-    """A model's tensors over an arena of this process."""
+    """A model's tensors over an arena of this process.
+
+    Attributes:
+        missing: parameters that got no gradient since the last version.
+        writes: what the loop wrote since then.
+    """
 
     def __init__(
         self,
         layout: Layout,
+        model: nn.Module,
         tensors: Sequence[torch.Tensor],
         arena: Arena,
         ring: Sequence[Arena],
@@ -70,35 +68,25 @@ class _Bound:
         self.layout = layout
         self.tensors = tuple(tensors)
         self.arena = arena
-        self._ring = ring
         self.missing = 0
+        self.writes = LostWrites(model, layout, self.tensors)
+        self._ring = ring
         for tensor, view, spec in zip(self.tensors, arena.views, layout.specs, strict=True):
             if spec.kind in kinds:
                 view.copy_(tensor.detach())
                 tensor.data = view
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
         self._addresses = self._addresses_now()
-        self._homes: list[tuple[dict[str, torch.Tensor | None], str, int]] = []
-        self._inventory: Inventory | None = None
-        self._adopted = 0  # the buffer of the ring that was
-        self._steady: list[tuple[str, torch.Tensor]] = []
-        self._counters: list[int] = []
-
-    def follow(self, model: nn.Module) -> None:
-        """Look for this model's tensors where its modules keep them: they are to be the same at each step, but for buffers,
-        where a forward pass may put new tensors."""
-        self._inventory = Inventory(model, self.tensors)
         places = {id(tensor): place for place, tensor in enumerate(self.tensors)}
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if id(buffer) in places:
-                    self._homes.append((module._buffers, name, places[id(buffer)]))
-        limited = {id(one) for module in self_limiting(model) for one in module.parameters(recurse=False)}
-        trained = [(self.layout.specs[index].name, self.tensors[index]) for index in self._trained]
-        self._steady = [(name, one) for name, one in trained if id(one) not in limited]
+        self._homes = [
+            (module._buffers, name, places[id(buffer)])
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if id(buffer) in places
+        ]
 
     def bring_back(self) -> None:
-        """Take what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself.
+        """Copy what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself.
 
         Raises:
             ModelMismatchError: it is of another shape or dtype.
@@ -107,7 +95,7 @@ class _Bound:
             mine, now = self.tensors[place], home.get(name)
             if now is not mine:
                 if now is None or now.shape != mine.shape or now.dtype != mine.dtype:
-                    self._refuse(place, now)
+                    refuse_changed(self.layout.specs[place], mine if now is None else now)
                 mine.data.copy_(now.detach())
                 home[name] = mine
 
@@ -115,83 +103,31 @@ class _Bound:
         return list(map(torch.Tensor.data_ptr, self.tensors))
 
     def check(self) -> None:
-        """Make sure that the model's tensors are the ones it was prepared with.
+        """Make sure that the model's tensors lie in the arena.
 
         Raises:
-            ModelMismatchError: the user's code swapped one under our hands.
+            ModelMismatchError: the training function gave one other memory.
         """
         self.bring_back()
         if (now := self._addresses_now()) != self._addresses:
-            self._refuse(next(i for i, address in enumerate(now) if address != self._addresses[i]))
-
-    def _check_inventory(self) -> None:
-        if self._inventory is not None:
-            self._inventory.check()
+            place = next(i for i, address in enumerate(now) if address != self._addresses[i])
+            refuse_changed(self.layout.specs[place], self.tensors[place])
 
     def check_gradients(self) -> bool:
         """Before an optimizer steps in this process: whether the gradient is finite. Parameters without one are counted.
 
         Raises:
-            ModelMismatchError: as from `check`; or the model has other tensors than when it was prepared.
+            ModelMismatchError: as from `check`.
         """
         self.check()
-        self._check_inventory()
         gradients = [self.tensors[index].grad for index in self._trained]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
 
     def drop_gradients(self) -> None:
-        """What was computed so far is to be in no contribution."""
+        """Keep what was computed so far out of the next contribution."""
         for index in self._trained:
             self.tensors[index].grad = None
-
-    def rewritten(self) -> list[str]:
-        """The frozen parameters that the loop wrote into: in the run they are as they were, in every buffer."""
-        return [
-            spec.name
-            for spec, mine, theirs in zip(self.layout.specs, self.tensors, self._ring[0].views, strict=True)
-            if spec.kind is Kind.FROZEN and _was_written(mine.detach(), theirs)
-        ]
-
-    def saved_buffers(self) -> dict[int, torch.Tensor]:
-        """The buffers that the state_dict holds, by their place, as they are now."""
-        there = {place: home.get(name) for home, name, place in self._homes}
-        return {
-            place: now.detach()
-            for place, now in there.items()
-            if now is not None and self._inventory is not None and self.tensors[place] in self._inventory
-        }
-
-    def differing(self, now: dict[int, torch.Tensor], exchanged: Sequence[torch.Tensor]) -> list[str]:
-        """The names of those of them in which what was exchanged last has another number."""
-        return [self.layout.specs[place].name for place, one in now.items() if _was_written(one, exchanged[place])]
-
-    def unsent(self) -> list[str]:
-        """The buffers that were written into since the last version was adopted: nobody will get that."""
-        return self.differing(self.saved_buffers(), self._ring[self._adopted].views)
-
-    def overwritten(self) -> list[str]:
-        """The parameters that were written into since the last version was adopted, otherwise than by `.data`."""
-        now = zip(self._steady, self._counters, strict=True)
-        return [name for (name, tensor), counter in now if tensor._version != counter]
-
-    def _took(self, buffer: int) -> None:
-        """A version was adopted."""
-        self._adopted = buffer
-        self._counters = [tensor._version for _, tensor in self._steady]
-
-    def _refuse(self, index: int, now: torch.Tensor | None = None) -> NoReturn:
-        tensor, spec = self.tensors[index] if now is None else now, self.layout.specs[index]
-        if tensor.shape != spec.shape or tensor.dtype != spec.torch_dtype:
-            raise ModelMismatchError(
-                f"{spec.name} changed after prepare: it was {spec.dtype} {tuple(spec.shape)}, "
-                f"now it is {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}; "
-                "change shapes, dtypes and devices before prepare"
-            )
-        raise ModelMismatchError(
-            f"{spec.name} was given other memory after prepare (by .data =, .to() or the like); "
-            "write into it in place, or change it before prepare"
-        )
 
 
 class GradientReplica(_Bound):
@@ -200,6 +136,7 @@ class GradientReplica(_Bound):
     def __init__(
         self,
         layout: Layout,
+        model: nn.Module,
         tensors: Sequence[torch.Tensor],
         ring: Sequence[Arena],
         slot: Arena,
@@ -208,7 +145,7 @@ class GradientReplica(_Bound):
     ) -> None:
         kinds = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
         device = tensors[0].device
-        super().__init__(layout, tensors, Arena.private(layout, device), ring, kinds)
+        super().__init__(layout, model, tensors, Arena.private(layout, device), ring, kinds)
         self._sent = slot
         self._slot = slot if device == CPU else Arena.private(layout, device)
         self._in_place = in_place
@@ -225,10 +162,9 @@ class GradientReplica(_Bound):
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
         self.missing = 0
         self.bring_back()
-        self._check_inventory()
         for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
-                self._refuse(index)
+                refuse_changed(self.layout.specs[index], tensor)
             gradient = tensor.grad
             if gradient is None:
                 self._no_gradient(index)
@@ -253,7 +189,7 @@ class GradientReplica(_Bound):
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
         self.bring_back()
-        self._took(buffer)
+        self.writes.adopted(self._ring[buffer])
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = self._follows  # what nobody moves is there by now
         if not self._in_place:
@@ -271,8 +207,15 @@ class GradientReplica(_Bound):
 class ParameterReplica(_Bound):
     """This worker owns its parameters between exchanges and sends them."""
 
-    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], slot: Arena) -> None:
-        super().__init__(layout, tensors, Arena.private(layout, tensors[0].device), ring, tuple(Kind))
+    def __init__(
+        self,
+        layout: Layout,
+        model: nn.Module,
+        tensors: Sequence[torch.Tensor],
+        ring: Sequence[Arena],
+        slot: Arena,
+    ) -> None:
+        super().__init__(layout, model, tensors, Arena.private(layout, tensors[0].device), ring, tuple(Kind))
         self._slot = slot
         self._copied = tuple(Kind)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
@@ -285,7 +228,7 @@ class ParameterReplica(_Bound):
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        self._took(buffer)
+        self.writes.adopted(self._ring[buffer])
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
         self.missing = 0
@@ -294,8 +237,10 @@ class ParameterReplica(_Bound):
 class SharedReplica(_Bound):
     """Everybody's parameters are the one buffer of the ring, where the first worker wrote its own."""
 
-    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], ring: Sequence[Arena]) -> None:
-        super().__init__(layout, tensors, ring[0], ring, ())
+    def __init__(
+        self, layout: Layout, model: nn.Module, tensors: Sequence[torch.Tensor], ring: Sequence[Arena]
+    ) -> None:
+        super().__init__(layout, model, tensors, ring[0], ring, ())
 
     def fill_slot(self) -> bool:
         """Nothing is sent; whether the gradient is finite."""
@@ -307,14 +252,6 @@ class SharedReplica(_Bound):
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
-
-
-def _was_written(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether they differ in a number; one that was made something else of, to export the model, is not compared."""
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype or mine.is_meta:
-        return False
-    mine = mine.to(theirs.device)
-    return not torch.equal(mine, theirs) and not bool(((mine == theirs) | (mine != mine)).all())
 
 
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:
@@ -332,6 +269,7 @@ def reads_in_place(layout: Layout, model: nn.Module) -> bool:
 def make_replica(
     strategy: Strategy,
     layout: Layout,
+    model: nn.Module,
     tensors: Sequence[torch.Tensor],
     ring: Sequence[Arena],
     slot: Arena,
@@ -343,5 +281,5 @@ def make_replica(
     `renew`: called with the buffer that was read in place, once it no longer is: what was written there is to be dropped.
     """
     if strategy.send.stepped:
-        return ParameterReplica(layout, tensors, ring, slot)
-    return GradientReplica(layout, tensors, ring, slot, in_place, renew)
+        return ParameterReplica(layout, model, tensors, ring, slot)
+    return GradientReplica(layout, model, tensors, ring, slot, in_place, renew)

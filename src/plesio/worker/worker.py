@@ -15,22 +15,19 @@ from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.tensors.model import device_of
-from plesio.warn import warn_outside
 from plesio.worker.context import WorkerContext
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.guards.guards import Guards
 from plesio.worker.loader import LeasedLoader
-from plesio.worker.optimizer import ExchangedOptimizer, Parts
+from plesio.worker.optimizer import ExchangedOptimizer
 from plesio.worker.seeding import seed_device
 from plesio.worker.state import WorkerState
 
 LOG_S = 0.1
 """How often what was logged is sent on."""
-SEVERAL = (
-    "for several (a GAN's two), put the models into one module, give one optimizer a group for each, and compute all losses "
-    "for its one step()"
-)
+SEVERAL = "a run trains one model with one optimizer; several, as a GAN's two, are not supported yet"
 ALL_TAKEN = (
     "an epoch may hold no batch for a worker, where others took all of them, or where it was done before the run was resumed, "
     "and next() of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look "
@@ -316,15 +313,16 @@ class Worker:
                 self._state.reseed,
                 partial(_trained_since, self._state, optimizer),
             )
-        parts = Parts(model, optimizer)
+        guards = Guards(model, optimizer)
         self._exchange, model = self._context.join(model, optimizer, self._used)
         if self._exchange.cancels:
             for module in model.modules():
                 if next(module.children(), None) is None:
                     module.register_forward_pre_hook(_Look(self))
-        if parts.outside and self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
-            warn_outside([name for name, _ in parts.outside])
-        return model, ExchangedOptimizer(optimizer, self._exchange, parts.frozen, parts.steady), self._loader
+        guards.prepared(not self._exchange.local, lambda: self.workers > 1 and not self._used.batches)
+        if self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
+            guards.warn_of_outside()
+        return model, ExchangedOptimizer(optimizer, self._exchange, guards.before_step), self._loader
 
     def end(self) -> None:
         """The training function returned."""

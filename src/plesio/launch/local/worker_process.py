@@ -124,16 +124,14 @@ class ProcessContext:
         config, state, via = self._config, self.state, self._strategy.via
         pacer = Pacer(config.pace, config.slow, random.Random(self.seed * 7919 + self.rank))
         if via.in_shared_memory:
-            shared = SharedReplica(layout, tensors, ring)
-            shared.follow(model)
+            shared = SharedReplica(layout, model, tensors, ring)
             board = Board.attach(descriptors[2], self.workers)
             return SharedMemoryExchange(
                 self._strategy, self.workers, state, optimizer, shared, self._doorbell, board, pacer, used,
                 config.timeout_s,
             )  # fmt: skip
         if via.by_collective:
-            own = ParameterReplica(layout, tensors, ring, ring[0])
-            own.follow(model)
+            own = ParameterReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self.workers)
             return AllReduceExchange(
                 state, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
@@ -147,8 +145,7 @@ class ProcessContext:
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
             renew = partial(_renew, view, layout.nbytes)
-        replica = make_replica(self._strategy, layout, tensors, ring, slot, in_place, renew)
-        replica.follow(model)
+        replica = make_replica(self._strategy, layout, model, tensors, ring, slot, in_place, renew)
         slots.close()
         return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, config.timeout_s)
 

@@ -17,11 +17,11 @@ from plesio.protocol.worker import A, Beginning, Contribution, DroppedStep, Fare
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
-from plesio.warn import warn_kept_back, warn_not_finite, warn_overwritten, warn_unsent
 from plesio.worker.data_use import DataUse
 from plesio.worker.pacer import Timer
 from plesio.worker.replica import Replica
 from plesio.worker.state import WorkerState
+from plesio.worker.warn import warn_not_finite
 
 
 class Bell(Protocol):
@@ -187,13 +187,9 @@ class ServerExchange:
         """The training function returned: local steps that were not sent yet are."""
         if self.local and self._steps and not self._state.stopped:
             self._push()
-        if self._state.warns_at_the_end() and (unsent := self._replica.unsent()):
-            warn_unsent(unsent)  # before the farewell: from then on that version may be overwritten
-        if self._state.warns_at_the_end() and (overwritten := self._replica.overwritten()):
-            warn_overwritten(overwritten)
+        if self._state.worker == 0:  # before the farewell: from then on that version may be overwritten
+            self._replica.writes.warn(self._state.stopped)
         self._doorbell.send(Farewell())
-        if self._state.worker == 0 and (rewritten := self._replica.rewritten()):
-            warn_kept_back(rewritten)
 
     def let_go(self) -> None:
         """The worker is over, and its process goes on: who still holds its model or this is not to hold the run's memory."""

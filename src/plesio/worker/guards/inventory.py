@@ -1,12 +1,10 @@
-"""Whether a model still holds the tensors it was prepared with: none new, none gone, none replaced.
+"""At each step: the model holds the tensors it was prepared with; none new, none gone, none replaced.
 
-It is asked at each step, so it is answered from a flat list of what the modules hold. Only if that list changed are the
-tensors themselves looked at.
+The check compares a flat list of what the modules hold. Only if that list changed does it look at the tensors themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from operator import methodcaller
 
@@ -24,17 +22,13 @@ _VALUES = methodcaller("values")
 
 
 class Inventory:
-    """What a model holds when it is prepared.
+    """The tensors of a model's state_dict at the time of prepare, under whatever name.
 
-    What its state_dict holds counts, under whatever name: a cache that a forward pass adds (a buffer with persistent=False)
-    is none of it, and a layer that was wrapped (compiled, checkpointed) holds the same tensors.
-
-    Args:
-        model: as it is prepared.
-        tensors: its parameters and buffers.
+    A cache that a forward pass adds (a buffer with persistent=False) does not count, and a layer that was wrapped (compiled,
+    checkpointed) holds the same tensors.
 
     >>> model = nn.Sequential(nn.Linear(2, 2))
-    >>> inventory = Inventory(model, [*model.parameters()])
+    >>> inventory = Inventory(model)
     >>> inventory.check()
     >>> _ = model.append(nn.Linear(2, 2))
     >>> inventory.check()
@@ -42,16 +36,10 @@ class Inventory:
     plesio.errors.ModelMismatchError: 1.weight was not in the model when it was prepared: ...
     """
 
-    def __init__(self, model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        known = set(map(id, tensors))
-        state = self._state()
-        self._names = {id(value): name for name, value in state.items() if id(value) in known}
+        self._names = {id(tensor): name for name, tensor in self._tensors().items()}
         self._take_stock()
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        """Whether the model's state_dict held it."""
-        return id(tensor) in self._names
 
     def check(self) -> None:
         """Compare.
@@ -63,9 +51,10 @@ class Inventory:
             self._compare()
             self._take_stock()
 
-    def _state(self) -> dict[str, torch.Tensor]:
-        state = self._model.state_dict(keep_vars=True)
-        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The model's own tensors in its state_dict, without those that are made for it."""
+        held = set(map(id, chain(self._model.parameters(), self._model.buffers())))
+        return {name: one for name, one in self._model.state_dict(keep_vars=True).items() if id(one) in held}
 
     def _take_stock(self) -> None:
         self._modules = list(self._model.modules())  # kept, so that no other gets the identity of one
@@ -80,23 +69,19 @@ class Inventory:
         return fixed, list(map(len, self._buffers)), [home.get(name) is not None for home, name in self._empty]
 
     def _compare(self) -> None:
-        state = self._state()
-        held = set(
-            map(id, chain(self._model.parameters(), self._model.buffers()))
-        )  # others are made for the state_dict
-        for name, value in state.items():
-            if id(value) in held and id(value) not in self._names:
+        now = self._tensors()
+        for name, tensor in now.items():
+            if id(tensor) not in self._names:
                 was = "another tensor" if name in self._names.values() else "not in the model"
-                self._refuse(
-                    f"{name} was {was} when it was prepared", "" if isinstance(value, nn.Parameter) else FILLED
-                )
-        there = set(map(id, state.values()))
+                _refuse(f"{name} was {was} when it was prepared", "" if isinstance(tensor, nn.Parameter) else FILLED)
+        there = set(map(id, now.values()))
         for identity, name in self._names.items():
             if identity not in there:
-                self._refuse(f"{name} is no longer in the model, and was when it was prepared", UNUSED)
+                _refuse(f"{name} is no longer in the model, and was when it was prepared", UNUSED)
 
-    def _refuse(self, what: str, way: str) -> None:
-        raise ModelMismatchError(
-            f"{what}: the workers exchange, and the run's result holds, the tensors that prepare was given; add, replace, "
-            f"remove, prune and parametrise layers before prepare{way}"
-        )
+
+def _refuse(what: str, way: str) -> None:
+    raise ModelMismatchError(
+        f"{what}: the workers exchange, and the run's result holds, the tensors that prepare was given; add, replace, "
+        f"remove, prune and parametrise layers before prepare{way}"
+    )

@@ -33,7 +33,6 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.transport.board import Board
 from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
 from plesio.transport.doorbell import Doorbell
-from plesio.warn import warn_not_finite, warn_unsent
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
@@ -46,6 +45,7 @@ from plesio.worker.guards.unreduced import UnreducedGradients
 from plesio.worker.pacer import Pacer
 from plesio.worker.replica import ParameterReplica
 from plesio.worker.state import WorkerState
+from plesio.worker.warn import warn_not_finite
 
 TRIES = 6
 """How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
@@ -375,11 +375,10 @@ class AllReduceExchange(WithoutServer):
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is."""
-        saved = self._replica.saved_buffers() if self._state.warns_at_the_end() else {}
+        saved = self._replica.writes.saved_buffers() if self._state.warns_at_the_end() else {}
         written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
-        if unsent := self._replica.differing(written, self._replica.arena.views):
-            warn_unsent(unsent)
+        self._replica.writes.warn_of_buffers(written, self._replica.arena.views)
         self.report()
         self._doorbell.send(CheckOut(self._version))
         buffer = self._doorbell.answer(CheckedOut, self._timeout_s, self._round, self._version).buffer

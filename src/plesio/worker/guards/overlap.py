@@ -1,8 +1,8 @@
-"""Tensors that overlap in memory are refused: plesio gives each tensor memory of its own, which would untie them silently.
+"""At prepare: tensors that overlap in memory are refused, for the run gives each tensor memory of its own.
 
-Weights tied as one parameter are one tensor with two names, and stay tied. Weights tied by their memory (`.data =`, or a view
-registered as a parameter or buffer of its own) cannot stay so. Where neither tensor is trained, the overlap may be harmless
-(each layer's part of one mask, which nobody writes), so there is a warning instead.
+Weights tied as one parameter are one tensor with two names, and stay tied. Weights tied by their memory (`.data =`, or a
+view registered as a parameter or buffer of its own) would come apart silently. If neither tensor is trained, the overlap may
+be harmless (views of one mask that nobody writes), so there is only a warning.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 
 from plesio.errors import ConfigurationError
-from plesio.warn import warn_untied
+from plesio.worker.warn import warn
 
 ADDRESSED = ("cpu", "cuda")
-"""The devices whose tensors tell where they lie."""
+"""The devices whose tensors have addresses."""
 
 
 class _Place(NamedTuple):
-    """Where tensor `number` of a model lies: from `start` to before `end`, and whether all of that is its own."""
+    """Tensor `number` lies from `start` to before `end`; `gapless`: all of that is its own."""
 
     start: int
     number: int
@@ -31,32 +31,32 @@ class _Place(NamedTuple):
 def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     """Make sure that each of a model's tensors lies in memory of its own.
 
-    Only what is certain is refused: one begins where another does, or within one without gaps. The columns of one matrix,
-    taken in turns, lie in one stretch of memory and share nothing. Of what is not trained it is told.
+    Only certain overlaps count: one begins where another does, or within one without gaps. Columns of one matrix interleave
+    and share nothing.
 
     Raises:
-        ConfigurationError: two share theirs.
+        ConfigurationError: two overlap, and one of them is trained.
     """
     widest: _Place | None = None  # of those without gaps the one that reaches furthest
     before: _Place | None = None
-    untied: tuple[str, str] | None = None
-    for place in sorted(_places(tensors)):
+    untied = ""
+    for place in sorted(
+        _place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED
+    ):
         for other in (before, widest):
             if other is not None and (place.start == other.start or (other.gapless and place.start < other.end)):
                 first, second = sorted((place.number, other.number))
                 if tensors[first].requires_grad or tensors[second].requires_grad:
                     raise ConfigurationError(_refusal(names[first], names[second], tensors[first], tensors[second]))
-                untied = untied or (names[first], names[second])
+                untied = untied or f"{names[first]} and {names[second]}"
         before = place
         if place.gapless and (widest is None or place.end > widest.end):
             widest = place
-    if untied is not None:
-        warn_untied(*untied)
-
-
-def _places(tensors: Sequence[torch.Tensor]) -> list[_Place]:
-    """Of those that have any memory."""
-    return [_place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED]
+    if untied:
+        warn(
+            f"{untied} lie in the same memory and are two tensors: here each gets its own, and what is written into "
+            "one is no longer seen in the other. If they are never written to, ignore this, or .clone() one"
+        )
 
 
 def _place(number: int, tensor: torch.Tensor) -> _Place:

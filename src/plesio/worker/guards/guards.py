@@ -1,0 +1,86 @@
+"""The guards of one worker's model, in one object: made at prepare, asked before each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.errors import ModelMismatchError
+from plesio.worker.guards.inventory import Inventory
+from plesio.worker.guards.lost_writes import steady
+from plesio.worker.guards.trainers import refuse_trainer
+from plesio.worker.warn import listed, warn
+
+
+class Guards:
+    """What a training function does to its model that would give wrong results silently: refused or warned of.
+
+    Args:
+        model: the user's, as it is given to prepare.
+        optimizer: as it is given to prepare.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        named = list(model.named_parameters())
+        self._inventory = Inventory(model)
+        self._frozen = [(name, one) for name, one in named if id(one) in own and not one.requires_grad]
+        self._outside = [name for name, one in named if id(one) not in own and one.requires_grad]
+        self._steady = steady(model, [one for _, one in named if id(one) in own and one.requires_grad])
+        self._counters: list[int] = []
+        self._reads_alone: Callable[[], bool] = lambda: False
+        self._first = True
+
+    def prepared(self, replaces: bool, reads_alone: Callable[[], bool]) -> None:
+        """The worker takes part.
+
+        Args:
+            replaces: whether each version replaces what is written into the parameters.
+            reads_alone: whether this is one of several workers, and took no batch from the prepared loader yet.
+        """
+        self._counters = [one._version for _, one in self._steady] if replaces else []
+        self._reads_alone = reads_alone
+
+    def warn_of_outside(self) -> None:
+        """Warn of trainable parameters that no group of the optimizer holds: a second optimizer may be meant for them."""
+        if self._outside:
+            warn(
+                f"no group of the optimizer given to prepare holds {listed(self._outside)}, with requires_grad=True: in the run "
+                "they stay as they are, and what another optimizer does to them reaches no other worker. A run has one "
+                "optimizer so far: add a group for them, or requires_grad_(False) what is not to be trained"
+            )
+
+    def before_step(self) -> None:
+        """Check what may have changed since the last step.
+
+        Raises:
+            ModelMismatchError: the model holds other tensors, or a frozen parameter needs a gradient now.
+            ConfigurationError: a trainer reads its data by itself.
+        """
+        if self._first:
+            self._first = False
+            self._before_first_step()
+        self._inventory.check()
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ModelMismatchError(
+                    f"{name} needed no gradient when prepare was called, and needs one now: it has no place in the exchange "
+                    "and would not be trained; call prepare with all trainable that ever is to be, and freeze "
+                    "(requires_grad_(False)) after it"
+                )
+
+    def _before_first_step(self) -> None:
+        if self._reads_alone():
+            refuse_trainer()
+        changes = zip(self._steady, self._counters, strict=False)  # no counters where nothing is replaced
+        written = [
+            name for (name, one), counter in changes if one._version != counter
+        ]  # what `.data` writes is not seen
+        if written:
+            warn(
+                f"written to between prepare and the first step: {listed(written)}. That is lost, for the next version takes "
+                "its place; load or initialise weights before prepare (a forward pass that normalises its own weights may "
+                "ignore this)"
+            )
