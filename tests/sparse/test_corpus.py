@@ -19,7 +19,7 @@ def sentences(corpus: Corpus) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("blocks", [1, 1 << 20], ids=["block by block", "in one block"])
-def test_what_goes_in_comes_out(tmp_path, monkeypatch, blocks) -> None:
+def test_saved_and_read_corpora_hold_the_given_sentences(tmp_path, monkeypatch, blocks) -> None:
     monkeypatch.setattr(module, "_BLOCK", blocks)
     for corpus in (read_corpus(TEXT), save_corpus(tmp_path, TEXT), open_corpus(tmp_path), read_corpus(tmp_path)):
         assert sentences(corpus) == [list(words) for words in TEXT if words]
@@ -30,7 +30,7 @@ def test_what_goes_in_comes_out(tmp_path, monkeypatch, blocks) -> None:
         assert not corpus.tokens.flags.writeable
 
 
-def test_every_way_to_give_text_is_the_same_text(tmp_path) -> None:
+def test_every_kind_of_text_source_gives_the_same_corpus(tmp_path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("\n".join(" ".join(words) for words in TEXT), encoding="utf-8")
     wanted = read_corpus(TEXT)
@@ -47,7 +47,7 @@ def test_long_sentences_are_cut() -> None:
     assert corpus.sentences.tolist() == [0, LONGEST, 2 * LONGEST, 2 * LONGEST + 5]
 
 
-def test_a_corpus_is_whole_or_not_there(tmp_path) -> None:
+def test_an_interrupted_save_leaves_no_corpus(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match="holds no whole corpus"):
         open_corpus(tmp_path)
     save_corpus(tmp_path, TEXT)
@@ -84,7 +84,7 @@ def test_a_corpus_is_whole_or_not_there(tmp_path) -> None:
         (None, "sentences is None"),
     ],
 )
-def test_what_is_no_text(tmp_path, text, told) -> None:
+def test_invalid_text_is_refused(tmp_path, text, told) -> None:
     with pytest.raises(ConfigurationError, match=told):
         read_corpus(text)
     with pytest.raises(ConfigurationError, match=told):

@@ -22,7 +22,7 @@ def raw(indptr, indices, data, shape):
     return matrix
 
 
-def test_a_matrix_in_the_right_form_is_not_copied():
+def test_a_float32_csr_matrix_is_not_copied():
     matrix = example()
     rows = as_rows(matrix)
     assert (rows.shape, rows.nonzeros, rows.notes) == ((3, 4), 4, ())
@@ -44,7 +44,7 @@ def test_a_matrix_in_the_right_form_is_not_copied():
         (raw([0, 2, 2, 4], [3, 1, 2, 0], [2, 1, 4, 3], (3, 4)), "unsorted indices to sorted ones"),
     ],
 )
-def test_what_is_converted_is_said(matrix, note, caplog):
+def test_conversions_are_noted_and_logged(matrix, note, caplog):
     before = matrix.copy()
     with caplog.at_level(logging.INFO, "plesio.sparse"):
         rows = as_rows(matrix)
@@ -56,7 +56,7 @@ def test_what_is_converted_is_said(matrix, note, caplog):
         assert matrix.data.dtype == before.data.dtype
 
 
-def test_empty_rows_and_empty_matrices_are_fine():
+def test_empty_rows_and_matrices_are_accepted():
     assert as_rows(np.zeros((3, 2))).nonzeros == 0
     assert as_rows(sparse.csr_array((0, 5))).shape == (0, 5)
 
@@ -76,17 +76,17 @@ def test_empty_rows_and_empty_matrices_are_fine():
         (np.zeros(3), "two dimensions"),
     ],
 )
-def test_what_a_kernel_must_not_see_is_refused(matrix, message):
+def test_malformed_matrices_are_refused(matrix, message):
     with pytest.raises(ConfigurationError, match=message):
         as_rows(matrix)
 
 
-def test_large_values_that_sum_to_infinity_are_fine():
+def test_finite_values_with_an_infinite_sum_are_accepted():
     assert as_rows(np.full((1, 8), 3e38, np.float32)).nonzeros == 8
 
 
 @pytest.mark.parametrize("at", [None, 0, 1, 3, 4])
-def test_one_pair_out_of_order_is_seen_whatever_it_was_taken_for(at):
+def test_one_unsorted_pair_is_found_despite_has_sorted_indices(at):
     """Indices fall from row to row, past empty ones too; what matters is that they do not within a row."""
     indices, indptr = [5, 6, 7, 0, 1, 2, 0, 0], [0, 0, 3, 3, 6, 6, 7, 8, 8]
     if at is not None:
@@ -99,13 +99,13 @@ def test_one_pair_out_of_order_is_seen_whatever_it_was_taken_for(at):
     np.testing.assert_array_equal(rows.scipy().toarray(), matrix.toarray())
 
 
-def test_some_rows_can_be_taken_or_spanned():
+def test_take_and_span_select_rows():
     rows, dense = as_rows(example()), example().toarray()
     np.testing.assert_array_equal(rows.take(np.array([2, 0, 1, 2])).scipy().toarray(), dense[[2, 0, 1, 2]])
     np.testing.assert_array_equal(rows.span(1, 3).scipy().toarray(), dense[1:3])
 
 
-def test_a_folder_holds_what_was_saved_whole_or_in_blocks(tmp_path):
+def test_save_rows_stores_a_matrix_or_blocks_of_it(tmp_path):
     rng = np.random.default_rng(0)
     X, y = sparse.random_array((50, 9), density=0.3, rng=rng, dtype=np.float32).tocsr(), np.arange(50) % 3
     save_rows(tmp_path / "whole", X, y)
@@ -118,7 +118,7 @@ def test_a_folder_holds_what_was_saved_whole_or_in_blocks(tmp_path):
         np.testing.assert_array_equal(targets, y)
 
 
-def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
+def test_a_failed_save_rows_leaves_no_folder(tmp_path):
     good = example()
     with pytest.raises(ConfigurationError, match="5 columns, 2 rows and 2 targets; 4 columns"):
         save_rows(tmp_path / "rows", iter([(good, [1, 2, 3]), (np.ones((2, 5)), [1, 2])]))
@@ -136,7 +136,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize("place", [0, 1_000, 349_999, 350_000, 699_999])
-def test_several_threads_find_what_is_wrong_wherever_it_is(place):
+def test_two_threads_find_a_bad_entry_anywhere(place):
     """Two threads have half of the rows each."""
     rng = np.random.default_rng(0)
     indices = rng.integers(0, 1_000, (175_000, 4), np.int32)
@@ -163,7 +163,7 @@ def test_several_threads_find_what_is_wrong_wherever_it_is(place):
         ("indptr", 1, np.int64(90), "row pointers that fall"),
     ],
 )
-def test_rows_that_changed_in_their_folder_are_refused(tmp_path, name, at, value, words):
+def test_damaged_row_folders_are_refused(tmp_path, name, at, value, words):
     from plesio.sparse.linear import HogwildClassifier
 
     save_rows(tmp_path / "rows", np.tile(np.arange(1, 7, dtype=np.float32), (5, 1)), [0, 1, 0, 1, 1])
@@ -174,7 +174,7 @@ def test_rows_that_changed_in_their_folder_are_refused(tmp_path, name, at, value
         HogwildClassifier().fit(*open_rows(tmp_path / "rows"))
 
 
-def test_labels_of_a_table_are_stored_as_what_they_are(tmp_path):
+def test_object_labels_are_stored_as_strings(tmp_path):
     save_rows(tmp_path / "rows", np.eye(2), np.array(["no", "yes"], object))
     assert open_rows(tmp_path / "rows")[1].tolist() == ["no", "yes"]
     with pytest.raises(ConfigurationError, match="wanted are numbers or strings"):

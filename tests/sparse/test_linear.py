@@ -42,7 +42,7 @@ EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": UNLIKE for kind i
     expected_failed_checks=lambda _: EXPECTED,
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_scikit_learn_s_own_checks(estimator, check):
+def test_estimators_pass_scikit_learns_checks(estimator, check):
     check(estimator)
 
 
@@ -51,7 +51,7 @@ SAME = {"alpha": 0.01, "l1_ratio": 0.3, "max_iter": 3, "tol": None, "shuffle": F
 
 @pytest.mark.parametrize("penalty", ["l2", "l1", "elasticnet", None])
 @pytest.mark.parametrize("loss", CLASSIFICATION)
-def test_every_step_is_that_of_scikit_learn_s_classifier(loss, penalty):
+def test_classifier_steps_match_scikit_learn(loss, penalty):
     """Rows in their order, a chunk a row: then the two are the same algorithm, and differ by the rounding of float32."""
     X, margins = problem()
     settings = SAME | {"loss": loss, "penalty": penalty, "learning_rate": "invscaling"}
@@ -67,7 +67,7 @@ def test_every_step_is_that_of_scikit_learn_s_classifier(loss, penalty):
 @pytest.mark.parametrize(
     "settings", [{"loss": "huber"}, {"average": True}, {"average": 50}, {"loss": "huber", "learning_rate": "optimal"}]
 )
-def test_every_step_is_that_of_scikit_learn_s_regressor(settings):
+def test_regressor_steps_match_scikit_learn(settings):
     X, margins = problem()
     settings = SAME | {"penalty": "l2", "learning_rate": "constant"} | settings
     weight = np.random.default_rng(1).random(len(margins))
@@ -132,7 +132,7 @@ def plain_loop(X, y, turns, plan, weights, rules, paid=None):
 
 
 @pytest.mark.parametrize("l1", [False, True])
-def test_one_thread_is_a_plain_loop_bit_for_bit(l1):
+def test_one_thread_equals_a_plain_loop_bit_for_bit(l1):
     X, margins = problem(rows=500, features=30, share=0.3)
     rows, y = as_rows(X), np.where(margins > 0, 1.0, -1.0)
     learner = Learner(np.zeros(30, np.float32), np.zeros(1), rate("optimal", lr=1.0, alpha=0.01))
@@ -168,7 +168,7 @@ def test_slopes_are_the_derivatives_of_the_losses(name):
 
 @pytest.mark.filterwarnings("ignore:threads=")  # more than the cores
 @pytest.mark.parametrize("settings", [{"model": "shared"}, {"model": "replica"}, {"penalty": "l1", "average": True}])
-def test_deterministic_is_the_same_bits_for_any_number_of_threads(settings, monkeypatch):
+def test_deterministic_bits_are_independent_of_threads(settings, monkeypatch):
     monkeypatch.setattr("plesio.sparse.linear.layouts._WORTH_MEETING", 100)
     X, y = sparse_classes()
     settings = {"loss": "log_loss", "max_iter": 3, "tol": None, "random_state": 5, "deterministic": True} | settings
@@ -178,7 +178,7 @@ def test_deterministic_is_the_same_bits_for_any_number_of_threads(settings, monk
 
 
 @pytest.mark.filterwarnings("ignore:threads=")
-def test_classes_shared_out_are_the_same_bits_for_any_number_of_threads():
+def test_multiclass_bits_are_independent_of_threads():
     X, y = load_digits(return_X_y=True)
     settings = {"max_iter": 5, "tol": None, "random_state": 1, "alpha": 0.01}
     models = [HogwildClassifier(threads=threads, **settings).fit(X / 16, y) for threads in (1, 2, 3, 4)]
@@ -187,7 +187,7 @@ def test_classes_shared_out_are_the_same_bits_for_any_number_of_threads():
     assert sum(models[1].history_[0].examples_by_thread) == 10 * len(y)
 
 
-def test_frequent_features_are_told_where_a_colouring_cannot_help(capsys):
+def test_verbose_says_when_colouring_cannot_run_in_parallel(capsys):
     X, margins = problem(rows=300, share=0.9)
     HogwildClassifier(max_iter=1, tol=None, threads=1, deterministic=True, model="shared", verbose=1).fit(
         X, margins > 0
@@ -205,7 +205,7 @@ def test_two_threads_learn_as_much_as_one(model):
     assert both.score(X[15_000:], y[15_000:]) > alone.score(X[15_000:], y[15_000:]) - 0.02
 
 
-def test_works_in_a_pipeline_with_hashed_text_a_grid_search_clone_and_pickle():
+def test_works_in_pipelines_grid_search_clone_and_pickle():
     texts = ["the cat sat", "a dog barked", "cats purr at night", "dogs fetch and bark"] * 10
     labels = ["cat", "dog", "cat", "dog"] * 10
     pipe = make_pipeline(
@@ -220,7 +220,7 @@ def test_works_in_a_pipeline_with_hashed_text_a_grid_search_clone_and_pickle():
     assert not hasattr(clone(again)[-1], "coef_")
 
 
-def test_partial_fit_goes_on_from_a_pickle_as_if_nothing_had_been():
+def test_partial_fit_continues_from_a_pickle_bit_for_bit():
     X, margins = problem(rows=400)
     y = margins > 0
     settings = {"loss": "log_loss", "penalty": "elasticnet", "average": True, "random_state": 3, "threads": 1}
@@ -240,7 +240,7 @@ def test_warm_start_begins_where_the_last_fit_ended():
     assert model.fit(X, margins > 0).history_[0].loss < first
 
 
-def test_resumed_after_a_callback_stopped_it_is_the_same_bits(tmp_path):
+def test_a_resumed_fit_has_the_same_bits(tmp_path):
     X, margins = problem(rows=400)
     settings = {"penalty": "elasticnet", "average": True, "max_iter": 6, "tol": None, "threads": 1}
     whole = HogwildClassifier(random_state=3, **settings).fit(X, margins > 0)
@@ -254,7 +254,7 @@ def test_resumed_after_a_callback_stopped_it_is_the_same_bits(tmp_path):
         HogwildClassifier(resume=tmp_path, **settings | {"alpha": 0.5}).fit(X, margins > 0)
 
 
-def test_rows_from_a_folder_are_learnt_without_being_read_whole(tmp_path):
+def test_fit_and_score_work_on_memory_mapped_rows(tmp_path):
     X, y = sparse_classes(features=3_000)
     save_rows(tmp_path / "rows", X, y)
     rows, labels = open_rows(tmp_path / "rows")
@@ -262,7 +262,7 @@ def test_rows_from_a_folder_are_learnt_without_being_read_whole(tmp_path):
     assert model.score(X, y) == model.score(rows, labels) > 0.95
 
 
-def test_rows_held_out_of_a_folder_are_those_held_out_in_memory(tmp_path):
+def test_early_stopping_holds_out_the_same_rows_of_a_folder(tmp_path):
     X, y = sparse_classes(features=3_000)
     save_rows(tmp_path / "rows", X, y)
     settings = {"max_iter": 3, "tol": None, "random_state": 0, "threads": 1, "shuffle": False, "early_stopping": True}
@@ -272,7 +272,7 @@ def test_rows_held_out_of_a_folder_are_those_held_out_in_memory(tmp_path):
     assert mapped.history_[0].examples == 5400
 
 
-def test_early_stopping_and_tolerance_end_a_fit():
+def test_early_stopping_or_tolerance_ends_a_fit():
     X, y = load_iris(return_X_y=True)
     stopped = HogwildClassifier("log_loss", early_stopping=True, random_state=0, alpha=0.01).fit(X, y)
     assert stopped.n_iter_ < 100
@@ -284,7 +284,7 @@ def test_early_stopping_and_tolerance_end_a_fit():
         HogwildClassifier(max_iter=2).fit(X, y)
 
 
-def test_classes_sorted_or_weighted_are_learnt():
+def test_sorted_and_weighted_classes_are_learnt():
     X, margins = problem(rows=4000)
     order = np.argsort(margins)
     model = HogwildClassifier("log_loss", max_iter=5, tol=None, random_state=0).fit(X[order], margins[order] > 0)
@@ -297,7 +297,7 @@ def test_classes_sorted_or_weighted_are_learnt():
 
 
 @pytest.mark.parametrize("loss", ["log_loss", "modified_huber"])
-def test_probabilities_are_those_of_scikit_learn(loss):
+def test_probabilities_match_scikit_learn(loss):
     X, y = load_iris(return_X_y=True)
     ours = HogwildClassifier(loss, max_iter=20, tol=None, random_state=0).fit(X, y)
     theirs = SGDClassifier(loss=loss, max_iter=1, tol=None).fit(X, y)
@@ -306,7 +306,7 @@ def test_probabilities_are_those_of_scikit_learn(loss):
     assert not hasattr(HogwildClassifier("hinge"), "predict_proba")
 
 
-def test_a_torch_module_gives_the_same_margins():
+def test_to_torch_gives_the_same_margins():
     torch = pytest.importorskip("torch")
     X, y = load_iris(return_X_y=True)
     model = HogwildClassifier(max_iter=5, tol=None, random_state=0, penalty="l1").fit(X, y).sparsify()
@@ -316,7 +316,7 @@ def test_a_torch_module_gives_the_same_margins():
     np.testing.assert_allclose(margins, model.decision_function(X), rtol=1e-3, atol=1e-3)
 
 
-def test_the_report_is_of_the_fit():
+def test_the_report_describes_the_fit_and_survives_pickling():
     X, y = sparse_classes()
     model = HogwildClassifier(max_iter=2, tol=None, threads=2, model="shared", random_state=0).fit(X, y)
     assert (model.report_.threads, model.report_.examples, model.report_.omega) == (2, 6000, 4)
@@ -338,7 +338,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_setting_that_cannot_work_is_named(name):
+def test_invalid_settings_are_named(name):
     X, margins = problem()
     with pytest.raises(ConfigurationError, match=str(BAD[name])):
         HogwildClassifier(**{name: BAD[name]}).fit(X, margins > 0)
@@ -361,7 +361,7 @@ def test_bad_data_and_divergence_are_refused():
         regressor.set_params(eta0=1e30).fit(X * 100, margins)
 
 
-def test_rows_that_are_empty_teach_the_intercept_alone():
+def test_empty_rows_train_only_the_intercept():
     X = sparse.csr_array((50, 8), dtype=np.float32)
     model = HogwildRegressor(eta0=0.1, max_iter=300, tol=None, learning_rate="constant", threads=1).fit(
         X.toarray(), [2.0] * 50
@@ -370,13 +370,13 @@ def test_rows_that_are_empty_teach_the_intercept_alone():
     assert not model.coef_.any()
 
 
-def test_a_thousand_fits_lose_no_thread():
+def test_a_thousand_fits_visit_every_row():
     X, margins = problem(rows=64)
     model = HogwildClassifier(max_iter=1, tol=None, threads=2, model="shared", random_state=0)
     assert all(sum(model.fit(X, margins > 0).history_[0].examples_by_thread) == 64 for _ in range(1000))
 
 
-def test_a_loss_that_comes_back_is_waited_for_and_told():
+def test_a_falling_but_diverged_loss_warns_at_the_end():
     """scikit-learn's too: its default schedule begins far too fast for this loss."""
     X, margins = problem()
     model = HogwildClassifier("squared_hinge", alpha=1e-5, max_iter=5, tol=None, threads=1, random_state=0)
@@ -394,18 +394,18 @@ def test_a_loss_that_comes_back_is_waited_for_and_told():
         ({"l1_ratio": None}, "l1_ratio=None is not allowed; allowed is 0 to 1"),
     ],
 )
-def test_settings_that_are_no_numbers_are_refused(settings, words):
+def test_non_numeric_settings_are_refused(settings, words):
     X, margins = problem(rows=20)
     with pytest.raises(ConfigurationError, match=words):
         HogwildClassifier(**settings).fit(X, margins > 0)
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers():
+def test_numpy_integers_are_accepted():
     X, margins = problem(rows=20)
     assert HogwildClassifier(threads=np.int64(1), max_iter=np.int64(2), tol=None).fit(X, margins > 0).n_iter_ == 2
 
 
-def test_values_that_are_not_finite_are_told_by_row():
+def test_non_finite_weights_are_named_by_row():
     X, margins = problem(rows=20)
     weight = np.ones(20)
     weight[3] = np.nan
@@ -413,7 +413,7 @@ def test_values_that_are_not_finite_are_told_by_row():
         HogwildRegressor().fit(X, margins, sample_weight=weight)
 
 
-def test_predicting_looks_at_indices():
+def test_predict_checks_column_indices():
     X, margins = problem(rows=20)
     model = HogwildRegressor(max_iter=2, tol=None).fit(X, margins)
     other = X.copy()
@@ -422,7 +422,7 @@ def test_predicting_looks_at_indices():
         model.predict(other)
 
 
-def test_a_fit_is_gone_on_with_on_the_same_data(tmp_path):
+def test_resume_refuses_other_data_or_settings(tmp_path):
     X, margins = problem(rows=50)
     HogwildClassifier(max_iter=2, tol=None, checkpoint=tmp_path).fit(X, margins > 0)
     for labels in (margins <= 0, np.arange(50) % 3):

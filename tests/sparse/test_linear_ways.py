@@ -17,7 +17,7 @@ from plesio.sparse.rates import rate
 from support.linear import problem, sparse_classes
 
 
-def test_renumbered_features_come_back_to_their_places(monkeypatch):
+def test_coefficients_return_to_the_original_feature_order(monkeypatch):
     monkeypatch.setattr("plesio.sparse.linear.ways.last_level_cache_bytes", lambda: 1000)
     X, y = sparse_classes(features=3_000)
     settings = {"max_iter": 4, "tol": None, "random_state": 0, "threads": 1}
@@ -30,7 +30,7 @@ def test_renumbered_features_come_back_to_their_places(monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_every_feature_has_one_number_whatever_thread_came_first(threads):
+def test_renumber_gives_each_feature_one_number(threads):
     rows = as_rows(sparse_classes(rows=30_000, features=5_000)[0])
     renumbered, features = renumber(rows, threads)
     np.testing.assert_array_equal(features[renumbered.indices], rows.indices)
@@ -42,7 +42,7 @@ def test_every_feature_has_one_number_whatever_thread_came_first(threads):
 
 
 @pytest.mark.parametrize("speed_up", [0.8, 1.6])
-def test_the_faster_of_one_thread_and_all_goes_on(speed_up, monkeypatch):
+def test_the_contest_picks_the_faster_thread_count(speed_up, monkeypatch):
     now = 0.0
     monkeypatch.setattr("plesio.sparse.linear.contest.time.perf_counter", lambda: now)
     contest, order, by_all = Contest(nonzeros_per_turn=1e4, open=True), np.arange(203, dtype=np.uint32), []
@@ -58,7 +58,7 @@ def test_the_faster_of_one_thread_and_all_goes_on(speed_up, monkeypatch):
     assert (contest.open, contest.won) == (False, faster)
 
 
-def test_a_kernel_that_is_loaded_first_costs_no_thread(monkeypatch):
+def test_loading_time_does_not_decide_the_contest(monkeypatch):
     """However long the first part of all takes, the second epoch is compared too."""
     now = 0.0
     monkeypatch.setattr("plesio.sparse.linear.contest.time.perf_counter", lambda: now)
@@ -69,7 +69,7 @@ def test_a_kernel_that_is_loaded_first_costs_no_thread(monkeypatch):
     assert (contest.open, contest.won) == (False, True)
 
 
-def test_the_parts_of_an_epoch_move_the_bar_by_one(monkeypatch):
+def test_progress_counts_one_per_epoch(monkeypatch):
     moved = []
     monkeypatch.setattr("plesio.sparse.linear.ways._WORTH_THREADS", 0)
     X, margins = problem()
@@ -82,7 +82,7 @@ def test_the_parts_of_an_epoch_move_the_bar_by_one(monkeypatch):
 
 
 @pytest.mark.parametrize("moved_by", ["nothing", "one thread", "a fold"])
-def test_replicas_begin_where_the_model_is_whoever_moved_it(moved_by):
+def test_replicas_start_from_the_current_model(moved_by):
     """Four replicas with a quarter of the turns each: the model becomes the mean of what plain sweeps make of them."""
     X, y = sparse_classes(rows=400, features=300)
     rows, y = as_rows(X), np.where(y, 1.0, -1.0)

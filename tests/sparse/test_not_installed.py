@@ -16,12 +16,12 @@ def output(program: str) -> str:
     ).stdout.strip()
 
 
-def test_the_recipe_needs_nothing() -> None:
+def test_the_recipe_imports_without_extras() -> None:
     assert output("import plesio as ps, plesio.sparse; print(ps.hogwild().name)") == "hogwild"
 
 
 @pytest.mark.parametrize("name", ["HogwildClassifier", "Kernel", "MatrixFactorization", "SkipGram", "Report"])
-def test_an_estimator_says_what_to_install(name: str) -> None:
+def test_estimators_name_the_missing_extra(name: str) -> None:
     told = output(f"try:\n    from plesio.sparse import {name}\nexcept ImportError as error:\n    print(error)")
     assert told.startswith(f"plesio.sparse.{name} needs ")
     assert told.endswith("pip install -e '.[hogwild]' in plesio's folder")

@@ -134,7 +134,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not limit a process's private memory")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_data_larger_than_memory_teaches_the_same_bits(name: str, folder: Path) -> None:
+def test_data_larger_than_memory_gives_the_same_bits(name: str, folder: Path) -> None:
     family = FAMILIES[name]
     family.write(folder / "small", SMALL)
     family.write(folder / "large", LARGE)

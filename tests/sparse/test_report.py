@@ -32,19 +32,19 @@ def by_brute_force(indptr, indices, parameters):
 
 @pytest.mark.parametrize(("parameters", "density"), [(50, 0.01), (50, 0.1), (300, 0.01), (300, 0.002)])
 @pytest.mark.parametrize("seed", range(3))
-def test_sparsity_is_that_of_the_definition(parameters, density, seed):
+def test_sparsity_equals_brute_force(parameters, density, seed):
     indptr, indices = touches(120, parameters, density, seed)
     found = sparsity(all_of(indptr, indices, parameters))
     assert found.rho_exact
     assert (found.rho, found.delta, found.omega) == by_brute_force(indptr, indices, parameters)
 
 
-def test_a_parameter_named_twice_by_an_example_counts_once():
+def test_duplicate_parameters_of_an_example_count_once():
     indptr, indices = np.array([0, 3, 4]), np.array([1, 1, 2, 2], np.uint32)
     assert sparsity(all_of(indptr, indices, 3))[:3] == (1.0, 1.0, 2)
 
 
-def test_a_search_cut_short_is_called_so_and_finds_no_more_than_there_is(monkeypatch):
+def test_a_truncated_search_reports_a_lower_bound(monkeypatch):
     indptr, indices = touches(2000, 100, 0.05)
     rho = sparsity(all_of(indptr, indices, 100)).rho
     monkeypatch.setattr("plesio.sparse.collisions.SEARCH_STEPS", 10)
@@ -53,19 +53,19 @@ def test_a_search_cut_short_is_called_so_and_finds_no_more_than_there_is(monkeyp
     assert 0 < short.rho <= rho
 
 
-def test_no_examples_and_empty_ones():
+def test_no_examples_or_empty_ones_have_zero_sparsity():
     assert sparsity(all_of(np.array([0]), np.array([], np.uint32), 5)) == (0.0, 0.0, 0, True)
     assert sparsity(all_of(np.array([0, 0, 0]), np.array([], np.uint32), 5)) == (0.0, 0.0, 0, True)
 
 
-def test_one_thread_meets_nobody_and_loses_nothing():
+def test_one_thread_has_no_collisions():
     met = watch(all_of(*touches(2000, 50, 0.1), 50), threads=1, budget_s=0.01)
     assert met.examples >= 2000
     assert met.updates == met.examples * 5
     assert (met.collided, met.staleness_sum, met.staleness_max, met.lost_updates) == (0, 0, 0, 0)
 
 
-def test_threads_that_share_no_parameter_do_not_collide():
+def test_disjoint_threads_do_not_collide():
     rows = 20_000
     disjoint = all_of(np.arange(rows + 1), np.arange(rows, dtype=np.uint32), rows)
     met = watch(disjoint, threads=2, budget_s=0.05)
@@ -73,7 +73,7 @@ def test_threads_that_share_no_parameter_do_not_collide():
     assert met.updates == met.examples  # a parameter each, and none lost or counted twice
 
 
-def test_a_parameter_everybody_touches_is_fought_over():
+def test_shared_parameters_collide():
     rows, each = 20_000, 50  # the window between reading and writing is long: they meet even where they take turns
     indices = np.tile(np.arange(each, dtype=np.uint32), rows)
     everybody = all_of(np.arange(0, rows * each + 1, each), indices, each)
@@ -86,7 +86,7 @@ def test_a_parameter_everybody_touches_is_fought_over():
     assert met.collided <= met.staleness_sum
 
 
-def test_parameters_each_thread_keeps_for_itself_are_not_met():
+def test_hot_parameters_are_not_counted_as_collisions():
     rows = 2000
     indices = np.stack([np.zeros(rows), np.arange(1, rows + 1)], axis=1).astype(np.uint32).ravel()
     indptr = np.arange(0, 2 * rows + 1, 2)
@@ -98,13 +98,13 @@ def test_parameters_each_thread_keeps_for_itself_are_not_met():
 
 
 @pytest.mark.parametrize(("model", "why"), [("replica", "a model of its own"), ("deterministic", "has no conflicts")])
-def test_ways_without_conflicts_are_not_watched(model, why):
+def test_conflict_free_models_are_not_watched(model, why):
     report = measure(*touches(100, 50, 0.1), 50, threads=2, model=model)
     assert report.watched == report.updates == 0
     assert why in str(report)
 
 
-def test_of_large_data_a_sample_is_looked_at_and_this_is_said(monkeypatch):
+def test_large_data_is_sampled_and_the_report_says_so(monkeypatch):
     monkeypatch.setattr(reports, "SPARSITY_NONZEROS", 2000)
     monkeypatch.setattr(reports, "WATCHED_NONZEROS", 2000)
     report = measure(*touches(3000, 100, 0.05), 100, threads=1)
@@ -114,7 +114,7 @@ def test_of_large_data_a_sample_is_looked_at_and_this_is_said(monkeypatch):
     assert report.watched % report.looked_at == 0
 
 
-def test_speeds_are_those_of_the_fastest_epoch():
+def test_speeds_are_of_the_fastest_epoch():
     epochs = [Epoch(0, 0.1, 1.0, 300, 2.0, (100, 200)), Epoch(1, 0.1, 1.0, 300, 1.0, (120, 180))]
     report = measure(*touches(300, 50, 0.1), 50, threads=2, epochs=epochs, bytes_per_example=1e6)
     assert report.examples_per_s == (120.0, 180.0)
@@ -134,7 +134,7 @@ def step(parameters, example, lr):
         parameters.w[example.indices[k]] += lr
 
 
-def test_a_kernel_reports_what_it_was_told_examples_touch():
+def test_a_kernels_report_uses_the_given_touches():
     x = sparse.random(500, 40, 0.1, format="csr", random_state=0)
     kernel = Kernel(step, {"w": np.zeros(40)}, threads=1)
     with pytest.raises(ConfigurationError, match="touches="):

@@ -27,7 +27,7 @@ def losses(history: list[Epoch]) -> list[Any]:
     return [(epoch.loss, epoch.lr, epoch.score, epoch.examples) for epoch in history]
 
 
-def test_a_digest_tells_data_apart_and_not_how_it_lies() -> None:
+def test_a_digest_depends_on_values_not_on_memory_layout() -> None:
     table = np.arange(12, dtype=np.int32).reshape(3, 4)
     others = [table[::-1], table.T, table.reshape(4, 3), table.astype(np.int64), (table, table), table + (table == 11)]
     assert len({saving.digest(one) for one in [table, *others]}) == 1 + len(others)
@@ -39,7 +39,7 @@ def test_a_digest_tells_data_apart_and_not_how_it_lies() -> None:
     assert saving.digest(np.zeros((0, 3))) != saving.digest(np.zeros((0, 2)))
 
 
-def test_a_digest_goes_through_large_arrays_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_independent_of_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     table = np.random.default_rng(0).normal(size=(1000, 3))
     whole = saving.digest(table)
     monkeypatch.setattr(saving, "_BLOCK_BYTES", 100)
@@ -65,7 +65,7 @@ def test_a_resumed_factorisation_has_the_same_bits(
 
 
 @pytest.mark.parametrize("before_the_end", [5, 2, 0])
-def test_early_stopping_goes_on_where_it_was(tmp_path: Path, before_the_end: int) -> None:
+def test_early_stopping_resumes_where_it_was(tmp_path: Path, before_the_end: int) -> None:
     """The checkpoint is of before the best epoch, of after it, and of the end itself."""
     users, items, stars = ratings()
     held_out = {"validation": (users[1200:], items[1200:], stars[1200:])}
@@ -79,7 +79,7 @@ def test_early_stopping_goes_on_where_it_was(tmp_path: Path, before_the_end: int
     assert bits(resumed) == bits(whole)
 
 
-def test_an_adaptive_rate_that_came_to_its_end_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_adaptive_schedule_stays_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "LEAST_FALL", 1.0)  # never falls enough
     settings = {"epochs": 50, "schedule": "adaptive"}
     whole = model(**settings, checkpoint=tmp_path).fit(*ratings())
@@ -89,14 +89,14 @@ def test_an_adaptive_rate_that_came_to_its_end_stays_there(tmp_path: Path, monke
     assert bits(resumed) == bits(whole)
 
 
-def test_after_a_resume_partial_fit_counts_on(tmp_path: Path) -> None:
+def test_partial_fit_after_resume_continues_the_epoch_count(tmp_path: Path) -> None:
     whole = model(checkpoint=tmp_path).fit(*ratings())
     resumed = model(resume=tmp_path).fit(*ratings())
     assert numbers(resumed.partial_fit(*ratings()).history_) == [0, 1, 2, 3]
     assert bits(resumed) == bits(whole.partial_fit(*ratings()))
 
 
-def test_a_factorisation_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_resume_refuses_another_factorisation(tmp_path: Path) -> None:
     users, items, stars = ratings()
     model(checkpoint=tmp_path).fit(users, items, stars)
     for settings, told in (
@@ -144,7 +144,7 @@ def test_a_resumed_kernel_has_the_same_bits(tmp_path: Path) -> None:
     ]  # as far as it was, no further
 
 
-def test_a_kernel_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_resume_refuses_another_kernel(tmp_path: Path) -> None:
     kernel(checkpoint=tmp_path, epochs=1).fit(points())
     for settings, told in (
         ({"seed": 1}, r"fit: seed=0 \(now 1\); "),
@@ -185,7 +185,7 @@ def test_resumed_word_vectors_have_the_same_bits(tmp_path: Path) -> None:
     assert np.array_equal(resumed.wv.vectors, whole.wv.vectors)
 
 
-def test_word_vectors_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_resume_refuses_other_word_vectors(tmp_path: Path) -> None:
     skipgram(checkpoint=tmp_path).fit(text())
     with pytest.raises(CheckpointError, match=r"fit: window=5 \(now 3\); "):
         skipgram(window=3, resume=tmp_path).fit(text())

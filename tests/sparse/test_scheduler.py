@@ -32,7 +32,7 @@ def test_chunks_hold_every_row_once(rows, size):
     assert (np.diff(bounds) <= size).all()
 
 
-def test_the_order_is_a_permutation_that_seed_and_epoch_alone_decide():
+def test_chunk_order_is_a_permutation_given_by_seed_and_epoch():
     first = chunk_order(100, seed=1, epoch=0)
     assert sorted(first.tolist()) == list(range(100))
     assert (first == chunk_order(100, seed=1, epoch=0)).all()
@@ -40,7 +40,7 @@ def test_the_order_is_a_permutation_that_seed_and_epoch_alone_decide():
     assert (first != chunk_order(100, seed=2, epoch=0)).any()
 
 
-def test_chunks_that_cannot_be():
+def test_invalid_chunk_arguments_are_refused():
     with pytest.raises(ConfigurationError, match="rows=10, size=0"):
         chunk_bounds(10, 0)
     with pytest.raises(ConfigurationError, match="seed=-1"):
@@ -51,7 +51,7 @@ def test_chunks_that_cannot_be():
 
 
 @pytest.mark.parametrize("schedule", ["constant", "invscaling", "optimal"])
-def test_schedules_of_scikit_learn_are_its_own(schedule):
+def test_schedules_match_scikit_learn(schedule):
     """On one feature that is always 1, with a target far away, the intercept-free weight shows the sum of the rates."""
     rows, alpha = 50, 0.01
     model = SGDRegressor(
@@ -65,7 +65,7 @@ def test_schedules_of_scikit_learn_are_its_own(schedule):
     assert ours.over(0, np.arange(rows), rows).tolist() == pytest.approx(rates)
 
 
-def test_the_other_schedules():
+def test_decay_linear_and_adaptive_rates():
     assert rate("decay", lr=1.0, decay=0.9).at(3, 0, 10) == pytest.approx(0.9**3)
     linear = rate("linear", lr=1.0)
     assert [linear.at(0, done, 100) for done in (0, 50, 100)] == pytest.approx([1.0, 0.5, 1e-4])
@@ -93,7 +93,7 @@ def test_no_rate_rises(name):
         ("decay", {"lr": 1.0, "decay": 1.5}, r"decay=1.5.*\(0, 1\]"),
     ],
 )
-def test_rates_that_cannot_be(name, settings, words):
+def test_invalid_schedules_are_refused(name, settings, words):
     with pytest.raises(ConfigurationError, match=words):
         rate(name, **settings)
 
@@ -105,7 +105,7 @@ def an_epoch(number, loss=1.0):
     return Epoch(number, 0.5, loss, 10, 0.01, (10,))
 
 
-def test_epochs_are_saved_then_told_and_a_callback_may_end_them():
+def test_epochs_are_saved_before_callbacks_which_may_end_them():
     told = []
     done = run_epochs(
         range(2, 10),
@@ -117,7 +117,7 @@ def test_epochs_are_saved_then_told_and_a_callback_may_end_them():
     assert told == [("saved", 2), ("told", 2), ("saved", 3), ("told", 3)]
 
 
-def test_a_callback_that_returns_something_true_but_not_true_ends_nothing():
+def test_only_true_from_a_callback_ends_the_run():
     assert len(run_epochs(range(3), an_epoch, callbacks=[lambda epoch: np.float64(1.0)])) == 3
     assert len(run_epochs(range(3), an_epoch, callbacks=[lambda epoch: np.bool_(True)])) == 1
 
@@ -143,7 +143,7 @@ def test_a_progress_bar_shows_the_loss_and_the_speed(capsys):
     assert "1,000 examples/s" in shown
 
 
-def test_slices_grow_until_each_takes_its_time():
+def test_slices_grow_with_their_speed():
     seen = list(slices(100_000))
     assert [stop for _, stop in seen[:-1]] == [first for first, _ in seen[1:]]
     assert seen[0][0] == 0
@@ -156,7 +156,7 @@ def test_slices_grow_until_each_takes_its_time():
 # --- saving ---
 
 
-def test_what_was_saved_comes_back(tmp_path):
+def test_saved_arrays_and_metadata_load_again(tmp_path):
     arrays = {
         "float": np.arange(6, dtype=np.float32).reshape(2, 3),
         "ids": np.array([1, 2**32 - 1], np.uint32),
@@ -174,7 +174,7 @@ def test_what_was_saved_comes_back(tmp_path):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     saving.save(tmp_path, {"w": np.zeros(3)}, {"epoch": 0})
 
     def full(path):
@@ -187,7 +187,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [saving.FILE]
 
 
-def test_damage_is_found(tmp_path):
+def test_damaged_checkpoints_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no model.safetensors in .*checkpoint="):
         saving.load(tmp_path)
     saving.save(tmp_path, {"w": np.zeros(300)}, {})
@@ -203,7 +203,7 @@ def test_damage_is_found(tmp_path):
             saving.load(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_an_unwritable_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         saving.save(tmp_path / "file", {"w": np.zeros(1)}, {})
@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 # --- machine ---
 
 
-def test_the_machine_is_known():
+def test_cache_size_and_bandwidth_are_plausible():
     assert 1 << 20 <= last_level_cache_bytes() < 1 << 34
     assert 1e8 < memory_bandwidth() < 1e13
 
@@ -224,13 +224,13 @@ def slow(model, threads, seconds, examples=100):
     return Trial(model, threads, lambda: time.sleep(seconds) or examples)
 
 
-def test_the_fastest_is_taken():
+def test_choose_takes_the_fastest_trial():
     chosen = choose([slow("shared", 2, 0.01), slow("replica", 2, 0.002), slow("shared", 1, 0.01)])
     assert (chosen.model, chosen.threads) == ("replica", 2)
     assert len(chosen.examples_per_s) == 3
 
 
-def test_one_thread_wins_what_is_nearly_a_tie(monkeypatch):
+def test_choose_prefers_one_thread_in_a_near_tie(monkeypatch):
     clock = iter(np.arange(0.0, 10.0, 0.01))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     trials = [Trial("shared", 2, lambda: 104), Trial("shared", 1, lambda: 100)]
@@ -239,7 +239,7 @@ def test_one_thread_wins_what_is_nearly_a_tie(monkeypatch):
     assert choose([trials[1], Trial("replica", 2, lambda: 106, worth=0.9)]).threads == 1
 
 
-def test_a_slow_trial_leaves_no_time_for_the_others():
+def test_choose_stops_when_its_budget_is_spent():
     ran = []
     trials = [Trial("shared", 2, lambda: ran.append(2) or 1), Trial("shared", 1, lambda: time.sleep(0.03) or 1)]
     assert choose(trials, budget_s=0.02).threads == 1
@@ -259,7 +259,7 @@ def touched(indptr, indices, row):
 
 
 @pytest.mark.parametrize(("density", "batch"), [(0.001, 4096), (0.01, 100), (0.1, 64), (0.0, 10)])
-def test_rows_of_a_parallel_group_share_nothing_and_conflicts_keep_their_order(density, batch):
+def test_colouring_separates_conflicts_and_keeps_their_order(density, batch):
     indptr, indices = touches(500, 1000, density, seed=0)
     rows = np.random.default_rng(0).permutation(500).astype(np.uint32)
     groups = colour(indptr, indices, rows, batch=batch)
@@ -276,14 +276,14 @@ def test_rows_of_a_parallel_group_share_nothing_and_conflicts_keep_their_order(d
         assert (np.argsort(done[meeting]) == np.argsort(position[meeting])).all()
 
 
-def test_rows_that_all_share_a_parameter_are_done_one_by_one():
+def test_rows_sharing_one_parameter_are_serial():
     groups = colour(np.arange(101), np.zeros(100, np.uint32), np.arange(100))
     assert groups.rows.tolist() == list(range(100))
     assert groups.bounds.tolist() == [0, 100]
     assert groups.parallel.tolist() == [False]
 
 
-def test_rows_without_conflicts_make_one_group():
+def test_rows_without_conflicts_form_one_parallel_group():
     groups = colour(np.arange(101), np.arange(100, dtype=np.uint32), np.arange(100))
     assert groups.parallel.tolist() == [True]
 
@@ -291,7 +291,7 @@ def test_rows_without_conflicts_make_one_group():
 # --- replicas ---
 
 
-def test_replicas_move_by_the_mean_of_those_that_moved_and_counts_add_up():
+def test_merge_averages_moved_replicas_and_adds_counts():
     shared, count = np.array([1.0, 1.0, 1.0, 1.0]), np.array([5, 5])
     one, two = np.array([1.0, 3.0, 3.0, np.nan]), np.array([1.0, 5.0, 1.0, 1.0])
     merge([shared, count], [[one, np.array([6, 5])], [two, np.array([7, 5])]])
@@ -304,7 +304,7 @@ def test_replicas_move_by_the_mean_of_those_that_moved_and_counts_add_up():
 # --- threads ---
 
 
-def test_a_pool_runs_all_at_once_and_raises_what_one_raised_when_all_are_back():
+def test_a_pool_runs_concurrently_and_raises_after_all_return():
     barrier, back = threading.Barrier(3), []
 
     def call(thread):
@@ -331,7 +331,7 @@ def test_a_pool_survives_many_small_runs():
     assert pool(2) is pool(2)
 
 
-def test_thread_counts():
+def test_thread_count_checks_its_argument():
     assert thread_count(None) == thread_count(-1) == cores()
     for wrong in (0, -2, 1.5, True, "2"):
         with pytest.raises(ConfigurationError, match="whole number of at least 1"):

@@ -34,7 +34,7 @@ def kernel(**settings: Any) -> Kernel:
         (kernel, ("epochs", "chunk", "seed")),
     ],
 )
-def test_whole_numbers_are_numpys_too_but_nothing_else(estimator: Any, whole: tuple[str, ...]) -> None:
+def test_integer_settings_accept_numpy_integers_only(estimator: Any, whole: tuple[str, ...]) -> None:
     made = estimator(**{name: np.int64(3) for name in whole}, lr=np.float32(0.5))
     assert [(type(getattr(made, name)), getattr(made, name)) for name in whole] == [(int, 3)] * len(whole)
     assert (type(made.lr), made.lr) == (float, 0.5)
@@ -52,7 +52,7 @@ def test_whole_numbers_are_numpys_too_but_nothing_else(estimator: Any, whole: tu
         (kernel, ("lr",)),
     ],
 )
-def test_numbers_are_numbers(estimator: Any, numbers: tuple[str, ...]) -> None:
+def test_float_settings_refuse_other_types(estimator: Any, numbers: tuple[str, ...]) -> None:
     for name in numbers:
         for value in ("a", True, [0.1]):
             with pytest.raises(ConfigurationError, match=f"{name}=.*: allowed is a number"):
@@ -62,7 +62,7 @@ def test_numbers_are_numbers(estimator: Any, numbers: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("estimator", [MatrixFactorization, SkipGram, kernel])
-def test_callbacks_are_a_list_of_functions(estimator: Any) -> None:
+def test_callbacks_must_be_a_list_of_functions(estimator: Any) -> None:
     for callbacks in (print, None, 3):
         with pytest.raises(
             ConfigurationError, match=r"callbacks=.*: allowed is a list of functions, such as \[print\]"
@@ -74,7 +74,7 @@ def test_callbacks_are_a_list_of_functions(estimator: Any) -> None:
         run_epochs(range(0), lambda number: None, callbacks=print)  # type: ignore[arg-type, return-value]
 
 
-def test_they_show_what_is_not_the_default() -> None:
+def test_repr_shows_settings_that_differ_from_defaults() -> None:
     assert repr(SkipGram()) == "SkipGram()"
     assert repr(MatrixFactorization()) == "MatrixFactorization(regularization=0.08)"  # what None came to
     made = MatrixFactorization(8, loss="bpr", regularization=0.02, deterministic=True, callbacks=[print])
@@ -86,7 +86,7 @@ def test_they_show_what_is_not_the_default() -> None:
     assert repr(Kernel(add, Weights(np.zeros((2, 3))))) == "Kernel(update=add, parameters=Weights(w=float64[2, 3]))"
 
 
-def test_word_vectors_before_they_are_learnt() -> None:
+def test_fitted_attributes_are_missing_before_fit() -> None:
     for name in ("wv", "history_", "model_", "threads_"):
         with pytest.raises(AttributeError, match=rf"this SkipGram has no {name} before fit\(\); call it first"):
             getattr(SkipGram(), name)
@@ -97,7 +97,7 @@ def test_word_vectors_before_they_are_learnt() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"w": np.zeros(1)}, Weights(np.zeros(1))], ids=["dict", "named tuple"])
-def test_a_fitted_kernel_can_be_pickled_and_goes_on(parameters: Any) -> None:
+def test_a_fitted_kernel_can_be_pickled_and_continued(parameters: Any) -> None:
     fitted = Kernel(add, parameters, lr=1.0, epochs=1, threads=1).fit(np.ones(5))
     for again in (pickle.loads(pickle.dumps(fitted)), copy.deepcopy(fitted)):
         assert again.history_ == fitted.history_

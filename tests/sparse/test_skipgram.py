@@ -142,7 +142,7 @@ def test_one_thread_equals_a_plain_python_loop_bit_for_bit(settings) -> None:
     assert np.abs(plain.outputs[0]).max() > 0
 
 
-def test_a_step_is_the_gradient_of_the_loss() -> None:
+def test_a_step_equals_the_gradient_of_the_loss() -> None:
     rng = np.random.default_rng(0)
     inputs, outputs = rng.normal(size=(4, 16)) / 4, rng.normal(size=(4, 16)) / 4
     contexts, targets, lr = [0, 2], [1, 3, 2, 1], 0.1  # 1 is there again to make them even
@@ -169,7 +169,7 @@ def test_a_step_is_the_gradient_of_the_loss() -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"negatives": "per_pair"}, {"cbow": True}], ids=["shared", "per pair", "cbow"]
 )
-def test_deterministic_gives_the_same_bits_for_any_number_of_threads(settings) -> None:
+def test_deterministic_bits_are_independent_of_threads(settings) -> None:
     fits = [
         SkipGram(**SMALL | settings | {"threads": threads, "deterministic": True}).fit(text())
         for threads in (1, 2, 3, 4)
@@ -179,7 +179,7 @@ def test_deterministic_gives_the_same_bits_for_any_number_of_threads(settings) -
         assert fits[0].history_[-1].loss == other.history_[-1].loss
 
 
-def test_the_shares_of_a_chunk_are_its_pairs_each_once() -> None:
+def test_the_shares_of_a_chunk_partition_its_pairs() -> None:
     skipgram = SkipGram(**SMALL, deterministic=True)
     corpus = read_corpus(text())
     hand = Hand(skipgram._work(corpus, len(corpus.words)))
@@ -196,7 +196,7 @@ def test_the_shares_of_a_chunk_are_its_pairs_each_once() -> None:
     assert sorted(dealt) == sorted(pairs(WHOLE))
 
 
-def test_one_thread_repeats_itself_and_a_seed_makes_a_difference() -> None:
+def test_one_thread_is_reproducible_by_seed() -> None:
     one, same, other = (SkipGram(**SMALL, seed=seed).fit(text()).wv.vectors for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
@@ -223,7 +223,7 @@ def test_two_threads_find_planted_topics(settings) -> None:
     [[500, 300, 90, 60, 30, 15, 5], [5, 15, 30, 300], [7, 7, 7, 7], [1, 2, 2, 2, 3], [10**9, 1, 1, 1]],
     ids=["falling", "rising", "equal", "some just the mean", "steep"],
 )
-def test_words_are_drawn_in_proportion_to_their_weights(counts, parts) -> None:
+def test_alias_tables_draw_in_proportion_to_weights(counts, parts) -> None:
     weights = np.array(counts) ** 0.75
     drawn = np.zeros(len(counts))
     for place, entry in enumerate(tables.alias(weights, parts).tolist()):
@@ -235,7 +235,7 @@ def test_words_are_drawn_in_proportion_to_their_weights(counts, parts) -> None:
         assert np.allclose(drawn[own] / drawn[own].sum(), weights[own] / weights[own].sum())
 
 
-def test_frequent_words_are_left_out_as_in_word2vec() -> None:
+def test_subsampling_matches_word2vec() -> None:
     counts = np.array([500, 300, 90, 60, 30, 15, 5])
     shares = counts / counts.sum()
     wanted = np.minimum(1, np.sqrt(0.01 / shares) + 0.01 / shares)
@@ -243,7 +243,7 @@ def test_frequent_words_are_left_out_as_in_word2vec() -> None:
     assert (tables.keep(counts, 0.0) == 2**32 - 1).all()
 
 
-def test_what_is_kept_and_how_wide_windows_are_follows_the_tables() -> None:
+def test_subsampling_and_window_widths_follow_the_tables() -> None:
     corpus = read_corpus([["a", "b"] * 5000, ["c"] * 100])
     skipgram = SkipGram(vector_size=1, min_count=1, sample=0.05, window=4)
     hand = Hand(skipgram._work(corpus, 3))
@@ -255,7 +255,7 @@ def test_what_is_kept_and_how_wide_windows_are_follows_the_tables() -> None:
     assert np.mean([len(contexts) for contexts in of_a]) == pytest.approx(5, rel=0.05)  # twice the mean of 1 to 4
 
 
-def test_a_corpus_in_a_folder_and_a_text_file_give_the_same_vectors(tmp_path) -> None:
+def test_every_kind_of_text_source_gives_the_same_vectors(tmp_path) -> None:
     sentences = text()
     (tmp_path / "text.txt").write_text("\n".join(" ".join(words) for words in sentences))
     save_corpus(tmp_path / "corpus", sentences)
@@ -266,12 +266,12 @@ def test_a_corpus_in_a_folder_and_a_text_file_give_the_same_vectors(tmp_path) ->
         assert np.array_equal(wv.vectors, wanted.vectors)
 
 
-def test_rare_words_are_left_out() -> None:
+def test_words_below_min_count_are_dropped() -> None:
     wv = SkipGram(**SMALL | {"min_count": 2}).fit([["often", "rare", "too"], ["often", "too"]] * 1 + [["too"]]).wv
     assert wv.index_to_key == ["too", "often"]
 
 
-def test_a_thousand_fits_lose_no_word() -> None:
+def test_a_thousand_fits_visit_every_word() -> None:
     corpus = read_corpus(text(sentences=50))
     for seed in range(1000):
         skipgram = SkipGram(vector_size=4, min_count=1, epochs=1, threads=2, model="shared", seed=seed).fit(corpus)
@@ -279,7 +279,7 @@ def test_a_thousand_fits_lose_no_word() -> None:
         assert np.isfinite(skipgram.wv.vectors).all()
 
 
-def test_what_one_thread_fails_at_ends_the_fit_of_all(monkeypatch) -> None:
+def test_an_exception_in_one_thread_ends_the_fit(monkeypatch) -> None:
     do = Hand.do
 
     def failing(hand: Hand, chunk: int, *rest):
@@ -295,7 +295,7 @@ def test_what_one_thread_fails_at_ends_the_fit_of_all(monkeypatch) -> None:
     assert len(SkipGram(**settings).fit(text()).history_) == 2
 
 
-def test_a_trial_leaves_the_model_alone_and_short_work_goes_without(monkeypatch) -> None:
+def test_trials_leave_the_model_unchanged_and_short_fits_skip_them(monkeypatch) -> None:
     skipgram = SkipGram(**SMALL | {"threads": 2})
     assert skipgram.fit(text()).threads_ == 1
     monkeypatch.setattr(training, "WORTH_A_TRIAL_S", 0.0)
@@ -311,7 +311,7 @@ def test_a_trial_leaves_the_model_alone_and_short_work_goes_without(monkeypatch)
     assert training.fastest(work, skipgram._turns(work.text, 0), 1, 2) == Chosen("shared", 2, {})
 
 
-def test_the_first_vectors_are_one_draw_whatever_they_are_drawn_in(monkeypatch) -> None:
+def test_initial_vectors_are_independent_of_the_block_size(monkeypatch) -> None:
     corpus = read_corpus(text())
     work = SkipGram(**SMALL)._work(corpus, len(corpus.words))
     monkeypatch.setattr("plesio.sparse.skipgram.estimator._ROWS_AT_ONCE", 3)
@@ -320,12 +320,12 @@ def test_the_first_vectors_are_one_draw_whatever_they_are_drawn_in(monkeypatch) 
     assert work.model.inputs.any()
 
 
-def test_the_progress_bar_says_what_is_trained(capsys) -> None:
+def test_the_progress_bar_names_the_model(capsys) -> None:
     SkipGram(**SMALL, cbow=True, progress=True).fit(text())
     assert "cbow" in capsys.readouterr().out
 
 
-def test_divergence_is_told_with_the_learning_rate() -> None:
+def test_divergence_error_names_the_learning_rate() -> None:
     with pytest.raises(DivergedError, match=r"learning rate .*Try a learning rate of"):
         SkipGram(**SMALL | {"lr": 1e6, "epochs": 20}).fit(text())
 
@@ -344,7 +344,7 @@ def test_divergence_is_told_with_the_learning_rate() -> None:
         ({"ns_exponent": math.inf}, r"ns_exponent=inf"),
     ],
 )
-def test_settings_that_cannot_work(settings, told) -> None:
+def test_invalid_settings_are_refused(settings, told) -> None:
     with pytest.raises(ConfigurationError, match=told):
         SkipGram(**settings)
 
@@ -366,17 +366,17 @@ def test_settings_that_cannot_work(settings, told) -> None:
         (7, "sentences is 7"),
     ],
 )
-def test_text_that_cannot_be_learnt_from(sentences, told) -> None:
+def test_invalid_text_is_refused(sentences, told) -> None:
     with pytest.raises(ConfigurationError, match=told):
         SkipGram(threads=1).fit(sentences)
 
 
-def test_the_vectors_know_how_often_their_words_occurred() -> None:
+def test_vectors_carry_word_counts() -> None:
     wv = SkipGram(**SMALL | {"min_count": 2}).fit([["a", "b"], ["a", "b", "a", "c"]]).wv
     assert [(word, wv.get_vecattr(word, "count")) for word in wv] == [("a", 3), ("b", 2)]
 
 
-def test_the_report_and_the_torch_module() -> None:
+def test_report_and_to_torch_describe_the_fit() -> None:
     skipgram = SkipGram(**SMALL | {"threads": 2, "model": "shared"}).fit(text())
     report = skipgram.report_
     assert report is skipgram.report_
