@@ -8,7 +8,6 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -26,25 +25,7 @@ from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
 from plesio.transport.doorbell import Doorbell, MessageReader, framed, write_answer
 from plesio.transport.memory import SharedBlock
-
-VALUES = {
-    int: st.integers(0, 2**64 - 1),
-    int | None: st.none() | st.integers(0, 2**64 - 1),
-    bool: st.booleans(),
-    float: st.floats(allow_nan=False),
-    bytes: st.binary(max_size=300),
-    str: st.text(),
-    dict[int, int]: st.dictionaries(st.integers(0, 2**32), st.integers(0, 2**32)),
-    Verdict: st.sampled_from(Verdict),
-    Call: st.sampled_from(Call),
-}
-
-
-def messages(kinds: object) -> st.SearchStrategy[Any]:
-    """Any message of that union."""
-    return st.one_of(
-        *(st.builds(kind, *(VALUES[field.type] for field in msgspec.structs.fields(kind))) for kind in get_args(kinds))
-    )
+from support.messages import messages
 
 
 @pytest.fixture
@@ -79,8 +60,10 @@ def test_messages_arrive_however_the_bytes_are_cut(sent: list[FromWorker], cuts:
 def test_answers_are_read_one_by_one_as_they_were_written(sent: list[Answer]) -> None:
     read, write = os.pipe()
     doorbell = Doorbell(-1, read, worker=0)
-    assert all(write_answer(write, answer) for answer in sent)
-    assert [doorbell.answer(type(answer), 1.0, number=5, version=4) for answer in sent] == sent
+    assert all(write_answer(write, answer, buffer) for buffer, answer in enumerate(sent))
+    for buffer, answer in enumerate(sent):
+        assert doorbell.answer(type(answer), 1.0, number=5, version=4) == answer
+        assert doorbell.buffer == buffer
     assert not doorbell.waiting()
     os.close(write)
     os.close(read)
@@ -115,7 +98,7 @@ def test_answers_that_are_not_read_are_no_longer_written_when_there_is_no_room(p
 
     def write_on() -> None:
         nonlocal written
-        while write_answer(write, GoOn(0, written, False, Verdict.CANCELLED)):
+        while write_answer(write, GoOn(written, False, Verdict.CANCELLED)):
             written += 1
 
     with pytest.raises(BlockingIOError):

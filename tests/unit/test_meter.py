@@ -196,3 +196,16 @@ def test_of_more_workers_than_can_be_shown_the_slowest_and_the_fastest_are(worke
 def test_a_worker_counts_while_it_took_part(left: str | None, seconds: int) -> None:
     worker = WorkerSummary(0, 30, 30, 30, 0, compute_s=3.0, wait_s=0.5, exchange_s=0.5, speed=10.0, left=left)
     assert worker.ideal_steps(10.0) == pytest.approx(10.0 * seconds)
+
+
+def test_a_step_called_off_counts_in_vain_until_its_worker_heard() -> None:
+    """Word of the cancellation lay there while the worker was in the middle of a step."""
+    meter = Meter(1)
+    meter.begin(0.0)
+    (one,) = meter.workers
+    one.cancelled(2.0, number=1)
+    one.heard(5.0)
+    one.pushed(one.granted_s + 3.0, steps=1, samples=8, number=2)
+    assert (one.compute_s, one.called_off_s, one.granted_s, one.ready_s) == (8.0, 5.0, 5.0, 8.0)
+    one.heard(0.0)  # of a step that was dropped for another reason
+    assert one.granted_s == 5.0

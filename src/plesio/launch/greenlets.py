@@ -38,7 +38,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
-from plesio.transport.doorbell import nothing
+from plesio.transport.doorbell import Located, nothing
 from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
@@ -237,6 +237,7 @@ class _Switch:
 
     def __init__(self, watcher: Watcher, used: DataUse) -> None:
         self._watcher = watcher
+        self.buffer = 0
         self._used = used
         self._request: Request = Ready()
 
@@ -249,7 +250,9 @@ class _Switch:
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
         """Let the others run until this is answered."""
-        answer: A = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        located: Located = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        answer, self.buffer = located
+        assert isinstance(answer, kind), "a worker knows what comes next"
         meanwhile()  # the others share the random sources: not before they ran
         return answer
 

@@ -11,7 +11,7 @@ from torch import nn
 from plesio.core.events import Fold
 from plesio.errors import ConfigurationError
 from plesio.launch.greenlets import GreenletWorker, Place
-from plesio.protocol.worker import Hello
+from plesio.protocol.worker import Hello, Settings
 from plesio.server.assembly import Assembly
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
@@ -113,9 +113,10 @@ class InlineServer:
 
     # What folds
 
-    def set_groups(self, worker: int, groups: bytes) -> None:
+    def set_groups(self, worker: int, settings: tuple[Settings, ...]) -> None:
         """Hyper-parameters as they came with a contribution."""
-        self.built.folder.set_groups(worker, msgspec.msgpack.decode(groups))
+        for one in settings:
+            self.built.folder.set_groups(worker, msgspec.msgpack.decode(one.groups))
 
     def hold(self, worker: int, weight: float) -> None:
         """As `plesio.tensors.folding.Folder`, like the rest."""

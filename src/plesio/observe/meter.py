@@ -26,6 +26,7 @@ class WorkerMeter:
     """One worker's totals and timeline; times on the monotonic clock."""
 
     __slots__ = (
+        "_began_s",
         "_called_off",
         "_finished",
         "_finished_s",
@@ -53,7 +54,8 @@ class WorkerMeter:
         self._spans_max = spans_max
         self._latest = 0  # steps in the contribution that came last
         self._recent: deque[tuple[str, float, float, int]] = deque(maxlen=AHEAD)  # the last spans, kept or not
-        self._called_off = 0  # the number of the one that was last
+        self._called_off = 0  # the number of the one that was last,
+        self._began_s = 0.0  # and when its worker went on to it
         self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and the time
         self.called_off_s = 0.0
         self.in_vain = 0
@@ -85,10 +87,19 @@ class WorkerMeter:
     def cancelled(self, now_s: float, number: int = 0) -> None:
         """Contribution `number`, which is under way, was called off: the time went into it all the same."""
         self._called_off = number
-        self.compute_s += now_s - self.granted_s
-        self.called_off_s = max(self.called_off_s, now_s - self.granted_s)
-        self._span("compute", self.granted_s, now_s)
-        self.granted_s = now_s
+        self._began_s = self.granted_s
+        self._in_vain(now_s)
+
+    def heard(self, worked_s: float) -> None:
+        """Its worker heard of that when it had worked for `worked_s`, and until then computed in vain."""
+        if (heard_s := self._began_s + worked_s) > self.granted_s:
+            self._in_vain(heard_s)
+
+    def _in_vain(self, end_s: float) -> None:
+        self.compute_s += end_s - self.granted_s
+        self.called_off_s = max(self.called_off_s, end_s - self._began_s)
+        self._span("compute", self.granted_s, end_s)
+        self.granted_s = end_s
 
     def void(self) -> None:
         """The contribution that came last does not count; told twice, it is one all the same."""

@@ -13,9 +13,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Begun(msgspec.Struct, tag=True, frozen=True):
-    """The server to the launcher: every worker is prepared, training begins; `zero_s` is that moment on the monotonic clock."""
-
-    zero_s: float
+    """The server to the launcher: every worker is prepared, training begins."""
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
@@ -65,9 +63,9 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: the means of what it logged since the last time."""
+    """A worker to the launcher: the means of what it logged since the last time; `time_s`: since it began to train."""
 
-    monotonic_s: float
+    time_s: float
     steps: int
     metrics: dict[str, float]
 

@@ -32,6 +32,7 @@ import msgspec
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
+from plesio.protocol.payload import Payload
 from plesio.tensors.model import Described
 
 # On the channel
@@ -111,11 +112,18 @@ class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
     """One that a worker's pipes carry."""
 
 
+class Settings(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The hyper-parameters of optimizer number `optimizer`, as `plesio.tensors.optimizer_spec.packed` has them."""
+
+    optimizer: int
+    groups: bytes
+
+
 class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
-    `missing`: parameters that got no gradient; `settings`: the optimizer's hyper-parameters, where they changed; `ready_s`:
-    when the worker was done computing; `loss`: what the training function last logged under that name.
+    `missing`: parameters that got no gradient; `settings`: of each optimizer whose hyper-parameters changed; `worked_s`:
+    seconds from the answer before it to when it was computed; `loss`: what the training function last logged as that.
     """
 
     number: int
@@ -124,18 +132,20 @@ class Contribution(Message):
     batches: int = 0
     finite: bool = True
     missing: int = 0
-    settings: bytes = b""
-    ready_s: float = 0.0
+    settings: tuple[Settings, ...] = ()
+    worked_s: float = 0.0
     loss: float = nan
+    payload: Payload = ()
 
 
 class DroppedStep(Message):
     """A step was dropped, and `batches` leased batches with it: it had been called off (`look`: see
-    `plesio.core.events.Abandoned`), or for a `reason`."""
+    `plesio.core.events.Abandoned`), or for a `reason`. `worked_s`: seconds from the answer before it until then."""
 
     batches: int
     look: int = 0
     reason: str = ""
+    worked_s: float = 0.0
 
 
 class WorkDone(Message):
@@ -143,7 +153,7 @@ class WorkDone(Message):
 
     `missing`: parameters that got no gradient, step by step; `staleness`: how many contributions had which; `wait_s`,
     `exchange_s`: seconds spent waiting for others and exchanging with them; `versions`: how many more there are, from the
-    worker that counts them; `finite`: whether the last step was; `ready_s`: up to when.
+    worker that counts them; `finite`: whether the last step was; `lasted_s`: seconds since it last told, or began.
     """
 
     steps: int = 0
@@ -155,7 +165,7 @@ class WorkDone(Message):
     exchange_s: float = 0.0
     versions: int = 0
     finite: bool = True
-    ready_s: float = 0.0
+    lasted_s: float = 0.0
 
     def folded(self, staleness: int) -> None:
         """A contribution was, at that staleness."""
@@ -194,27 +204,27 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 
 
 class Beginning(Message):
-    """Training begins from `version`, which lies in buffer `buffer` (`stop`: it is over at once).
+    """Training begins from `version` (`stop`: it is over at once).
 
     `contributions`, `steps`: what the worker had made before the run was resumed, and the local steps in them.
     """
 
-    buffer: int
     version: int
     stop: bool
     contributions: int
     steps: int
+    payload: Payload = ()
 
 
 class GoOn(Message):
-    """Go on from `version`, which lies in buffer `buffer`, or `stop`. `verdict`, `staleness`: of the contribution that
+    """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
     this answers; where its step was called off, it answers the one under way."""
 
-    buffer: int
     version: int
     stop: bool
     verdict: Verdict
     staleness: int = 0
+    payload: Payload = ()
 
 
 class RollCalled(Message):
@@ -226,9 +236,9 @@ class RollCalled(Message):
 
 
 class CheckedOut(Message):
-    """The weights are to go into buffer `buffer`; None: nowhere."""
+    """Whether there is room for the weights: they are to be handed over."""
 
-    buffer: int | None
+    wanted: bool
 
 
 Answer = Beginning | GoOn | RollCalled | CheckedOut

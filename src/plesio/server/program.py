@@ -112,7 +112,7 @@ class Deciding:
         self.begun = True
         now_s = time.monotonic()
         self._meter.begin(now_s)
-        self._tell(Begun(now_s))
+        self._tell(Begun())
         return True
 
     def _build(self) -> None:
@@ -207,10 +207,10 @@ class Deciding:
         """A contribution lies in its slot."""
         self._arrived_s = time.monotonic()
         meter = self._meter.workers[line.worker]
-        meter.pushed(made.ready_s, made.steps, made.samples, made.number)
+        meter.pushed(meter.granted_s + made.worked_s, made.steps, made.samples, made.number)
         self._keeper.came(line.worker, made.number, made.steps, made.samples)
-        if made.settings:
-            self._built().folder.set_groups(line.worker, msgspec.msgpack.decode(made.settings))
+        for settings in made.settings:
+            self._built().folder.set_groups(line.worker, msgspec.msgpack.decode(settings.groups))
         self._recorder.loss = made.loss
         event = Pushed(line.worker, line.incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
         self._receive(event, self._arrived_s)
@@ -225,13 +225,14 @@ class Deciding:
         self._arrived_s = time.monotonic()
         if step.reason:
             self._meter.dropped(line.worker, step.reason)
+        self._meter.workers[line.worker].heard(step.worked_s)
         self._receive(Abandoned(line.worker, line.incarnation, step.batches, step.look), self._arrived_s)
 
     def reported(self, line: Line, work: WorkDone) -> None:
         """Work was folded elsewhere."""
         self._arrived_s = time.monotonic()
         meter = self._meter.workers[line.worker]
-        meter.reported(work.ready_s, work.steps, work.samples, work.wait_s, work.exchange_s)
+        meter.reported(meter.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
         meter.folded += sum(work.staleness.values())
         meter.staleness.update(work.staleness)
         self._meter.missing_gradients += work.missing
@@ -327,7 +328,7 @@ class Deciding:
         buffer = self._built().folder.publish(worker, unasked) if self._via_server else 0
         self._meter.answers += effect.number > 0  # the first version everybody has
         try:
-            write_answer(line.answer, answer_to(effect, buffer, self._keeper.before[worker], self.stopping))
+            write_answer(line.answer, *answer_to(effect, buffer, self._keeper.before[worker], self.stopping))
         except BlockingIOError:
             self._deaf.append(line)
 

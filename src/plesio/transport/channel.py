@@ -13,12 +13,11 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-import msgspec
-
 from plesio.errors import DeadlineError
+from plesio.protocol.coding import decoder_of, encode
 
 HEAD = struct.Struct("<I")
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
@@ -46,7 +45,7 @@ class Channel(Generic[M]):
 
     def __init__(self, connection: socket.socket, kinds: type[M] | object, peer: str) -> None:
         self._socket = connection
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
+        self._decode: Callable[[bytes], M] = decoder_of(kinds)
         self.peer = peer
         self._kept: deque[object] = deque()
 
@@ -85,7 +84,7 @@ class Channel(Generic[M]):
         self._send(message, descriptors)
 
     def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        body = msgspec.msgpack.encode(message)
+        body = encode(message)
         assert len(body) <= MESSAGE_BYTES_MAX, "a message is small"
         try:
             # in one piece: a sender stopped between head and body would hold up whoever reads
@@ -103,6 +102,7 @@ class Channel(Generic[M]):
         Raises:
             ChannelClosedError: the other side is gone, or the message did not come whole in time.
             DeadlineError: nothing came in time.
+            ProtocolError: what came is no message that this end takes.
         """
         end_s = time.monotonic() + timeout_s
         if not readable(self._socket.fileno(), timeout_s):
@@ -120,7 +120,7 @@ class Channel(Generic[M]):
             (size,) = HEAD.unpack(head + self._exactly(HEAD.size - len(head), end_s))
             if size > MESSAGE_BYTES_MAX:
                 raise ChannelClosedError(f"{self.peer} announced a message of {size} bytes")
-            return self._decoder.decode(self._exactly(size, end_s)), list(descriptors)
+            return self._decode(self._exactly(size, end_s)), list(descriptors)
         except Exception:
             close_quietly(*descriptors)
             raise

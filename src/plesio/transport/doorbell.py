@@ -11,18 +11,18 @@ import select
 import struct
 import time
 from collections.abc import Callable
-
-import msgspec
+from typing import NamedTuple
 
 from plesio.errors import DeadlineError, ServerLostError
+from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.worker import A, Answer, FromWorker
 from plesio.transport.channel import HEAD
 
-ANSWER_LAYOUT = struct.Struct("64p")
-"""A length and as many bytes, filled up: all answers are as long, so that each is read by itself and none in part."""
-encode = msgspec.msgpack.Encoder().encode
-decode_message = msgspec.msgpack.Decoder(FromWorker).decode
-decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
+ANSWER_LAYOUT = struct.Struct("<i124p")
+"""A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
+ANSWER_BYTES_MAX = 123
+decode_message: Callable[[bytes], FromWorker] = decoder_of(FromWorker)
+decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 
 LOOK_S = 2e-4
 """How long to look for a message before sleeping for it, where waits are that short: waking a sleeping core costs as much
@@ -63,6 +63,16 @@ def framed(message: FromWorker) -> bytes:
     return HEAD.pack(len(body)) + body
 
 
+class Located(NamedTuple):
+    """An answer, and the buffer of the ring that holds the version it names for the reader that is answered.
+
+    Messages name versions. Only those who share the ring's memory know of buffers.
+    """
+
+    answer: Answer
+    buffer: int
+
+
 class MessageReader:
     """The server's end of the pipe that a worker's messages come in by."""
 
@@ -71,7 +81,11 @@ class MessageReader:
         self._rest = b""
 
     def read(self) -> list[FromWorker] | None:
-        """The messages that have come whole; None when the worker is gone."""
+        """The messages that have come whole; None when the worker is gone.
+
+        Raises:
+            ProtocolError: what came is no message.
+        """
         data = os.read(self.descriptor, 65536)
         if not data:
             return None
@@ -88,14 +102,16 @@ class MessageReader:
         return messages
 
 
-def write_answer(descriptor: int, answer: Answer) -> bool:
-    """Answer a worker; False if it is gone.
+def write_answer(descriptor: int, answer: Answer, buffer: int = 0) -> bool:
+    """Answer a worker, and say which buffer it goes on from; False if it is gone.
 
     Raises:
         BlockingIOError: it read none of the last, so many that there is no room for this one (the pipe is not to block).
     """
     try:
-        os.write(descriptor, ANSWER_LAYOUT.pack(encode(answer)))
+        body = encode(answer)
+        assert len(body) <= ANSWER_BYTES_MAX, "an answer is small"
+        os.write(descriptor, ANSWER_LAYOUT.pack(buffer, body))
     except BrokenPipeError:
         return False
     return True
@@ -109,6 +125,8 @@ class Doorbell:
     """A worker's end of its two pipes."""
 
     def __init__(self, push: int, answer: int, worker: int) -> None:
+        self.buffer = 0
+        """Of the ring: where the version lies that the last answer named."""
         self._push = push
         self._answer = answer
         self._worker = worker
@@ -150,7 +168,8 @@ class Doorbell:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
         if len(data) < ANSWER_LAYOUT.size:
             raise self._lost(_phase(number, version))
-        answer = decode_answer(ANSWER_LAYOUT.unpack(data)[0])
+        self.buffer, body = ANSWER_LAYOUT.unpack(data)
+        answer = decode_answer(body)
         assert isinstance(answer, kind), "a worker knows what comes next"
         return answer
 

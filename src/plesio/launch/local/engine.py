@@ -245,8 +245,8 @@ class LocalEngine:
         elif isinstance(message, Failed):
             self._failed(process, message)
         elif isinstance(message, Begun):
-            self._zero_s = message.zero_s
-            self._outcome.start_up_s = message.zero_s - self._started_s
+            self._zero_s = time.monotonic()
+            self._outcome.start_up_s = self._zero_s - self._started_s
             self._live.time_s = 0.0
         elif isinstance(message, Trouble):
             self._outcome.incidents.append(message.incident)
@@ -266,8 +266,7 @@ class LocalEngine:
     def _logged(self, process: Process, message: Logged) -> None:
         assert process.worker is not None
         if self._zero_s is not None:
-            time_s = message.monotonic_s - self._zero_s
-            self._outcome.logged.add(LoggedMean(time_s, process.worker, message.steps, message.metrics))
+            self._outcome.logged.add(LoggedMean(message.time_s, process.worker, message.steps, message.metrics))
 
     def _evaluated(self, message: Evaluated) -> None:
         self._outcome.judged(message.evaluation, message.raised)

@@ -190,7 +190,8 @@ class Server:
         self._part(line.worker, died=False)
 
     def _checked_out(self, line: Line, check_out: CheckOut) -> None:
-        write_answer(line.answer, CheckedOut(self._built().last_weights.place(line.worker, check_out.version)))
+        place = self._built().last_weights.place(line.worker, check_out.version)
+        write_answer(line.answer, CheckedOut(place is not None), place or 0)
 
     def _checked_in(self, line: Line, check_in: CheckIn) -> None:
         assert self._rendezvous is not None, "workers are told to begin before they check in"

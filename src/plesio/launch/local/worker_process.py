@@ -65,6 +65,7 @@ class ProcessContext:
         self._server = server
         self._doorbell = doorbell
         self._exchange: Exchange | None = None
+        self._begun_s: float | None = None
 
     def now_s(self) -> float:
         """The monotonic clock, which all processes of a host share."""
@@ -72,7 +73,8 @@ class ProcessContext:
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Tell the engine, in time: nobody waits for one that was stopped."""
-        self._engine.send_in_time(Logged(time.monotonic(), steps, metrics))
+        time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
+        self._engine.send_in_time(Logged(time_s, steps, metrics))
 
     def stop(self, why: str) -> None:
         """Tell the engine; if it is gone, the run is over anyway."""
@@ -99,6 +101,7 @@ class ProcessContext:
         self._server.send(Ready())
         self.state.begin(0)
         exchange.begin()
+        self._begun_s = time.monotonic()
         self._exchange = exchange
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
 

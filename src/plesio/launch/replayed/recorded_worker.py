@@ -8,8 +8,8 @@ from collections.abc import Callable
 from plesio.core.events import Abandoned, Joined, Left, Pushed
 from plesio.launch.greenlets import GreenletWorker, Request
 from plesio.protocol.journal import JournalEvent
-from plesio.protocol.worker import Beginning, GoOn
 from plesio.server.checkpoints import Progress
+from plesio.transport.doorbell import Located
 from plesio.worker.data_use import DataUse
 
 
@@ -21,7 +21,7 @@ class RecordedWorker:
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None
         self.incarnation = 0
-        self.called_off: deque[Beginning | GoOn] = deque()  # steps that were, while nobody had noticed yet
+        self.called_off: deque[Located] = deque()  # steps that were, while nobody had noticed yet
         self.steps = 1  # of the contribution that came last
         self.before = Progress()  # when the run was resumed
         self.timer = self

@@ -66,12 +66,13 @@ from plesio.protocol.journal import (
     Resumed,
     read_journal,
 )
-from plesio.protocol.worker import Beginning, Contribution, GoOn, LeaseReply, LeaseRequest
+from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
 from plesio.server.checkpoints import Progress
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.checksum import weights_hash, window_checksum
+from plesio.transport.doorbell import Located
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,7 +341,7 @@ class _Replay:
                 self._prepare(self._seats[effect.worker], Left(effect.worker, effect.incarnation, died=True))
         return answers
 
-    def _answer(self, effect: Grant | Cancel) -> Beginning | GoOn:
+    def _answer(self, effect: Grant | Cancel) -> Located:
         return answer_to(effect, self._server.publish(effect.worker), self._seats[effect.worker].before)
 
     def _answered(self, effect: Grant | Cancel) -> None:

@@ -7,6 +7,7 @@ from math import nan
 import msgspec
 
 from plesio.core.events import Cancel, Grant, Leased
+from plesio.protocol.worker import Settings
 
 
 class Push(msgspec.Struct, frozen=True, gc=False):
@@ -18,7 +19,7 @@ class Push(msgspec.Struct, frozen=True, gc=False):
     batches: int
     nbytes: int = 0
     finite: bool = True
-    groups: bytes = b""
+    groups: tuple[Settings, ...] = ()
     loss: float = nan
 
 

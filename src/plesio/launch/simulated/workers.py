@@ -8,6 +8,7 @@ from typing import Protocol
 from plesio.cluster import Cluster, Timetable
 from plesio.core.events import Cancel, Fold
 from plesio.launch.simulated.messages import Answer, Finish, Push, Request
+from plesio.protocol.worker import Settings
 from plesio.strategy.answers import Every
 
 
@@ -42,7 +43,7 @@ class Folder(Protocol):
 
     def forget(self, worker: int) -> None: ...
 
-    def set_groups(self, worker: int, groups: bytes) -> None: ...
+    def set_groups(self, worker: int, groups: tuple[Settings, ...]) -> None: ...
 
 
 class TimedWorker:
@@ -111,5 +112,5 @@ class NoFolder:
     def forget(self, worker: int) -> None:
         """Nothing was kept."""
 
-    def set_groups(self, worker: int, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: tuple[Settings, ...]) -> None:
         """Nothing is stepped."""

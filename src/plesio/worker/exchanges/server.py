@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import StopRun
-from plesio.protocol.worker import A, Beginning, Contribution, DroppedStep, Farewell, FromWorker, GoOn
+from plesio.protocol.worker import A, Beginning, Contribution, DroppedStep, Farewell, FromWorker, GoOn, Settings
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
@@ -26,6 +26,8 @@ from plesio.worker.warn import warn_not_finite
 
 class Bell(Protocol):
     """A worker's line to the server, as `plesio.transport.doorbell.Doorbell`."""
+
+    buffer: int
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
@@ -124,7 +126,7 @@ class ServerExchange:
         if cancelled_at:  # during the step; after it, the loop deals with its gradients as always
             self._replica.drop_gradients()
         answer = self._doorbell.answer(GoOn, self._timeout_s, self._number, self._state.version)
-        self._doorbell.send(DroppedStep(batches, cancelled_at))
+        self._doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._pacer.now_s() - self._exchanged_s))
         self._next()
         self._adopt(answer)
         self._pacer.begin()
@@ -141,7 +143,7 @@ class ServerExchange:
                 finite=finite,
                 missing=self._replica.missing,
                 settings=self._changed_groups(),
-                ready_s=self._pacer.now_s(),
+                worked_s=self._pacer.now_s() - self._exchanged_s,
                 loss=self._state.loss,
             )
         )
@@ -152,14 +154,14 @@ class ServerExchange:
         self._number += 1
         self._state.begin(self._number)
 
-    def _changed_groups(self) -> bytes:
+    def _changed_groups(self) -> tuple[Settings, ...]:
         """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
         if self.local:
-            return b""
+            return ()
         if self._optimizer.param_groups == self._sent:
-            return b""
+            return ()
         self._sent = settings_of(self._optimizer)
-        return packed(self._optimizer)
+        return (Settings(0, packed(self._optimizer)),)
 
     def _adopt(self, answer: GoOn) -> None:
         self._go_on(answer)
@@ -173,12 +175,12 @@ class ServerExchange:
             warn_not_finite(state.worker)
 
     def _go_on(self, answer: Beginning | GoOn) -> None:
-        self._replica.adopt(answer.buffer)
+        self._exchanged_s = self._pacer.now_s()
+        self._replica.adopt(self._doorbell.buffer)
         self._state.version = answer.version
         self._state.stopped = self._state.stopped or answer.stop
         self._steps = 0
         self._finite = True
-        self._exchanged_s = self._pacer.now_s()
 
     def report(self) -> None:
         """Nothing is done without the server."""

@@ -53,7 +53,8 @@ class SharedMemoryExchange(WithoutServer):
 
     def begin(self) -> None:
         """Wait until everybody is there."""
-        self._replica.adopt(self._doorbell.answer(Beginning, self._timeout_s, 0, 0).buffer)
+        self._doorbell.answer(Beginning, self._timeout_s, 0, 0)
+        self._replica.adopt(self._doorbell.buffer)
         self._reported_s = time.monotonic()
         self._read_at = self._board.folds
         self._pacer.begin()
@@ -100,7 +101,8 @@ class SharedMemoryExchange(WithoutServer):
         done, self._done = self._done, WorkDone()
         done.batches, done.samples = self._used()
         done.versions, done.finite = sum(done.staleness.values()), finite
-        done.ready_s = self._reported_s = time.monotonic()
+        now_s = time.monotonic()
+        done.lasted_s, self._reported_s = now_s - self._reported_s, now_s
         self._doorbell.send(done)
 
     def end(self) -> None:

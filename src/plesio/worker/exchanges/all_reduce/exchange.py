@@ -122,7 +122,8 @@ class AllReduceExchange(WithoutServer):
 
     def begin(self) -> None:
         """Wait until everybody is there, and form the first group."""
-        self._replica.adopt(self._doorbell.answer(Beginning, self._timeout_s, 0, 0).buffer)
+        self._doorbell.answer(Beginning, self._timeout_s, 0, 0)
+        self._replica.adopt(self._doorbell.buffer)
         self._buffers.keep()
         self._state.begin(1)
         self._reported_s = time.monotonic()
@@ -359,7 +360,8 @@ class AllReduceExchange(WithoutServer):
             return
         done, self._done = self._done, WorkDone()
         done.versions, done.finite = versions, finite
-        done.ready_s = self._reported_s = time.monotonic()
+        now_s = time.monotonic()
+        done.lasted_s, self._reported_s = now_s - self._reported_s, now_s
         self._told += versions
         self._doorbell.send(done)
 
@@ -381,8 +383,7 @@ class AllReduceExchange(WithoutServer):
         self._replica.writes.warn_of_buffers(written, self._replica.arena.views)
         self.report()
         self._doorbell.send(CheckOut(self._version))
-        buffer = self._doorbell.answer(CheckedOut, self._timeout_s, self._round, self._version).buffer
-        if buffer is not None:
-            self._ring[buffer].copy_from(self._replica.arena)
+        if self._doorbell.answer(CheckedOut, self._timeout_s, self._round, self._version).wanted:
+            self._ring[self._doorbell.buffer].copy_from(self._replica.arena)
         self._doorbell.send(Farewell())
         self._group.close()

@@ -1,0 +1,36 @@
+"""The bytes of a message: msgpack, and what is no message is refused by one error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from plesio.errors import PlesioError
+
+M = TypeVar("M")
+encode = msgspec.msgpack.Encoder().encode
+
+
+class ProtocolError(PlesioError):
+    """Bytes that are no message of this protocol, or not one that may come here."""
+
+
+def decoder_of(kinds: type[M] | object) -> Callable[[bytes], M]:
+    """What turns bytes into a message of the union `kinds`.
+
+    It raises `ProtocolError` for all that is none of them.
+
+    >>> decoder_of(int)(encode(7))
+    7
+    """
+    decode: Callable[[bytes], M] = msgspec.msgpack.Decoder(kinds).decode
+
+    def decoded(data: bytes) -> M:
+        try:
+            return decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"{len(data)} bytes are no message: {error}") from None
+
+    return decoded

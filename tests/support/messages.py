@@ -1,0 +1,41 @@
+"""Any message of the protocol, for hypothesis."""
+
+from __future__ import annotations
+
+import types
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from hypothesis import strategies as st
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
+ATOMS: dict[object, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    bytes: st.binary(max_size=300),
+    str: st.text(max_size=40),
+    type(None): st.none(),
+    Any: PLAIN | st.lists(PLAIN, max_size=3) | st.dictionaries(st.text(max_size=9), PLAIN, max_size=3),
+}
+
+
+def messages(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of that type, which may be a union."""
+    if kind in ATOMS:
+        return ATOMS[kind]
+    origin, given = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(messages, given))
+    if origin is tuple and given[-1] is not ...:
+        return st.tuples(*map(messages, given))
+    if origin in (tuple, list):
+        return st.lists(messages(given[0]), max_size=3).map(origin)
+    if origin is dict:
+        return st.dictionaries(*map(messages, given), max_size=3)
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    assert issubclass(kind, msgspec.Struct), f"no message holds a {kind}"
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{field.name: messages(hints[field.name]) for field in msgspec.structs.fields(kind)})
