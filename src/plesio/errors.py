@@ -66,21 +66,23 @@ class StopRun(PlesioError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C ended a run in an orderly way.
+    """Ctrl-C, SIGTERM or SIGHUP ended a run in an orderly way.
 
     Attributes:
         run: the `ps.Run` as far as it got; None if it was interrupted before there was a result.
         folder: the run folder that it was written to, or None.
         resume: what to pass as `resume=` to continue; None if there is no checkpoint.
+        number: of the signal: 2 for Ctrl-C (SIGINT).
 
     >>> print(RunInterrupted(run=None, folder=None, resume="runs/a"))
     interrupted before there was a result; go on with resume='runs/a'
     """
 
-    def __init__(self, run: Any, folder: Path | None, resume: Path | None) -> None:
+    def __init__(self, run: Any, folder: Path | None, resume: Path | None, number: int = 2) -> None:
         self.run = run
         self.folder = folder
         self.resume = resume
+        self.number = number
         parts = ["interrupted before there was a result"]
         if run is not None:
             written = f"written to {folder}" if folder is not None else "nothing is written without runs="

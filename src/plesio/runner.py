@@ -163,7 +163,8 @@ def run(
         WorkerLostError: every worker died. ServerLostError: the server died.
         CheckpointError: nothing to resume from, or it is of another run.
         EvaluateError: evaluate raised, which ends the run; the result so far is in the run folder and the exception.
-        RunInterrupted: Ctrl-C (a KeyboardInterrupt); the result so far is in the run folder and the exception.
+        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP (a KeyboardInterrupt); the result so far is in the run folder and the
+            exception. A second one ends the run at once.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
     Example:
@@ -210,17 +211,16 @@ def run(
     path = folder.path if folder is not None else None
     job = kept(job, path, checkpoint, begin_from, simulated)
     seen = functools.partial(_watch, until, watch, begin_from)
-    if isinstance(engine, Simulated):
-        outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until)).run()
-    else:
-        outcome = LocalEngine(job, seen).run()
-    if begin_from is not None:
-        outcome.incidents.insert(0, begin_from.incident)
-    with CtrlC() as ctrl_c:  # a run that is whole is written, too
-        ctrl_c.pressed += outcome.interrupted
+    with CtrlC() as ctrl_c:  # until all is written
+        if isinstance(engine, Simulated):
+            outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until), ctrl_c).run()
+        else:
+            outcome = LocalEngine(job, seen, ctrl_c).run()
+        if begin_from is not None:
+            outcome.incidents.insert(0, begin_from.incident)
         done = _done(job, outcome, folder, simulated, shared_out=data == "leases")
     if ctrl_c.pressed:
-        raise RunInterrupted(done, path, resumable(job))
+        raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
     assert done is not None, "a run that was not interrupted has a result"
     if outcome.evaluate_raised:
         raise EvaluateError(outcome.evaluate_raised, done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -148,6 +149,23 @@ def test_a_full_disk_behind_standard_output_is_one_line(typed: str, unbuffered: 
     assert done.stderr == (
         "plesio: standard output cannot be written: No space left on device; what it was to show is lost\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "error"),
+    [
+        ("strategies", 0, ""),
+        ("--version", 0, ""),
+        ("run", 2, "plesio: missing argument 'SCRIPT'; see plesio run --help\n"),
+        ("run script.py --workers 1 --until steps=5 --runs here", 0, ""),
+    ],
+)
+def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) -> None:
+    script()
+    shell = ["sh", "-c", '"$@" >&- <&-', "sh", sys.executable, "-c", "from plesio.cli import app; app()"]
+    done = subprocess.run([*shell, *typed.split()], stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (code, error)
+    assert ("here" in typed) == bool(list(Path().glob("here/*/summary.json")))
 
 
 def test_a_terminal_with_few_letters_is_given_those() -> None:
@@ -334,24 +352,45 @@ def test_run_of_nothing_but_nan_fails_in_one_line(capsys: pytest.CaptureFixture[
     assert error.count("\n") == 1
 
 
-def test_ctrl_c_of_run_leaves_a_folder_and_how_to_go_on() -> None:
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+def test_a_signal_to_run_leaves_a_folder_and_how_to_go_on(number: int, words: str) -> None:
+    """Schedulers send SIGTERM to all processes of a run; Ctrl-C is for the program alone."""
     command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "2"]
     command += ["--checkpoint-every-s", "60", "--runs", "here"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         while "begun" not in program.stdout.readline():
             assert program.poll() is None
-        program.send_signal(signal.SIGINT)
+        for pid in processes.descendants(program.pid) if number == signal.SIGTERM else ():
+            os.kill(pid, number)
+        program.send_signal(number)
         out, error = program.communicate(timeout=10)
-    assert program.returncode == 130
-    assert error == "plesio: interrupted\n"
+    assert program.returncode == 128 + number
+    assert error == f"plesio: {words}\n"
     (folder,) = Path("here").iterdir()
     assert "async_sgd: interrupted after " in out
     *_, written, hint = out.splitlines()
     assert written == f"written to {folder}"
     same = "--workers 2 --checkpoint-every-s 60 --runs here"
     assert hint == f"go on with: plesio run script.py {same} --resume {folder}"
-    assert {"summary.json", "report.html", "checkpoints"} <= {one.name for one in folder.iterdir()}
+    written = {one.name for one in folder.iterdir()}
+    assert {"summary.json", "report.html", "weights.safetensors", "checkpoints"} <= written
+    assert {one["left"] for one in json.loads((folder / "summary.json").read_text())["workers"]} == {"finished"}
+
+
+def test_a_terminal_that_is_closed_leaves_the_run_folder_whole() -> None:
+    """The kernel sends SIGHUP then, and nothing can be printed any more."""
+    command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "1"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*command, "--runs", "here"])
+    seen = b""
+    while b"begun" not in seen:
+        seen += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    (folder,) = Path("here").iterdir()
+    assert {"summary.json", "report.html", "weights.safetensors"} <= {one.name for one in folder.iterdir()}
 
 
 # compare

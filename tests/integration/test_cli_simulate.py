@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from plesio.cli.main import main
-from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.ctrl_c import ENDING, CtrlC, stay_deaf
 
 SCRIPT = """
 from support.loops import FEATURES, CLASSES, data
@@ -59,16 +61,21 @@ def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_keeps_what_was_simulated_and_a_second_one_ends_at_once(
-    times: int, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_keeps_what_was_simulated_and_a_second_one_ends_at_once(
+    name: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = signal.getsignal(signal.Signals[name])
     handled = "signal.getsignal(signal.SIGINT) is not signal.default_int_handler"  # not while it is replayed
-    press = f"if worker.version > 20 and {handled}: [signal.raise_signal(signal.SIGINT) for _ in range({times})]"
+    press = f"if worker.version > 20 and {handled}: [signal.raise_signal(signal.{name}) for _ in range({times})]"
     script = SCRIPT.replace("with worker.step():", f"with worker.step():\n                {press}")
     Path("script.py").write_text(f"import signal\n{script}")
-    assert main(["simulate", "script.py", "--cluster", "uniform", "--workers", "3", "--runs", "here"]) == 130
+    assert (
+        main(["simulate", "script.py", "--cluster", "uniform", "--workers", "3", "--runs", "here"])
+        == 128 + signal.Signals[name]
+    )
     out, error = capsys.readouterr()
-    assert error == "plesio: interrupted\n"
+    assert error == f"plesio: {'interrupted' if name == 'SIGINT' else f'ended by {name}'}\n"
     (folder,) = Path("here").iterdir()
     written = {one.name for one in folder.iterdir()}
     assert ("weights.safetensors" in written) == (times == 1)
@@ -76,19 +83,65 @@ def test_ctrl_c_keeps_what_was_simulated_and_a_second_one_ends_at_once(
         assert "async_sgd: interrupted after " in out
         assert main(["replay", str(folder)]) == 0
         assert "bit-identical: " in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.Signals[name]) is before
 
 
-def test_where_ctrl_c_is_ignored_it_stays_so() -> None:
+def test_sigterm_to_compare_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """It comes in the second strategy's run: the first one's row and the report are there."""
+    second = 'Path("runs").exists() and len(list(Path("runs").glob("*async_sgd"))) == 1'
+    press = f"if worker.version > 20 and {second}: signal.raise_signal(signal.SIGTERM)"
+    script = SCRIPT.replace("with worker.step():", f"with worker.step():\n                {press}")
+    Path("script.py").write_text(f"import signal\nfrom pathlib import Path\n{script}")
+    options = ["--strategies", "sync_sgd,async_sgd", "--budget-s", "5", "--report", "report.html"]
+    assert main(["compare", "script.py", "--cluster", "uniform", "--workers", "3", *options]) == 143
+    out, error = capsys.readouterr()
+    assert error == "plesio: ended by SIGTERM\n"
+    assert "\nsync_sgd made " in out
+    assert "async_sgd" not in out
+    assert "Report: report.html" in out
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_where_a_signal_is_ignored_it_stays_so(number: int) -> None:
     """As in a shell's background: `nohup plesio simulate ... &`."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with CtrlC() as ctrl_c:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         assert ctrl_c.pressed == 0
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def _child_ends_by(number: int) -> int:
+    """What a forked process that gets this signal ends by."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(10.0)
+        os._exit(0)
+    time.sleep(0.2)  # what comes before Python is ready in a new process is lost
+    os.kill(child, number)
+    return -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_forked_processes_of_a_run_are_ended_by_sigterm() -> None:
+    """`multiprocessing.Pool.terminate` waits until they are."""
+    with CtrlC() as ctrl_c:
+        assert _child_ends_by(signal.SIGTERM) == signal.SIGTERM
+    assert ctrl_c.pressed == 0
+
+
+def test_a_deaf_process_forks_processes_that_hear() -> None:
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        stay_deaf()
+        signal.raise_signal(signal.SIGTERM)
+        assert _child_ends_by(signal.SIGTERM) == signal.SIGTERM
+        assert _child_ends_by(signal.SIGHUP) == signal.SIGHUP
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 
-def descendants() -> set[int]:
-    """Live processes below this one."""
+def descendants(root: int | None = None) -> set[int]:
+    """Live processes below that one; below this one."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -16,7 +16,7 @@ def descendants() -> set[int]:
             if fields is not None and fields[0] != "Z":
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
     found: set[int] = set()
-    todo = [os.getpid()]
+    todo = [root or os.getpid()]
     while todo:
         for child in children.get(todo.pop(), []):
             found.add(child)

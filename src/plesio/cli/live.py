@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from plesio.cli.output import OutputLostError, give_up_output
 from plesio.observe.amounts import rate
 from plesio.observe.summary import Summary
 from plesio.observe.svg import number
@@ -100,7 +101,10 @@ class Board:
         line = self._lines[number]
         line.state, line.words, line.share = state, words, min(1.0, max(0.0, share))
         if self._screen is not None:
-            self._screen.update(self._draw(), refresh=True)
+            try:
+                self._screen.update(self._draw(), refresh=True)
+            except OutputLostError:  # the terminal was closed: that ends the run (SIGHUP), in good order
+                give_up_output()
         self._drawn_s = time.monotonic()
 
     def _say(self, number: int) -> None:

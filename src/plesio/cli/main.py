@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
@@ -21,10 +22,18 @@ from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.cli.whatif import whatif
 from plesio.cli.work import option_of
-from plesio.errors import ConfigurationError, ModelMismatchError, PlesioError, SharedMemoryError, StrategyError
+from plesio.errors import (
+    ConfigurationError,
+    ModelMismatchError,
+    PlesioError,
+    RunInterrupted,
+    SharedMemoryError,
+    StrategyError,
+)
+from plesio.launch.ctrl_c import ENDING, EndedBySignal, end_at_once, name_of
 from plesio.launch.local.forkserver import ForkServer
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, BY_SIGNAL = 1, 2, 128
 ASKED_WRONGLY = (ConfigurationError, ModelMismatchError, SharedMemoryError, StrategyError)
 
 
@@ -44,6 +53,14 @@ class _Command(TyperCommand):
 class _Program(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _plain(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:  # the parser would forget which signal it was
+            number = _signal_of(stop) or signal.SIGINT
+            _complain("interrupted" if number == signal.SIGINT else f"ended by {name_of(number)}")
+            return BY_SIGNAL + number
 
 
 commands = typer.Typer(
@@ -96,26 +113,29 @@ commands.command(cls=_Command, epilog="For example: plesio whatif runs/20261121-
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit with the code of `main`."""
     prepare_output()
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end_at_once)
     try:
         code = main(arguments)
         sys.stdout.flush()
     except OutputLostError as error:
         give_up_output()
         _complain(f"standard output cannot be written: {error.strerror}; what it was to show is lost")
-        code = FAILED
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it only takes moments
+        ended_by = _signal_of(error)  # such as the closing of the terminal that it printed on
+        code = FAILED if ended_by is None else BY_SIGNAL + ended_by
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)  # from here on it only takes moments
     ForkServer.close_shared(grace_s=0.5)
     sys.exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for: 0 done, 1 a run failed, 2 asked for what cannot be, 130 Ctrl-C."""
+    """Do what the command line asks for: 0 done, 1 a run failed, 2 asked for what cannot be, 130 Ctrl-C (128 + signal)."""
     command = typer.main.get_command(commands)
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = command.main(typed, prog_name="plesio", standalone_mode=False, obj=typed)
-    except (KeyboardInterrupt, typer.Abort):
-        result = INTERRUPTED
     except PlesioError as error:
         _complain(as_typed(str(error)) if isinstance(error, ASKED_WRONGLY) else str(error))
         return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
@@ -123,9 +143,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not hasattr(error, "format_message"):  # none of the command line parser's own
             raise
         return _usage_error(error)
-    if result == INTERRUPTED:
-        _complain("interrupted")
     return result if isinstance(result, int) else 0
+
+
+def _signal_of(error: BaseException | None) -> int | None:
+    """The signal that ended the run, if one did; what failed since may hide it."""
+    while error is not None:
+        if isinstance(error, EndedBySignal | RunInterrupted):
+            return error.number
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def as_typed(message: str) -> str:
@@ -164,4 +191,5 @@ def _instead(message: str, context: Any) -> str:
 
 
 def _complain(message: str) -> None:
-    print(f"plesio: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # it may be a terminal that was closed
+        print(f"plesio: {message}", file=sys.stderr)

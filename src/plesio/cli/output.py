@@ -39,7 +39,21 @@ def _told_apart() -> Iterator[None]:
 
 
 def prepare_output() -> None:
-    """Print through `Output` from here on."""
+    """Print through `Output` from here on.
+
+    A standard descriptor that the caller closed (`>&-`) leads nowhere: else a file or a line of the run would get its
+    number, and with it what libraries and other processes print.
+    """
+    for descriptor, flags, name in ((0, os.O_RDONLY, "stdin"), (1, os.O_WRONLY, "stdout"), (2, os.O_WRONLY, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, flags)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+            os.set_inheritable(descriptor, True)
+            file = os.fdopen(descriptor, "w" if flags else "r", closefd=False)
+            setattr(sys, name, file)
+            setattr(sys, f"__{name}__", file)  # keeps its buffer open, as that of any other
     old = sys.stdout
     if isinstance(old, io.TextIOWrapper):
         old.flush()
@@ -50,4 +64,6 @@ def prepare_output() -> None:
 
 def give_up_output() -> None:
     """Let what is left to print go nowhere: the interpreter would try again at its end, and fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,49 +1,126 @@
-"""Ctrl-C while a run is under way: the first one asks it to end in good order, the second ends it at once."""
+"""Signals that end a run: the first one asks it to end in good order, the second ends it at once.
+
+Ctrl-C is one of them (SIGINT). Schedulers that pre-empt send SIGTERM, a terminal that closes sends SIGHUP.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EndedBySignal(KeyboardInterrupt):
+    """A signal that ends the run, or the program, at once: `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def end_at_once(number: int, _: object = None) -> None:
+    """Handle a signal as Python handles Ctrl-C: by raising."""
+    raise EndedBySignal(number)
+
+
+def stay_deaf() -> None:
+    """Leave SIGTERM and SIGHUP to the launcher, also where they are sent to all processes of a run.
+
+    What this process forks or executes hears them as usual: `multiprocessing` ends its processes with SIGTERM.
+    """
+    own = os.getpid()
+
+    def handle(number: int, _: object) -> None:
+        if os.getpid() != own:
+            _handle_as(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+
+
+def _handle_as(number: int, handler: Any) -> None:
+    signal.signal(number, handler)
+    signal.raise_signal(number)
 
 
 class CtrlC:
-    """Inside `with`, Ctrl-C is counted, and raises `KeyboardInterrupt` only the second time.
+    """Inside `with`, Ctrl-C, SIGTERM and SIGHUP are counted. The second of them raises `EndedBySignal`.
 
-    Further ones change nothing: everything is being ended by then. Nothing is changed at all in another thread than the
-    main one, where something that is not Python's handles the signal, or where it is ignored (in a shell's background).
-
-    Args:
-        first: called at the first one, between two steps of the interpreter.
+    Further ones change nothing: everything is being ended by then. A signal is left alone where it is ignored (under nohup,
+    or in a shell's background) and where something that is not Python's handles it. In another thread than the main one
+    all of them are.
 
     Attributes:
-        pressed: how often.
-        first_s: when for the first time, on the monotonic clock.
+        pressed: how many came.
+        first_s: when the first one came, on the monotonic clock.
+        number: the signal that came first.
     """
 
-    def __init__(self, first: Callable[[], object] | None = None) -> None:
+    def __init__(self) -> None:
         self.pressed = 0
         self.first_s = 0.0
-        self._first = first
-        self._before: Any = None  # who handles it otherwise
+        self.number = int(signal.SIGINT)
+        self._first: Callable[[], object] = _nothing
+        self._before: dict[int, Any] = {}  # who handles them otherwise
+        self._process = os.getpid()
+
+    @property
+    def name(self) -> str:
+        """What came, as a user calls it."""
+        return name_of(self.number)
 
     def __enter__(self) -> Self:
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and before not in (None, signal.SIG_IGN):
-            self._before = signal.signal(signal.SIGINT, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _handle(self, *_: object) -> None:
+    @contextmanager
+    def telling(self, first: Callable[[], object]) -> Iterator[None]:
+        """Inside, `first` is called at the first one, between two steps of the interpreter; if it came before, now."""
+        self._first = first
+        try:
+            if self.pressed:
+                first()
+            yield
+        finally:
+            self._first = _nothing
+
+    def at_once(self) -> AbstractContextManager[None]:
+        """Inside, already the first one raises `EndedBySignal`."""
+        return self.telling(lambda: end_at_once(self.number))
+
+    def _handle(self, number: int, _: object) -> None:
+        if os.getpid() != self._process:  # a process that the training function forked
+            _handle_as(number, self._before[number])
+            return
         self.pressed += 1
         if self.pressed == 1:
-            self.first_s = time.monotonic()
-            if self._first is not None:
-                self._first()
+            self.number, self.first_s = number, time.monotonic()
+            self._first()
         elif self.pressed == 2:
-            raise KeyboardInterrupt
+            end_at_once(number)
+
+
+def _nothing() -> None:
+    pass
+
+
+def name_of(number: int) -> str:
+    """How a user calls the signal.
+
+    >>> name_of(2), name_of(15)
+    ('Ctrl-C', 'SIGTERM')
+    """
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

@@ -24,7 +24,7 @@ from plesio.errors import (
     error_class,
 )
 from plesio.faults import Kill
-from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.ctrl_c import CtrlC, EndedBySignal
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.processes import Process, Processes, descriptors_for
@@ -71,12 +71,10 @@ class LocalEngine:
     Args:
         job: what to run.
         watch: told how the run stands; a reason ends it.
-
-    Raises:
-        PlesioError: see `run`.
+        ctrl_c: counts the signals that end it.
     """
 
-    def __init__(self, job: Job, watch: Watch) -> None:
+    def __init__(self, job: Job, watch: Watch, ctrl_c: CtrlC) -> None:
         self._job = job
         self._watch = watch
         self._outcome = Outcome()
@@ -88,7 +86,7 @@ class LocalEngine:
         self._server_heard_s = self._worker_seen_s = self._judged_s = self._started_s
         self._writing = False  # the server, a checkpoint
         self._written_s = 0.0
-        self._ctrl_c = CtrlC()
+        self._ctrl_c = ctrl_c
         self._raised: set[int] = set()
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
         self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
@@ -109,16 +107,20 @@ class LocalEngine:
         with descriptors_for(self._job.workers):
             fork_server = ForkServer.shared(PRELOAD)
         self._processes = Processes(fork_server, next(_runs))
-        with self._ctrl_c:
+        try:
+            with descriptors_for(self._job.workers):
+                with self._ctrl_c.at_once():  # it may take long, and there is nothing to lose yet
+                    self._processes.load(self._job)
+                self._processes.start(self._job)
+            self._loop(fork_server)
+        except EndedBySignal:
+            if self._ctrl_c.pressed > 1:
+                raise
+        finally:
             try:
-                with descriptors_for(self._job.workers):
-                    self._processes.start(self._job)
-                self._loop(fork_server)
-            finally:
-                try:
-                    self._processes.end(self._patience_s())
-                finally:  # a second Ctrl-C while they were given time
-                    self._processes.end(0.0)
+                self._processes.end(self._patience_s())
+            finally:  # a second Ctrl-C while they were given time
+                self._processes.end(0.0)
         self._outcome.interrupted = self._ctrl_c.pressed > 0
         if self._error is not None and not self._outcome.interrupted:
             raise self._error
@@ -150,7 +152,11 @@ class LocalEngine:
             for one in outcome.final.workers
         )
         outcome.final = replace(outcome.final, workers=workers)
-        asked = f"{INTERRUPT_GRACE_S:g} s of Ctrl-C" if self._ctrl_c.pressed else f"{GRACE_S:g} s of being asked to"
+        asked = (
+            f"{INTERRUPT_GRACE_S:g} s of {self._ctrl_c.name}"
+            if self._ctrl_c.pressed
+            else f"{GRACE_S:g} s of being asked to"
+        )
         for one in workers:
             if one.left == "stopped":
                 what = f"worker {one.worker} did not end within {asked} and was stopped: what it was at is lost"
@@ -204,7 +210,7 @@ class LocalEngine:
         if self._stop_sent_s is not None:
             why = f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop"
         if self._ctrl_c.pressed:
-            why = "after Ctrl-C nobody waited for it"
+            why = f"after {self._ctrl_c.name} nobody waited for it"
         what = f"the last evaluation, of version {final.version}, was given up: {why}"
         self._outcome.incidents.append(Incident(final.wall_s, None, what))
 

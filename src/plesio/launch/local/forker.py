@@ -23,6 +23,7 @@ from typing import BinaryIO
 import msgspec
 
 from plesio.errors import traceback_of
+from plesio.launch.ctrl_c import stay_deaf
 from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 
@@ -163,6 +164,7 @@ class Forker:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            stay_deaf()
             die_with_parent(parent)
             self._channel.close()
             self._wake.close()
@@ -223,6 +225,7 @@ def main() -> None:
     if parent := int(sys.argv[2]):
         die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stay_deaf()
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
     import torch
 

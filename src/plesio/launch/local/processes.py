@@ -116,15 +116,18 @@ class Processes:
         """The workers', by number."""
         return [process for process in self.all if process.worker is not None]
 
-    def start(self, job: Job) -> None:
-        """Start them all.
+    def load(self, job: Job) -> None:
+        """Send the training function to where they are started.
 
         Raises:
-            ConfigurationError: the training function cannot be sent, or not be loaded where it arrives.
+            ConfigurationError: it cannot be sent, or not be loaded where it arrives.
             SharedMemoryError: there is no room for what it refers to.
         """
         with _payload(job) as payload:
             self._fork_server.load(self._run, payload)
+
+    def start(self, job: Job) -> None:
+        """Start them all."""
         threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
         with contextlib.ExitStack() as ours:  # what is open here for others only
             lines = [WorkerLine.open(ours) for _ in range(job.workers)]

@@ -128,9 +128,10 @@ class SimulatedEngine:
         cluster: where.
         watch: told how the run stands at each evaluation; a reason ends it.
         limits: when it ends before the training functions return.
+        ctrl_c: counts the signals that end it.
     """
 
-    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits) -> None:
+    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, ctrl_c: CtrlC) -> None:
         if job.pace is not None or job.faults:
             raise ConfigurationError(
                 "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps "
@@ -140,6 +141,7 @@ class SimulatedEngine:
         self.outcome = Outcome()
         self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
         self._watch = watch
+        self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
@@ -167,7 +169,7 @@ class SimulatedEngine:
             WorkerError: a training function raised.
             WorkerLostError: all of them did, where the others were to go on.
             NonFiniteError: a contribution was not finite and the job is to stop at that.
-            KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
+            KeyboardInterrupt: a second Ctrl-C (or SIGTERM, SIGHUP). After the first, the outcome says that it was interrupted.
         """
         with closing(self), apart():
             return self._run()
@@ -181,9 +183,9 @@ class SimulatedEngine:
 
     def _run(self) -> Outcome:
         outcome = self.outcome
-        with no_wall_clock(self.job.train), CtrlC(lambda: self.run_of.end("interrupted")) as ctrl_c:
+        with no_wall_clock(self.job.train), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             outcome.final = self.run_of.run()
-        outcome.ended, outcome.interrupted = self.run_of.ended, ctrl_c.pressed > 0
+        outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         outcome.incidents += self.run_of.incidents
         if len(self.raised) == self.job.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
