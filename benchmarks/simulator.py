@@ -25,7 +25,7 @@ from plesio.core.events import Joined, Pushed
 from plesio.core.sequencer import Sequencer
 from plesio.launch.simulated.limits import Limits
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import NoFolder, timed_workers
+from plesio.launch.simulated.workers import timed_workers
 from plesio.strategy import Strategy
 from problems import Quadratic, run
 
@@ -78,9 +78,7 @@ def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
     """Contributions a second where nothing is computed: what a what-if study costs."""
     cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
     participants = timed_workers(cluster, strategy.every, seed=0)
-    simulated = VirtualRun(
-        strategy, cluster, participants, NoFolder(), limits=Limits(contributions=count), timeline=False
-    )
+    simulated = VirtualRun(strategy, cluster, participants, limits=Limits(contributions=count), timeline=False)
     with timed(count) as rate:
         simulated.run()
     return rate[0]

@@ -83,7 +83,7 @@ class Analytic:
         self._held: list[tuple[Vector, float]] = []
         self._folded = folded
 
-    def publish(self, reader: int) -> int:
+    def publish(self, reader: int, unasked: bool = False) -> int:
         """`reader` computes from the parameters as they are."""
         self._read[reader] = self.at
         return 0
@@ -132,7 +132,7 @@ class Analytic:
     def forget(self, worker: int) -> None:
         """What it sent may still be folded."""
 
-    def set_groups(self, worker: int, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: object) -> None:
         """The step sizes are given."""
 
 

@@ -16,7 +16,7 @@ import plesio as ps
 from plesio.cli.main import main
 from plesio.core.events import Grant, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.server.checkpointer import Keeper, Keeping
+from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.strategy import Strategy
 from support.replayed import chancy, fills_the_disk
@@ -108,7 +108,7 @@ def test_until_counts_what_was_before_a_resume(of: str, most: int, tmp_path: Pat
 
 
 def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> None:
-    keeper = Keeper(Keeping(), ps.first_of(2), workers=2)
+    keeper = Checkpointer(Keeping(), ps.first_of(2), workers=2)
     keeper.came(0, 1, steps=1, samples=8)
     keeper.answered(0, 1)
     keeper.answered(0, 2)
@@ -122,7 +122,7 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
 def test_what_waits_to_be_folded_is_done_again_and_counts_then(strategy: Strategy) -> None:
     """Whether its worker waits with it, or was answered and went on; and what was folded counts though its worker died."""
-    keeper, sequencer = Keeper(Keeping(), strategy, workers=2), Sequencer(strategy, workers=2)
+    keeper, sequencer = Checkpointer(Keeping(), strategy, workers=2), Sequencer(strategy, workers=2)
     for worker in (0, 1):
         sequencer.receive(Joined(worker, 1), 0.0)
     keeper.came(0, 1, steps=3, samples=8)

@@ -32,13 +32,11 @@ from torch.utils.data import (
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Group
-from plesio.core.events import Leased
 from plesio.core.leases import DataLeases
 from plesio.errors import ConfigurationError
-from plesio.launch.simulated.messages import Answer, Finish, Lease, Request
+from plesio.launch.simulated.messages import Answer, Request
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import NoFolder
-from plesio.protocol.worker import LeaseReply
+from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.worker.data_use import DataUse
 from plesio.worker.loader import LeasedLoader, _Order, _Relay
 from support import loops
@@ -244,14 +242,14 @@ def test_in_virtual_time_as_well() -> None:
         def begin(self, incarnation: int) -> None:
             pass
 
-        def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
-            return Finish(now_s) if isinstance(answer, Leased) else Lease(now_s, 0, 4, 1, digest=self.digest)
+        def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+            return now_s, None if isinstance(answer, LeaseReply) else LeaseRequest(0, 4, 1, 0, self.digest)
 
         def end(self) -> None:
             pass
 
     with pytest.raises(ConfigurationError, match="workers 0 and 1 drew different batches for epoch 0"):
-        VirtualRun(ps.sync_sgd(), Cluster((Group(2, Constant(1.0)),)), [Asking(17), Asking(18)], NoFolder()).run()
+        VirtualRun(ps.sync_sgd(), Cluster((Group(2, Constant(1.0)),)), [Asking(17), Asking(18)]).run()
 
 
 # What cannot be shared out

@@ -23,8 +23,6 @@ import plesio as ps
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Joined, LeaseWanted, Pushed, Verdict
-from plesio.core.sequencer import Sequencer
-from plesio.launch.replayed.older_journals import RepeatCancelSequencer, sequencers
 from plesio.protocol.journal import FILE_NAME, Evicted, Received, Record, read_journal
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
@@ -513,15 +511,3 @@ def without_data(worker: Any) -> None:
         optimizer.zero_grad()
         model(torch.ones(1, 8)).square().sum().backward()
         optimizer.step()
-
-
-def test_a_journal_of_a_run_that_called_off_with_every_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As all did once: workers far away had many messages to read."""
-    monkeypatch.setattr("plesio.launch.simulated.virtual.Sequencer", RepeatCancelSequencer)
-    run = trained(ps.first_of(2), tmp_path, without_data, engine=ps.Simulated(FAR_AND_NEAR), seed=3)
-    assert run.folder is not None
-    assert sequencers(read_journal(run.folder)) == [RepeatCancelSequencer]
-    assert max(called_off_between(read_journal(run.folder))) == 1
-    assert_same(run, without_data)
-    monkeypatch.setattr("plesio.launch.replayed.older_journals.RepeatCancelSequencer", Sequencer)
-    assert not ps.replay(run.folder, without_data).identical

@@ -81,13 +81,13 @@ class Pair:
         for event in self.server.receive(letter, self.now_s):
             self.told.append(event)
             if isinstance(event, Joined):
-                self.server.done(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
+                self.server.granted(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
             elif isinstance(event, Pushed):
                 self.version += 1
                 for effect in taken(event.worker, event.incarnation, event.number, self.version):
-                    self.server.done(effect)
+                    self.server.folded(effect) if isinstance(effect, Fold) else self.server.granted(effect)
             elif isinstance(event, LeaseWanted):
-                self.server.done(Leased(event.worker, ((event.epoch, len(self.told)),)))
+                self.server.leased(Leased(event.worker, ((event.epoch, len(self.told)),)))
         said, self.server.outbox = self.server.outbox, []
         return said
 
@@ -144,7 +144,7 @@ def test_a_request_whose_answer_takes_its_time_is_sent_whole_until_received_is_s
     beat = pair.later(HEARTBEAT_S)
     assert beat == Beat(0, 1, 1, serial=1)
     assert pair.to_server(beat) == [Received(0, 1, 1, 1)]
-    pair.server.done(Grant(0, 1, 5, Verdict.TAKEN, 0))
+    pair.server.granted(Grant(0, 1, 5, Verdict.TAKEN, 0))
     pair.server.outbox.clear()
     pair.to_worker(pair.to_server(pair.later(HEARTBEAT_S)))
     assert pair.news[-1].version == 5
@@ -185,7 +185,7 @@ def test_leaving_is_answered_even_twice() -> None:
 
 def test_work_called_off_is_dropped_and_said_with_the_next_request() -> None:
     pair = joined()
-    pair.server.done(Cancel(0, 1, 7))
+    pair.server.called_off(Cancel(0, 1, 7))
     pair.to_worker(pair.server.outbox)
     assert pair.news[-1] == Cancel(0, 1, 7)
     pair.worker.abandon(2)
@@ -197,13 +197,13 @@ def test_work_called_off_is_dropped_and_said_with_the_next_request() -> None:
 
 def test_a_contribution_that_crosses_its_cancellation_is_answered_by_it() -> None:
     pair = joined()
-    pair.server.done(Cancel(0, 1, 7))
+    pair.server.called_off(Cancel(0, 1, 7))
     notice, pair.server.outbox = pair.server.outbox, []
     request = pair.push()
     pair.to_worker(notice)
     assert pair.worker.phase is Phase.WAITING
     assert pair.server.receive(request, 0.1) == (request.event,)
-    pair.server.done(Discard(0, 1, 1, Verdict.DUPLICATE, 0))
+    pair.server.repeated(Discard(0, 1, 1, Verdict.DUPLICATE, 0))
     pair.to_worker(pair.server.outbox)
     assert pair.news[-1] == Cancel(0, 1, 7)
     assert (pair.worker.phase, pair.worker.number, pair.worker.version) == (Phase.FREE, 2, 7)
@@ -228,7 +228,7 @@ def test_a_process_with_another_in_its_seat_is_told_to_end() -> None:
     pair = joined()
     newer = worker_session(incarnation=100)
     assert pair.server.receive(newer.join(0.0), 0.0) == (Joined(0, 100),)
-    pair.server.done(Grant(0, 0, 0, Verdict.TAKEN, 0))
+    pair.server.granted(Grant(0, 0, 0, Verdict.TAKEN, 0))
     pair.server.outbox.clear()
     pair.to_worker(pair.to_server(pair.push()))
     assert pair.news[-1] == Lost(superseded=True)
@@ -320,7 +320,7 @@ def test_a_restart_is_told_to_the_last_unit(before: int, after: int, crashes: in
 def test_a_worker_that_does_not_return_after_a_restart_has_left() -> None:
     server = Service.restore(service(workers=2).state(), 2, 2, SILENCE_S, now_s=50.0)
     assert server.receive(Join(0, Joined(1, 1)), 51.0) == (Joined(1, 1),)
-    server.done(Grant(1, 0, 0, Verdict.TAKEN, 0))
+    server.granted(Grant(1, 0, 0, Verdict.TAKEN, 0))
     assert server.tick(50.0 + SILENCE_S + 0.5) == [Left(0, 0, died=True)]
 
 

@@ -30,15 +30,16 @@ from plesio.cluster import (
     Timetable,
 )
 from plesio.cluster.faults import AnyFault
-from plesio.core.events import Cancel, Event, Fold, Grant, Leased, Ticked
+from plesio.core.events import Event, Fold, Ticked
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.limits import Limits
-from plesio.launch.simulated.messages import Answer, Finish, Lease, Message, Push, Request
+from plesio.launch.simulated.messages import Answer, Message, Request
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import NoFolder, TimedWorker, timed_workers
+from plesio.launch.simulated.workers import TimedWorker, timed_workers
 from plesio.protocol.launcher import Final
+from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Seconds
@@ -93,12 +94,12 @@ def simulate(
     limits: Limits = MINUTE,
     timeline: bool = True,
 ) -> tuple[VirtualRun, Final]:
-    participants = timed_workers(cluster, strategy.every, seed, nbytes=nbytes)
+    participants = timed_workers(cluster, strategy.every, seed)
     run = VirtualRun(
         strategy,
         cluster,
         participants,
-        NoFolder(),
+        push_nbytes=nbytes,
         answer_nbytes=nbytes,
         silence_s=silence_s,
         limits=limits,
@@ -149,12 +150,12 @@ def test_a_full_server_link_sets_the_throughput(way: str, bytes_per_s: float) ->
     """20 workers could send 2,000 contributions a second, 1e4 bytes each; the link takes 100."""
     cluster = Cluster((Group(20, LogNormal(0.01, 0.2)),), server=Link(bytes_per_s=bytes_per_s))
     strategy, nbytes = async_sgd(), 10_000
-    participants = timed_workers(cluster, strategy.every, 0, nbytes=nbytes if way == "push" else 0)
+    participants = timed_workers(cluster, strategy.every, 0)
     run = VirtualRun(
         strategy,
         cluster,
         participants,
-        NoFolder(),
+        push_nbytes=nbytes if way == "push" else 0,
         answer_nbytes=nbytes if way == "answer" else 0,
         limits=Limits(seconds=100.0),
     )
@@ -193,7 +194,7 @@ def test_no_message_overtakes_another_of_its_worker(own: Link, server: Link) -> 
 
 def test_a_message_follows_the_one_before_it() -> None:
     """A second on the worker's own link for each that has bytes. One that was never sent holds up nothing."""
-    void = Message(0, 1, 1, Push(0.5, 1, 1, 0, 1000))
+    void = Message(0, 1, 0.5, Contribution(1, 1, 1))
     void.void = True
     clock = VirtualClock()
     star = Star(cluster_of(Constant(1.0), link=Link(0.25, 1e3)), clock)
@@ -234,8 +235,8 @@ def test_what_was_called_off_does_not_take_the_servers_link() -> None:
     run = VirtualRun(
         first_of(1),
         cluster,
-        timed_workers(cluster, first_of(1).every, 0, nbytes=400),
-        NoFolder(),
+        timed_workers(cluster, first_of(1).every, 0),
+        push_nbytes=400,
         limits=Limits(seconds=100.0),
     )
     assert run.run().version == int(100.0 / 1.4)
@@ -336,7 +337,7 @@ class Slots:
         self.folded: list[tuple[int, int, int]] = []
         self.published = [0] * workers
 
-    def publish(self, reader: int) -> int:
+    def publish(self, reader: int, unasked: bool = False) -> int:
         self.published[reader] = self.version
         return self.version
 
@@ -356,7 +357,7 @@ class Slots:
     def forget(self, worker: int) -> None:
         pass
 
-    def set_groups(self, worker: int, groups: bytes) -> None:
+    def set_groups(self, worker: int, groups: object) -> None:
         pass
 
 
@@ -374,19 +375,19 @@ class Trainer:
         self.batches: list[tuple[int, int]] = []
         self.version, self.steps, self.finished = -1, 0, False
 
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
         assert not self.finished
-        if isinstance(answer, Leased):
+        if isinstance(answer, LeaseReply):
             assert buffer == -1
             self.batches += answer.batches
             if not answer.batches:
                 self.epoch += 1
         else:
             assert answer.version == buffer
-            self.version, self.steps, self.began_s = buffer, 0, now_s
+            self.version, self.steps, self.began_s, self.number = buffer, 0, now_s, answer.number + 1
         return self._work(now_s)
 
-    def _work(self, now_s: float) -> Request:
+    def _work(self, now_s: float) -> tuple[float, Request]:
         while self.batches:
             self.batches.pop(0)
             now_s += self.timetable.step_s(now_s)
@@ -394,16 +395,16 @@ class Trainer:
             if self.every.due(self.steps, now_s - self.began_s):
                 return self._push(now_s)
         if self.epoch < self.epochs:
-            return Lease(now_s, self.epoch, self.TOTAL, most=2)
+            return now_s, LeaseRequest(self.epoch, self.TOTAL, 2, 0, 0)
         if self.steps:
             return self._push(now_s)
         self.finished = True
-        return Finish(now_s)
+        return now_s, None
 
-    def _push(self, now_s: float) -> Push:
+    def _push(self, now_s: float) -> tuple[float, Request]:
         self.folder.slots[self.worker] = (self.incarnation, self.version)
         steps, self.steps = self.steps, 0
-        return Push(now_s, steps, 8 * steps, steps, nbytes=2000)
+        return now_s, Contribution(self.number, steps, 8 * steps, steps)
 
     def end(self) -> None:
         assert not self.finished
@@ -420,6 +421,7 @@ def train(
         cluster,
         trainers,
         folder,
+        push_nbytes=2000,
         answer_nbytes=2000,
         stealing=stealing,
         silence_s=silence_s,
@@ -435,17 +437,17 @@ def train(
 def test_what_is_folded_is_what_was_computed(name: str) -> None:
     """Through crashes, restarts, partitions, evictions and full links; and every batch is folded in the end."""
     run, folder = train(STRATEGIES[name](), CHAOS)
-    assert run.sequencer.leases.opened == 4 * Trainer.TOTAL
+    assert run.program.sequencer.leases.opened == 4 * Trainer.TOTAL
     assert folder.version > 4 * Trainer.TOTAL / 20
     if name not in ("rennala", "ringmaster"):  # who works for nothing at the end has nobody to redo it
-        assert run.sequencer.leases.unvisited <= 2
+        assert run.program.sequencer.leases.unvisited <= 2
 
 
 def test_without_faults_every_batch_is_visited() -> None:
     calm = Cluster((Group(4, LogNormal(0.1, 0.5), Link(0.01, 1e6)),))
     for strategy, stealing in itertools.product((sync_sgd(), async_sgd(), local_sgd(2)), (True, False)):
         run, _ = train(strategy, calm, stealing=stealing)
-        assert (run.sequencer.leases.unvisited, run.sequencer.leases.done) == (0, 4 * Trainer.TOTAL)
+        assert (run.program.sequencer.leases.unvisited, run.program.sequencer.leases.done) == (0, 4 * Trainer.TOTAL)
 
 
 def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
@@ -454,9 +456,9 @@ def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
     run, _ = train(first_of(2), cluster, silence_s=60.0)
     late = run.meter.discarded["cancelled"]
     assert late > 10
-    assert run.meter.exchanges > run.sequencer.version * 2, "some were sent before they were called off"
-    assert run.meter.exchanges < run.sequencer.version * 2 + late, "and some were not sent"
-    assert run.sequencer.leases.unvisited <= 2
+    assert run.meter.exchanges > run.program.sequencer.version * 2, "some were sent before they were called off"
+    assert run.meter.exchanges < run.program.sequencer.version * 2 + late, "and some were not sent"
+    assert run.program.sequencer.leases.unvisited <= 2
 
 
 def test_what_is_called_off_while_it_waits_for_data_takes_the_parameters_back_too() -> None:
@@ -520,7 +522,7 @@ class Told(Recorder):
         super().__init__()
         self.events: list[Event] = []
 
-    def told(self, event: Event, now_s: float) -> None:
+    def told(self, event: Event, now_s: float, loss: float = math.nan) -> None:
         self.events.append(event)
 
 
@@ -531,7 +533,7 @@ def test_who_joins_anew_has_dropped_what_it_was_at() -> None:
     cluster = Cluster((near, Group(1, Constant(0.08), Link(0.02))), faults=(cut_off,))
     strategy, told = first_of(2), Told()
     workers = timed_workers(cluster, strategy.every, 0)
-    VirtualRun(strategy, cluster, workers, NoFolder(), silence_s=0.5, limits=Limits(seconds=3.0), recorder=told).run()
+    VirtualRun(strategy, cluster, workers, silence_s=0.5, limits=Limits(seconds=3.0), recorder=told).run()
     spoke = [one.incarnation for one in told.events if not isinstance(one, Ticked) and one.worker == 2]
     assert 2 in spoke
     assert spoke == sorted(spoke)
@@ -566,7 +568,7 @@ def test_limits_and_evaluations_end_a_run() -> None:
 
     strategy = async_sgd()
     participants = timed_workers(cluster, strategy.every, 0)
-    run = VirtualRun(strategy, cluster, participants, NoFolder(), evaluate=evaluate, evaluate_every_s=0.75)
+    run = VirtualRun(strategy, cluster, participants, evaluate=evaluate, evaluate_every_s=0.75)
     run.run()
     assert run.ended == "good enough"
     assert seen == [(0.0, 0), (0.75, 0), (1.5, 2), (2.25, 4)]
@@ -581,7 +583,7 @@ def test_whoever_is_still_there_is_told_the_end() -> None:
 
     cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Crash(worker=0, at_s=2.5)])
     told = [Told(one, async_sgd().every) for one in cluster.timetables(0)]
-    VirtualRun(async_sgd(), cluster, told, NoFolder(), limits=Limits(seconds=5.0)).run()
+    VirtualRun(async_sgd(), cluster, told, limits=Limits(seconds=5.0)).run()
     assert [one.ended for one in told] == [1, 1]
 
 
@@ -602,7 +604,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(StrategyError, match="first 3 of 1"):
         simulate(first_of(3), cluster)
     with pytest.raises(ConfigurationError, match="0 participants for a cluster of 1"):
-        VirtualRun(sync_sgd(), cluster, [], NoFolder())
+        VirtualRun(sync_sgd(), cluster, [])
 
     class Asking:
         def __init__(self, total: int) -> None:
@@ -611,11 +613,11 @@ def test_what_cannot_work_is_refused() -> None:
         def begin(self, incarnation: int) -> None:
             pass
 
-        def go_on(self, answer: Grant | Cancel | Leased, buffer: int, now_s: float) -> Request:
-            return Lease(now_s, 0, self.total, 1)
+        def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+            return now_s, LeaseRequest(0, self.total, 1, 0, 0)
 
         def end(self) -> None:
             pass
 
     with pytest.raises(ConfigurationError, match="worker 1: its loader has 5 batches an epoch, another worker's 4"):
-        VirtualRun(sync_sgd(), cluster_of(Constant(1.0), Constant(1.0)), [Asking(4), Asking(5)], NoFolder()).run()
+        VirtualRun(sync_sgd(), cluster_of(Constant(1.0), Constant(1.0)), [Asking(4), Asking(5)]).run()

@@ -1,19 +1,23 @@
-"""The server of the simulation: the real sequencer and the real sessions around a one-hot model, on a disk that fails.
+"""The server of the simulation: the real program, sequencer and sessions around a one-hot model, on a disk that fails.
 
 It may crash at any boundary: between any two effects it carries out, and between any two steps of writing a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plesio.core.events import Effect, Event, Fold, Hold, Left, Pushed, Ticked
+from plesio.core.events import Cancel, Discard, Effect, Event, Evict, Fold, Grant, Joined, Leased, Left, Pushed, Ticked
 from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
 from plesio.core.sessions.envelopes import FromWorker
 from plesio.core.sessions.service import ServiceState
+from plesio.observe.meter import Meter
+from plesio.protocol.worker import Contribution, LeaseReply
+from plesio.server.program import Program
 from torture.model import Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S
 from torture.process import Clock
@@ -31,8 +35,25 @@ class Crash(Exception):
     """The server's process ends here."""
 
 
+class Watched:
+    """A sequencer; `saw` is called with each event and the effects it had."""
+
+    def __init__(self, sequencer: Sequencer, saw: Callable[[Event, list[Effect]], None]) -> None:
+        self._sequencer = sequencer
+        self._saw = saw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sequencer, name)
+
+    def receive(self, event: Event, now_s: float) -> list[Effect]:
+        """What the sequencer makes of it."""
+        effects = self._sequencer.receive(event, now_s)
+        self._saw(event, effects)
+        return effects
+
+
 class Server:
-    """One life of the server, from its start to its crash."""
+    """One life of the server, from its start to its crash: it drives the program, folds for it, and answers for it."""
 
     def __init__(self, world: World, epoch: int, clock: Clock) -> None:
         plan, parts = world.plan, world.parts
@@ -62,6 +83,14 @@ class Server:
             self.service = parts.service.restore(
                 image.service, plan.workers, epoch, SILENCE_S, plan.level, now_s=self.now_s()
             )
+        watched: Any = Watched(self.sequencer, self._saw)
+        self.program = Program(
+            plan.strategy, watched, self, Meter(plan.workers, spans_max=0), tell=lambda message: None, folder=self
+        )
+        self._actions = self.program.actions
+        self.program.actions = dict.fromkeys(self._actions, self._carry_out)
+        self._event: Event = Ticked()  # what is dealt with
+        self._payload = NEVER
         self.oracle.booted(self, image)
         self.agenda.at(self.agenda.now_s + TICK_S, self._tick)
         self.agenda.at(self.agenda.now_s + plan.checkpoint_s, self._begin_checkpoint)
@@ -112,31 +141,46 @@ class Server:
     # What is to be done
 
     def _tell(self, events: Iterable[Event], payload: int) -> None:
-        now_s, oracle = self.now_s(), self.oracle
+        now_s = self.now_s()
+        self._payload = payload
         for event in events:
-            if isinstance(event, Pushed):
-                self._slots[event.worker, event.incarnation] = payload
-            effects = self.sequencer.receive(event, now_s)
-            oracle.event(event, payload, effects)
-            for effect in effects:
-                self._carry_out(event, effect)
-            oracle.settled(self.sequencer)
+            self._tell_program(event, now_s)
+            self.oracle.settled(self.sequencer)
 
-    def _carry_out(self, event: Event, effect: Effect) -> None:
-        if isinstance(effect, Fold):
-            self._fold(effect)
-        elif isinstance(effect, Hold):
-            assert isinstance(event, Pushed)
-            self._buffer.append(self._slots[event.worker, event.incarnation])
-        self.oracle.effect(event, effect)
-        self.service.done(effect)
+    def _tell_program(self, event: Event, now_s: float) -> None:
+        program = self.program
+        if isinstance(event, Pushed):
+            self._slots[event.worker, event.incarnation] = self._payload
+            made = Contribution(event.number, event.steps, event.samples, event.batches, event.finite)
+            program.pushed(event.worker, event.incarnation, made, now_s)
+        elif isinstance(event, Joined):
+            program.joined(event.worker, event.incarnation, now_s)
+        elif isinstance(event, Left):
+            program.over(event.worker, event.died)
+            program.left(event.worker, event.incarnation, event.died, now_s)
+        else:
+            program.receive(event, now_s)
+
+    def _saw(self, event: Event, effects: list[Effect]) -> None:
+        self._event = event
+        self.oracle.event(event, self._payload, effects)
+
+    def _carry_out(self, effect: Effect) -> None:
+        self._actions[type(effect)](effect)
+        self.oracle.effect(self._event, effect)
         if self.service.outbox:
             self._post()
-        self.boundaries += 1
-        if self.boundaries == self.crashes_at:
-            raise Crash
+        self._boundary()
 
-    def _fold(self, fold: Fold) -> None:
+    # What folds (`plesio.server.program.Folder`)
+
+    def hold(self, worker: int, weight: float) -> None:
+        """What came is added to the buffer."""
+        assert isinstance(self._event, Pushed)
+        self._buffer.append(self._slots[worker, self._event.incarnation])
+
+    def fold(self, fold: Fold) -> None:
+        """Make a version of what lies in the slots, or in the buffer."""
         if fold.held:
             payloads, self._buffer = self._buffer, []
         else:
@@ -144,10 +188,49 @@ class Server:
         self.oracle.folded(fold, payloads)
         made = self.oracle.made
         self.model.fold([(one, made[one]) for one in payloads])
+        self.service.folded(fold)
         self.world.tally["contributions folded"] += len(payloads)
         if self.world.story is not None:
             self.world.tell(f"server folds {', '.join(f'{m.worker}:{m.number}' for m in fold.members)} "
                             f"into version {fold.version}")  # fmt: skip
+
+    def publish(self, reader: int, unasked: bool = False) -> int:
+        """Versions travel as their numbers."""
+        return 0
+
+    def forget(self, worker: int) -> None:
+        """What it sent may still be folded."""
+
+    def set_groups(self, worker: int, groups: object) -> None:
+        """Nothing is stepped."""
+
+    # What workers are answered (`plesio.server.program.Replies`): letters, which the sessions write
+
+    def granted(self, grant: Grant, buffer: int) -> float:
+        """A worker goes on."""
+        self.service.granted(grant)
+        return self.now_s()
+
+    def called_off(self, cancel: Cancel, buffer: int) -> float:
+        """A step does not count."""
+        self.service.called_off(cancel)
+        return self.now_s()
+
+    def leased(self, worker: int, reply: LeaseReply) -> None:
+        """Data for a worker."""
+        self.service.leased(Leased(worker, reply.batches, reply.epoch))
+
+    def refused(self, worker: int, why: str) -> None:
+        """All have the same data."""
+        raise AssertionError(why)
+
+    def repeated(self, discard: Discard) -> None:
+        """It is answered again, or told that it is no member."""
+        self.service.repeated(discard)
+
+    def evicted(self, evict: Evict) -> None:
+        """A worker is no member any more."""
+        self.service.evicted(evict)
 
     def _post(self) -> None:
         outbox = self.service.outbox

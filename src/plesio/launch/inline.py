@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from weakref import WeakSet
 
-import msgspec
 import torch
 from torch import nn
 
-from plesio.core.events import Fold
 from plesio.errors import ConfigurationError
 from plesio.launch.greenlets import GreenletWorker, Place
-from plesio.protocol.worker import Hello, Settings
+from plesio.protocol.worker import Hello
 from plesio.server.assembly import Assembly
+from plesio.server.program import Program
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
 from plesio.transport.memory import check_room
 
 
-class InlineServer:
-    """What a server process holds, without the process: versions, slots, and what folds (which is this object's face).
+class Seating:
+    """Brings workers of this process to where training can begin; the first one's model lays out the memory for `program`.
 
     Raises:
         ModelMismatchError: from `seat`, for a worker that does not hold the first one's model.
@@ -28,53 +27,41 @@ class InlineServer:
         SharedMemoryError: the same, for the first one: there is too little memory.
     """
 
-    def __init__(self, strategy: Strategy, workers: int) -> None:
+    def __init__(self, strategy: Strategy, program: Program) -> None:
         self._strategy = strategy
-        self._workers = workers
+        self._program = program
+        self._workers = program.sequencer.workers
         self._first: Hello | None = None
-        self._assembly: Assembly | None = None
         self._judged: tuple[Arena, nn.Module] | None = None
         self._held: dict[int, WeakSet[nn.Module]] = {}  # by worker
 
     @property
-    def begun(self) -> bool:
-        """Whether anybody was seated."""
-        return self._assembly is not None
-
-    @property
-    def built(self) -> Assembly:
-        """The memory."""
-        assert self._assembly is not None, "a worker was seated"
-        return self._assembly
-
-    @property
-    def payload_bytes(self) -> int:
-        """What an exchange carries each way."""
-        return self.built.layout.payload_bytes
+    def _memory(self) -> Assembly:
+        assert self._program.memory is not None, "a worker was seated"
+        return self._program.memory
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of the current weights under their PyTorch names."""
-        kept = [view.clone() for view in self.built.current.views]
-        return {name: kept[index] for name, index in self.built.model.names}
+        kept = [view.clone() for view in self._memory.current.views]
+        return {name: kept[index] for name, index in self._memory.model.names}
 
-    def seat(self, worker: GreenletWorker) -> bool:
+    def seat(self, worker: GreenletWorker, now_s: float) -> bool:
         """Bring a worker up to where training can begin; False if its function ended before it took part."""
         hello = worker.resume()
         if not isinstance(hello, Hello):
             return False
         self._check_own(worker)
-        first = self._first is None
         if self._first is None:
             self._first = hello
-            self._assembly = Assembly(self._strategy, self._workers, [hello], evaluates=False)
-            self._check_room(self._assembly)
-        else:
-            self.built.check(hello)
-        built = self.built
-        worker.resume(Place(built.layout, built.ring, built.slots[worker.rank], first))
-        if first:
-            built.build_folder()
+            memory = Assembly(self._strategy, self._workers, [hello], evaluates=False)
+            self._check_room(memory)
+            worker.resume(Place(memory.layout, memory.ring, memory.slots[worker.rank], first=True))
+            self._program.begin(memory, now_s)
+            return True
+        memory = self._memory
+        memory.check(hello)
+        worker.resume(Place(memory.layout, memory.ring, memory.slots[worker.rank], first=False))
         return True
 
     def _check_own(self, worker: GreenletWorker) -> None:
@@ -93,47 +80,24 @@ class InlineServer:
 
     def close(self) -> None:
         """The run is over: its memory goes now, and with it the descriptors, not when somebody looks for cycles."""
-        self._assembly = self._first = self._judged = None
+        self._program.close_memory()
+        self._first = self._judged = None
 
-    def _check_room(self, built: Assembly) -> None:
+    def _check_room(self, memory: Assembly) -> None:
         """Workers in processes may read a version where it lies; here each has a copy beside what the assembly counts."""
-        copies = built.layout.nbytes * self._workers
+        copies = memory.layout.nbytes * self._workers
         what = f"with a copy of the model for each of the {self._workers} workers of this process, training"
-        check_room(built.shared_bytes + copies, what)  # none of it is touched yet
+        check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
 
     def model(self) -> nn.Module:
         """A copy of the model with the current weights, to be judged."""
         if self._judged is None:
             assert self._first is not None and self._first.structure, "asked for when the workers were made"
-            own = Arena.private(self.built.layout)
+            own = Arena.private(self._memory.layout)
             self._judged = own, load_structure(self._first.structure, own.layout.specs, own.views)
         own, model = self._judged
-        own.copy_from(self.built.current)
+        own.copy_from(self._memory.current)
         return model
-
-    # What folds
-
-    def set_groups(self, worker: int, settings: tuple[Settings, ...]) -> None:
-        """Hyper-parameters as they came with a contribution."""
-        for one in settings:
-            self.built.folder.set_groups(worker, msgspec.msgpack.decode(one.groups))
-
-    def hold(self, worker: int, weight: float) -> None:
-        """As `plesio.tensors.folding.Folder`, like the rest."""
-        self.built.folder.hold(worker, weight)
-
-    def fold(self, fold: Fold) -> None:
-        """Make a version."""
-        self.built.folder.fold(fold)
-
-    def publish(self, reader: int) -> int:
-        """Pin the buffer that `reader` goes on from."""
-        return self.built.folder.publish(reader) if self.begun else 0  # to one that took no part
-
-    def forget(self, worker: int) -> None:
-        """`worker` is gone."""
-        if self._assembly is not None:
-            self._assembly.forget(worker)
 
 
 def _moves(module: nn.Module) -> bool:

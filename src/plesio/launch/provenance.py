@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
-from plesio.protocol.journal import JournalHead
+from plesio.protocol.journal import JournalHead, JournalWriter
 
 
 def head_of(job: Job, threads: int) -> JournalHead:
@@ -40,6 +40,11 @@ def head_of(job: Job, threads: int) -> JournalHead:
         local_steps=str(job.strategy.every),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
+
+
+def begun(journal: Path, head: JournalHead) -> JournalWriter:
+    """A journal that is begun, or gone on with if it is there already."""
+    return JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head)
 
 
 def versions() -> dict[str, str]:

@@ -28,6 +28,7 @@ class WorkerMeter:
     __slots__ = (
         "_began_s",
         "_called_off",
+        "_crossed",
         "_finished",
         "_finished_s",
         "_latest",
@@ -56,6 +57,7 @@ class WorkerMeter:
         self._recent: deque[tuple[str, float, float, int]] = deque(maxlen=AHEAD)  # the last spans, kept or not
         self._called_off = 0  # the number of the one that was last,
         self._began_s = 0.0  # and when its worker went on to it
+        self._crossed = 0  # the number of the one that is counted already, when it comes
         self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and the time
         self.called_off_s = 0.0
         self.in_vain = 0
@@ -75,6 +77,9 @@ class WorkerMeter:
 
     def pushed(self, ready_s: float, steps: int, samples: int, number: int = 0) -> None:
         """Contribution `number` came; its worker was done with it at `ready_s`."""
+        if number and number == self._crossed:
+            self._crossed = 0
+            return
         self.steps += steps
         self.samples += samples
         self.ready_s = ready_s
@@ -83,6 +88,13 @@ class WorkerMeter:
             self._compute(ready_s, steps)
         else:  # it crossed its own cancellation, which has its time
             self.void()
+
+    def crossed(self, ready_s: float, steps: int, samples: int, number: int, heard_s: float) -> None:
+        """Contribution `number` is on its way, and its worker hears at `heard_s` that it was called off: it is in vain."""
+        self.pushed(ready_s, steps, samples)
+        self.void()
+        self.granted(heard_s, None)
+        self._crossed = number
 
     def cancelled(self, now_s: float, number: int = 0) -> None:
         """Contribution `number`, which is under way, was called off: the time went into it all the same."""
@@ -210,10 +222,11 @@ class Meter:
         self.exchanges = 0  # contributions that came
         self.answers = 0  # parameters that were taken back, also for work that was called off before it came
         self.zero_s = 0.0
+        self.begun = False
 
     def begin(self, now_s: float) -> None:
         """Training begins now."""
-        self.zero_s = now_s
+        self.zero_s, self.begun = now_s, True
         for one in self.workers:
             one.granted_s = now_s
 

@@ -32,11 +32,15 @@ class Writing(msgspec.Struct, tag=True, frozen=True):
 
 
 class Trouble(msgspec.Struct, tag=True, frozen=True):
-    """The server to the launcher: something happened that was survived, or (`fatal`, an error of class `kind`) was not."""
+    """The server to the launcher: something happened that was survived, or (`fatal`, an error of class `kind`) was not.
+
+    `died`: that a worker did, of which the launcher may know better: its training function raised, or it was stopped.
+    """
 
     incident: Incident
     fatal: str = ""
     kind: str = ""
+    died: bool = False
 
 
 class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):

@@ -49,7 +49,7 @@ class Assembly:
         self._first = hellos[0]
         self.model: Described = self._first.model
         self.layout = Layout(self.model.specs)
-        self._via_server = strategy.via.at_server
+        self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
         self._spec = None if strategy.outer.averages else optimizer_of(self._first)
         for hello in hellos[1:]:
@@ -60,9 +60,9 @@ class Assembly:
             check_carried(self._spec, self.layout)
         read = most_read(strategy, workers) + evaluates
         own = 2 + evaluates if self.mirrored else 1
-        buffers = max(read + 2, 1 + carried) if self._via_server else own
-        slots = workers if self._via_server else 0
-        kept = state_copies(strategy, self._spec, self.layout, workers) if self._via_server else 0
+        buffers = max(read + 2, 1 + carried) if self.folds else own
+        slots = workers if self.folds else 0
+        kept = state_copies(strategy, self._spec, self.layout, workers) if self.folds else 0
         what = (
             f"training this model ({human(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
@@ -123,7 +123,7 @@ class Assembly:
 
     def build_folder(self, carry: bool = True) -> None:
         """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""
-        if self._via_server:
+        if self.folds:
             # not a method of ours: in a cycle, memory would wait for the collector
             new_arena = partial(_new_arena, self._state, self.layout, self._strategy.name)
             self._folder = build_folder(
@@ -149,11 +149,6 @@ class Assembly:
             "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
         )
 
-    def forget(self, worker: int) -> None:
-        """A worker is gone."""
-        if self._folder is not None:
-            self._folder.forget(worker)
-
     def snapshot(self, reader: int, final: bool) -> tuple[Snapshot, tuple[int, ...]]:
         """A snapshot for the evaluator; the first time with the model and the ring's descriptor."""
         buffer = 0 if self.mirrored and not final else self.final_buffer(reader)
@@ -168,7 +163,7 @@ class Assembly:
 
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
-        if self._via_server:
+        if self.folds:
             return self.folder.snapshot(reader)
         whole = self.last_weights.whole
         return whole.buffer if whole is not None else len(self.ring) - 1

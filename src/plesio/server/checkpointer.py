@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 
-from plesio.core.sequencer import Sequencer
+from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError
 from plesio.server.assembly import Assembly
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
@@ -37,7 +38,7 @@ class Taken(NamedTuple):
     samples: int = 0
 
 
-class Keeper:
+class Checkpointer:
     """Writes one run's checkpoints, and counts what each worker contributed."""
 
     def __init__(self, keeping: Keeping, strategy: Strategy, workers: int) -> None:
@@ -128,18 +129,20 @@ class Keeper:
             self._kept = sequencer.version
             self._failed.clear()
 
-    def build(self, built: Assembly, stealing: bool, silence_s: float) -> Sequencer | None:
-        """Get ready to fold: from the first worker's weights, or from a checkpoint, and then the order as it was.
+    def restore(self, built: Assembly, order: Callable[[SequencerState], None]) -> bool:
+        """Get ready to fold from the checkpoint that the run goes on from; False if there is none.
+
+        `order` is called with the sequencer's state.
 
         Raises:
             CheckpointError: it cannot be read, or is of another model.
         """
         if not self._keeping.resume:
-            built.build_folder()
-            return None
+            return False
         saved = read(Path(self._keeping.resume))
         try:
-            return self._go_on(saved, built, stealing, silence_s)
+            self._restore(saved, built)
+            order(saved.manifest.order)
         except CheckpointError:
             raise
         except (
@@ -155,23 +158,26 @@ class Keeper:
                 f"{saved.path} is whole, but holds what no run can have written ({type(error).__name__}: {error}); resume from "
                 "another checkpoint, or begin a new run"
             ) from error
+        return True
 
-    def _go_on(self, saved: Saved, built: Assembly, stealing: bool, silence_s: float) -> Sequencer:
+    def _restore(self, saved: Saved, built: Assembly) -> None:
         _load_weights(saved, built)
         built.build_folder(carry=False)
         _load_state(saved, built)
         manifest = saved.manifest
         if len(manifest.progress) != manifest.workers:
             raise ValueError(f"progress of {len(manifest.progress)} workers, of {manifest.workers}")
-        self.before = list(manifest.progress)
-        self._contributions = [one.contributions for one in self.before]
-        self._steps = [one.steps for one in self.before]
+        self._contributions = [one.contributions for one in manifest.progress]
+        self._steps = [one.steps for one in manifest.progress]
+        self.go_on()
         self.taken = Taken(manifest.steps, manifest.samples)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
             self._kept = manifest.version
-        return Sequencer.restore(
-            self._strategy, len(self.before), manifest.order, stealing=stealing, silence_s=silence_s
-        )
+
+    def go_on(self) -> None:
+        """The run is resumed here: new processes count their contributions from 1, and what had come is computed again."""
+        self.before = list(map(Progress, self._contributions, self._steps))
+        self._coming = [0] * len(self.before)
 
 
 def _reason(error: CheckpointError) -> str:

@@ -1,15 +1,33 @@
-"""Deciding: what workers say goes to the sequencer, what it says is done, and both are counted and kept.
+"""The server's program: it is told what happens and when, has it decided, and carries out what was decided.
 
-    note -> event -> sequencer -> effect -> folder (tensors), lines (answers)
-                                         -> meter (figures), keeper (checkpoints), recorder (the journal)
+    message -> event -> sequencer -> effect -> memory (folding), replies (answers)
+                                            -> meter (figures), checkpointer, recorder (the journal)
 
-Who said it, and by which way it came, is the business of `plesio.launch.local.server_process`.
+One object under every clock. It reads no clock and knows no pipe: drivers bring the events and the time, and carry the answers.
+
+| driver                           | events come from         | an answer is                                      |
+| -------------------------------- | ------------------------ | ------------------------------------------------- |
+| `plesio.launch.local`            | pipes, as they are heard | written into the worker's pipe                    |
+| `plesio.launch.simulated`        | a queue of virtual time  | there once it has travelled                       |
+| `plesio.launch.replayed`         | the journal of a run     | what the worker's greenlet goes on from           |
+| the fault simulation (`torture`) | a network that loses     | a letter, sent again until it is known to be read |
+
+| effect  | memory  | replies                      | figures                           | journal  |
+| ------- | ------- | ---------------------------- | --------------------------------- | -------- |
+| Hold    | hold    | -                            | -                                 | -        |
+| Fold    | fold    | -                            | staleness of each member          | fold     |
+| Discard | -       | DUPLICATE, FENCED: repeated  | the others: counted, by reason    | discard  |
+| Grant   | publish | granted                      | exchange and wait; progress       | -        |
+| Cancel  | publish | called_off                   | time in vain; progress            | -        |
+| Leased  | -       | leased                       | -                                 | -        |
+| Evict   | forget  | evicted                      | how it left; an incident          | eviction |
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from math import nan
+from typing import Any, Protocol
 
 import msgspec
 
@@ -17,7 +35,6 @@ from plesio.core.events import (
     Abandoned,
     Cancel,
     Discard,
-    Effect,
     Event,
     Evict,
     Fold,
@@ -32,206 +49,300 @@ from plesio.core.events import (
     Ticked,
     Verdict,
 )
-from plesio.core.leases import DataLeases
-from plesio.core.sequencer import Sequencer
-from plesio.errors import CheckpointError, PlesioError
+from plesio.core.sequencer import Sequencer, SequencerState
+from plesio.errors import CheckpointError
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
-from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.protocol.launcher import Begun, Final, Progress, Trouble, Writing
-from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, Refused, WorkDone
-from plesio.server.answers import answer_to
+from plesio.protocol.launcher import Final, Trouble, Writing
+from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
 from plesio.server.assembly import Assembly
-from plesio.server.checkpointer import Keeper
+from plesio.server.checkpointer import Checkpointer
 from plesio.server.closing import final_figures
-from plesio.server.configs import ServerConfig
-from plesio.server.lines import Line
 from plesio.server.not_finite import NotFinite
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.transport.doorbell import write_answer
+from plesio.tensors.optimizer_spec import Groups
 
 WHOLE_ROUND_S = 1.0
 """How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
 
 
-class Deciding:
-    """One run's decisions, and what comes of them.
+class Folder(Protocol):
+    """What the program asks of whoever does the arithmetic (see `plesio.tensors.folding.Folder`)."""
+
+    def set_groups(self, worker: int, groups: Groups) -> None: ...
+
+    def hold(self, worker: int, weight: float) -> None: ...
+
+    def fold(self, fold: Fold) -> None: ...
+
+    def publish(self, reader: int, unasked: bool = False) -> int: ...
+
+    def forget(self, worker: int) -> None: ...
+
+
+class NoFolder:
+    """Folds nothing: before there is a model, where workers fold themselves, and in runs that ask for the time only."""
+
+    def set_groups(self, worker: int, groups: Groups) -> None:
+        """Nothing is stepped."""
+
+    def hold(self, worker: int, weight: float) -> None:
+        """Nothing to add."""
+
+    def fold(self, fold: Fold) -> None:
+        """Nothing to move."""
+
+    def publish(self, reader: int, unasked: bool = False) -> int:
+        """The one buffer there is not."""
+        return 0
+
+    def forget(self, worker: int) -> None:
+        """Nothing was kept."""
+
+
+class Replies(Protocol):
+    """How workers are answered: what a driver does for the program.
+
+    Neither the program nor its memory is to be called from in here: whoever goes on does so when the event is dealt with.
+    """
+
+    def now_s(self) -> float:
+        """The time by now: what was done since the event came took some."""
+        ...
+
+    def granted(self, grant: Grant, buffer: int) -> float:
+        """A worker goes on from what lies in `buffer`; when it does."""
+        ...
+
+    def called_off(self, cancel: Cancel, buffer: int) -> float | None:
+        """A worker is to drop its step and go on from `buffer`; when it did, or None where the driver counts that itself."""
+        ...
+
+    def leased(self, worker: int, reply: LeaseReply) -> None:
+        """A worker gets data, or is told that there is none."""
+        ...
+
+    def refused(self, worker: int, why: str) -> None:
+        """The data that a worker asks for is not the others': why it cannot go on."""
+        ...
+
+    def repeated(self, discard: Discard) -> None:
+        """A contribution came that was answered before, or whose sender is no member: nobody waits for an answer."""
+        ...
+
+    def evicted(self, evict: Evict) -> None:
+        """A worker is a member no longer, which it may not know."""
+        ...
+
+
+class Program:
+    """One run's server.
 
     Args:
-        config: the server's settings.
         strategy: how tightly workers keep step.
-        lines: one for each worker.
-        writer: of the journal, if one is kept.
-        built: gives the run's memory, once there is some.
-        tell: sends a message to the engine.
-        lost: called with the line of a worker that is a member no longer, which it may not know.
+        sequencer: decides.
+        replies: answers the workers.
+        meter: counts.
+        recorder: keeps the journal, if one is kept.
+        checkpointer: knows what each worker contributed, and writes checkpoints; None where nobody asks.
+        tell: told of what a user will want to know.
+        folder: does the arithmetic, where no memory is handed over (`begin`).
+        raise_on_nonfinite: a NaN or an infinity ends the run.
     """
 
     def __init__(
         self,
-        config: ServerConfig,
         strategy: Strategy,
-        lines: list[Line],
-        writer: JournalWriter | None,
-        built: Callable[[], Assembly],
-        tell: Callable[[object], None],
-        lost: Callable[[Line], None],
+        sequencer: Sequencer,
+        replies: Replies,
+        meter: Meter,
+        *,
+        recorder: Recorder | None = None,
+        checkpointer: Checkpointer | None = None,
+        tell: Callable[[Trouble | Writing], None],
+        folder: Folder | None = None,
+        raise_on_nonfinite: bool = False,
     ) -> None:
-        self._config = config
-        self._lines = lines
-        self._built = built
-        self._tell = tell
-        self._lost = lost
-        self._via_server = strategy.via.at_server
-        self._in_rounds = strategy.gather.in_rounds
-        leases = DataLeases(config.workers, config.stealing)
-        self._sequencer = Sequencer(strategy, config.workers, leases, config.timeout_s)
-        self._meter = Meter(config.workers)
-        self._keeper = Keeper(config.keeping, strategy, config.workers)
-        self._recorder = Recorder(writer if self._via_server else None, built, self._journal_ends)
-        self._spoiled = NotFinite()
-        self._deaf: list[Line] = []  # workers there was no room to answer, to be cut off when all is done
-        self._samples_before = 0  # the run was resumed
-        self._arrived_s = 0.0  # when what is dealt with now came
-        self._made_s = 0.0  # when the version that is current was made
-        self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
-        self.begun = False
+        self.sequencer = sequencer
+        self.memory: Assembly | None = None
         self.stopping = False
         """Workers are told to stop, each with its next answer."""
+        self.listening = [False] * sequencer.workers
+        """Which workers answers reach."""
+        self._strategy = strategy
+        self._replies = replies
+        self._meter = meter
+        self._recorder = recorder
+        self._checkpointer = checkpointer
+        self._tell = tell
+        self._folder: Folder = folder or NoFolder()
+        self._raise_on_nonfinite = raise_on_nonfinite
+        self._in_rounds = strategy.gather.in_rounds
+        self._not_finite = NotFinite()
+        self.samples_before = 0  # the run was resumed
+        self._now_s = 0.0  # when what is dealt with now came
+        self._made_s = 0.0  # when the version that is current was made
+        self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
+        self.actions: dict[type, Callable[[Any], None]] = {
+            Grant: self._grant,
+            Fold: self._fold,
+            Hold: self._hold,
+            Discard: self._discard,
+            Cancel: self._cancel,
+            Leased: self._leased,
+            Evict: self._evict,
+        }
+        """What is done of each kind of effect,"""
+        self._kept: dict[type, Callable[[Any, float], None]] = {}
+        """and which of them are kept on record."""
+        if recorder is not None:
+            self._kept = {Fold: recorder.folded, Discard: recorder.discarded, Evict: recorder.evicted}
 
     # Of the run as a whole
 
-    def begin(self) -> bool:
-        """Training begins: from the first worker's weights or from a checkpoint. False if it cannot, which is told."""
-        try:
-            self._build()
-        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
-            self.trouble(None, str(error), str(error), type(error).__name__)
-            return False
-        self.begun = True
-        now_s = time.monotonic()
-        self._meter.begin(now_s)
-        self._tell(Begun())
-        return True
+    def begin(self, memory: Assembly, now_s: float) -> None:
+        """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place.
 
-    def _build(self) -> None:
-        built = self._built()
-        sequencer = self._keeper.build(built, self._config.stealing, self._config.timeout_s)
-        for line in self._lines:
-            if line.gone:
-                built.forget(line.worker)
-        if sequencer is None:
-            return
-        self._sequencer = sequencer
-        self._samples_before = self._keeper.taken.samples
-        self._recorder.resumed(sequencer.version, time.monotonic())
+        Raises:
+            PlesioError: they cannot be folded, or the checkpoint is not of this run.
+        """
+        resumed = self._checkpointer is not None and self._checkpointer.restore(memory, self.go_back)
+        if not resumed:
+            memory.build_folder()
+        self.memory = memory
+        if memory.folds:
+            self._folder = memory.folder
+        if self._recorder is not None:
+            self._recorder.memory = memory
+            if resumed:
+                self._recorder.resumed(self.version, now_s)
+        if self._checkpointer is not None:
+            self.samples_before = self._checkpointer.taken.samples
 
-    def seat(self) -> None:
-        """Tell the sequencer who is here; the data that was to be another's is for these."""
-        now_s = time.monotonic()
-        for line in self._lines:
-            if line.gone:
-                self._receive(Left(line.worker, line.incarnation, not line.finished), now_s)
-        for line in self._lines:
-            if not line.gone:
-                self._receive(Joined(line.worker, line.incarnation), now_s)
+    def go_back(self, state: SequencerState) -> None:
+        """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
+        was = self.sequencer
+        self.listening = [False] * was.workers
+        self.sequencer = type(was).restore(
+            self._strategy, was.workers, state, stealing=was.leases.stealing, silence_s=was.members.silence_s
+        )
 
-    def tick(self, now_s: float) -> None:
-        """Time went by."""
-        if self.begun:
-            self._receive(Ticked(), now_s)
-            done = self._meter.steps, self._meter.samples
-            self._tell(Progress(now_s - self._meter.zero_s, self._sequencer.version, *done))
-        self._recorder.flush()
-        if self.begun and not self.stopping and self._keeper.due(now_s):  # who hears of the stop leaves a fold early
-            self._keep(now_s)
-
-    def stop(self) -> None:
-        """The engine wants no more."""
-        self.stopping = True
-        self._ended_s = time.monotonic()
-        if self.begun and self._keeper.writes:
-            self._keep(self._ended_s)
-
-    def end(self) -> None:
-        """No worker is left: the clock stops, if nobody stopped it."""
-        self._ended_s = self._ended_s or time.monotonic()
-
-    def close(self, buffer: int, lost: str) -> Final:
-        """Keep what is to be kept; all the run cost. `buffer` holds the weights unless they are `lost`."""
-        if not self.begun:
-            return final_figures(0.0, self._sequencer, self._meter)
-        if self._keeper.writes and not self.stopping:  # else it was kept when it was stopped
-            self._keep(time.monotonic())
-        self._recorder.end(self.version, time.monotonic())
-        wall_s = (self._ended_s or time.monotonic()) - self._meter.zero_s
-        return final_figures(max(0.0, wall_s), self._sequencer, self._meter, self._built(), buffer, lost)
+    def close_memory(self) -> None:
+        """The run is over in a process that goes on."""
+        self.memory, self._folder = None, NoFolder()
+        if self._recorder is not None:
+            self._recorder.memory = None
 
     @property
-    def version(self) -> int:
-        """The version that is current."""
-        return self._sequencer.version
+    def begun(self) -> bool:
+        """Whether there is something to train."""
+        return self.memory is not None
 
-    def standing(self) -> tuple[float, int, int]:
-        """The time in seconds since training began, the version, and the samples so far.
+    def tick(self, now_s: float) -> None:
+        """Time went by: workers that were silent for too long are evicted, and what is due is written."""
+        if self.begun:
+            self.receive(Ticked(), now_s)
+        if self._recorder is not None:
+            self._recorder.flush()
+        if not self.begun or self.stopping:  # who hears of the stop leaves a fold early
+            return
+        if self._checkpointer is not None and self._checkpointer.due(now_s):
+            self.keep(now_s)
 
-        After the stop time stands still, but for a version that is made from steps that were under way then.
-        """
-        now_s = max(self._ended_s or time.monotonic(), self._made_s)
-        return now_s - self._meter.zero_s, self.version, self._samples_before + self._meter.samples
+    def stop(self, now_s: float) -> None:
+        """No more is wanted."""
+        self.stopping, self._ended_s = True, now_s
+        self.keep(now_s)
 
-    def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "") -> None:
-        """Put on record, and tell the engine, what happened (to `worker`); `fatal`: and why that ends the run."""
-        now_s = time.monotonic()
-        self._recorder.note(what, now_s, worker)
-        time_s = now_s - self._meter.zero_s if self.begun else 0.0
-        self._tell(Trouble(Incident(time_s, worker, what), fatal, kind))
-
-    def _keep(self, now_s: float) -> None:
-        """Write a checkpoint, in which time nobody is heard; training goes on if that fails."""
+    def keep(self, now_s: float) -> None:
+        """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
+        if self._checkpointer is None or not self._checkpointer.writes or self.memory is None:
+            return
         self._tell(Writing(True))
-        self._recorder.flush(durable=True)
+        position = 0
+        if self._recorder is not None:
+            self._recorder.flush(durable=True)
+            position = self._recorder.position
         try:
-            self._keeper.write(self._sequencer, self._built(), self._recorder.position, now_s)
+            self._checkpointer.write(self.sequencer, self.memory, position, now_s)
         except CheckpointError as error:
             self.trouble(None, str(error))
         self._tell(Writing(False))
 
-    def _journal_ends(self, error: JournalError) -> None:
-        self.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
+    def end(self, now_s: float) -> None:
+        """No worker is left: the clock stops, if nobody stopped it."""
+        self._ended_s = self._ended_s or now_s
+
+    def figures(self, now_s: float, memory: Assembly | None = None, buffer: int = 0, lost: str = "") -> Final:
+        """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`."""
+        wall_s = max(0.0, (self._ended_s or now_s) - self._meter.zero_s) if self._meter.begun else 0.0
+        return final_figures(wall_s, self.sequencer, self._meter, memory, buffer, lost)
+
+    def close(self, now_s: float) -> None:
+        """The run ended in order: keep what is to be kept."""
+        if not self.begun:
+            return
+        if not self.stopping:  # else it was kept when it was stopped
+            self.keep(now_s)
+        if self._recorder is not None:
+            self._recorder.end(self.version, now_s)
+
+    @property
+    def version(self) -> int:
+        """The version that is current."""
+        return self.sequencer.version
+
+    def standing(self, now_s: float) -> tuple[float, int, int]:
+        """The time in seconds since training began, the version, and the samples so far.
+
+        After the stop time stands still, but for a version that is made from steps that were under way then.
+        """
+        time_s = max(self._ended_s or now_s, self._made_s) - self._meter.zero_s
+        return time_s, self.version, self.samples_before + self._meter.samples
+
+    def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
+        """Tell what happened (to `worker`); `fatal`: and why that ends the run, by an error of class `kind`."""
+        time_s = self._replies.now_s() - self._meter.zero_s if self._meter.begun else 0.0
+        self._tell(Trouble(Incident(time_s, worker, what), fatal, kind, died))
 
     # What a worker says
 
-    def pushed(self, line: Line, made: Contribution) -> None:
-        """A contribution lies in its slot."""
-        self._arrived_s = time.monotonic()
-        meter = self._meter.workers[line.worker]
-        meter.pushed(meter.granted_s + made.worked_s, made.steps, made.samples, made.number)
-        self._keeper.came(line.worker, made.number, made.steps, made.samples)
+    def joined(self, worker: int, incarnation: int, now_s: float) -> None:
+        """A process is ready to train."""
+        self.listening[worker] = True
+        self.receive(Joined(worker, incarnation), now_s)
+
+    def pushed(
+        self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None
+    ) -> None:
+        """A contribution lies in its slot; it was done at `ready_s`, if that is known better than by what it says itself."""
+        meter = self._meter.workers[worker]
+        if ready_s is None:
+            ready_s = meter.granted_s + made.worked_s
+        meter.pushed(ready_s, made.steps, made.samples, made.number)
+        if self._checkpointer is not None:
+            self._checkpointer.came(worker, made.number, made.steps, made.samples)
         for settings in made.settings:
-            self._built().folder.set_groups(line.worker, msgspec.msgpack.decode(settings.groups))
-        self._recorder.loss = made.loss
-        event = Pushed(line.worker, line.incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
-        self._receive(event, self._arrived_s)
-        meter.held_since_s = time.monotonic()
+            self._folder.set_groups(worker, msgspec.msgpack.decode(settings.groups))
+        event = Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
+        self.receive(event, now_s, made.loss)
+        meter.held_since_s = self._replies.now_s()
         self._meter.missing_gradients += made.missing
         self._meter.exchanges += 1
         if not made.finite:
-            self._not_finite(line, f"contribution {made.number}")
+            self._held_nan(worker, f"contribution {made.number}")
 
-    def abandoned(self, line: Line, step: DroppedStep) -> None:
+    def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         """A step was dropped."""
-        self._arrived_s = time.monotonic()
         if step.reason:
-            self._meter.dropped(line.worker, step.reason)
-        self._meter.workers[line.worker].heard(step.worked_s)
-        self._receive(Abandoned(line.worker, line.incarnation, step.batches, step.look), self._arrived_s)
+            self._meter.dropped(worker, step.reason)
+        self._meter.workers[worker].heard(step.worked_s)
+        self.receive(Abandoned(worker, incarnation, step.batches, step.look), now_s)
 
-    def reported(self, line: Line, work: WorkDone) -> None:
+    def reported(self, worker: int, incarnation: int, work: WorkDone, now_s: float) -> None:
         """Work was folded elsewhere."""
-        self._arrived_s = time.monotonic()
-        meter = self._meter.workers[line.worker]
+        meter = self._meter.workers[worker]
         meter.reported(meter.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
         meter.folded += sum(work.staleness.values())
         meter.staleness.update(work.staleness)
@@ -239,104 +350,122 @@ class Deciding:
         self._meter.exchanges += work.steps
         self._meter.answers += work.steps
         if not work.finite:
-            self._meter.dropped(line.worker, Verdict.NOT_FINITE.words)
-            self._not_finite(line, f"step {meter.steps}")
-        self._receive(Reported(line.worker, line.incarnation, work.versions, work.batches), self._arrived_s)
+            self._meter.dropped(worker, Verdict.NOT_FINITE.words)
+            self._held_nan(worker, f"step {meter.steps}")
+        if work.versions:
+            self._made_s = now_s
+        self.receive(Reported(worker, incarnation, work.versions, work.batches), now_s)
 
-    def _not_finite(self, line: Line, which: str) -> None:
-        what = f"{which} of worker {line.worker} held a NaN or an infinity"
-        fatal = f"{what}, and on_nonfinite='raise'" if self._config.raise_on_nonfinite else ""
-        before = self._spoiled.count(line.worker)
+    def _held_nan(self, worker: int, which: str) -> None:
+        what = f"{which} of worker {worker} held a NaN or an infinity"
+        fatal = f"{what}, and on_nonfinite='raise'" if self._raise_on_nonfinite else ""
+        before = self._not_finite.count(worker)
         if fatal or before is not None:
-            self.trouble(line.worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError")
+            self.trouble(worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError" if fatal else "")
 
-    def lease(self, line: Line, request: LeaseRequest) -> None:
-        """It wants data. When the run is stopped it gets none; where rounds are made of all, a batch at a time for a moment
-        more: without it the others would be a smaller round."""
-        most = request.most
+    def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
+        """It wants data; whether it is a member.
+
+        When the run is stopped there is none; where rounds are made of all, a batch at a time for a moment more: without it
+        the others would be a smaller round.
+        """
+        most = asked.most
         if self._ended_s is not None:
-            if not self._in_rounds or time.monotonic() - self._ended_s > WHOLE_ROUND_S:
-                line.say(LeaseReply(stop=True))
-                return
+            if not self._in_rounds or now_s - self._ended_s > WHOLE_ROUND_S:
+                self._replies.leased(worker, LeaseReply(stop=True))
+                return True
             most = min(most, 1)
-        why = self._sequencer.leases.disagreement(line.worker, request.epoch, request.total, request.digest)
+        why = self.sequencer.leases.disagreement(worker, asked.epoch, asked.total, asked.digest)
         if why:
-            line.say(Refused("ConfigurationError", why))
-            return
-        wanted = LeaseWanted(line.worker, line.incarnation, request.epoch, request.total, most, request.unused)
-        self._receive(wanted, time.monotonic())
+            self._replies.refused(worker, why)
+            return True
+        return self.receive(LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused), now_s)
 
-    def left(self, line: Line) -> None:
-        """It says nothing any more: it finished, or it died."""
-        self._meter.workers[line.worker].left = "finished" if line.finished else "died"
-        if not line.finished and not self.stopping:
-            self.trouble(line.worker, f"worker {line.worker} died; the others go on, its data goes to them")
-        if self.begun:
-            self._arrived_s = time.monotonic()
-            self._built().forget(line.worker)
-            self._receive(Left(line.worker, line.incarnation, not line.finished), self._arrived_s)
+    def over(self, worker: int, died: bool) -> None:
+        """A process works no more: it finished, or it died. What it had sent may still be on its way."""
+        self.listening[worker] = False
+        self._meter.workers[worker].left = "died" if died else "finished"
+        if died and not self.stopping:
+            self.trouble(worker, f"worker {worker} died; the others go on, its data goes to them", died=True)
+
+    def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
+        """Nothing comes of it any more."""
+        self._folder.forget(worker)
+        self.receive(Left(worker, incarnation, died), now_s)
+
+    def evict(self, worker: int, incarnation: int, silent_s: float, now_s: float) -> None:
+        """A worker was silent for too long where others wait for it without asking the sequencer."""
+        self._evict(Evict(worker, incarnation, silent_s))
+        self.left(worker, incarnation, died=False, now_s=now_s)
 
     # What the sequencer says
 
-    def _receive(self, event: Event, now_s: float) -> None:
-        self._recorder.told(event, now_s)
-        before = self.version
-        effects = self._sequencer.receive(event, now_s)
-        if self.version != before:
-            self._made_s = now_s
+    def receive(self, event: Event, now_s: float, loss: float = nan) -> bool:
+        """Have `event`, of `now_s`, decided, and do what is to be done; whether there was anything."""
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.told(event, now_s, loss)
+        self._now_s = now_s
+        effects = self.sequencer.receive(event, now_s)
+        actions = self.actions
         for effect in effects:
-            self._do(effect)
-        for effect in effects:  # those who may go on need not wait for the checksum
-            self._recorder.done(effect, now_s)
-        while self._deaf:
-            self._cut_off(self._deaf.pop())
+            actions[type(effect)](effect)
+        if recorder is not None:  # those who may go on need not wait for the checksum
+            for effect in effects:
+                keep = self._kept.get(type(effect))
+                if keep is not None:
+                    keep(effect, now_s)
+        return bool(effects)
 
-    def _cut_off(self, line: Line) -> None:
-        if not line.gone:
-            self.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
-            self._lost(line)
-
-    def _do(self, effect: Effect) -> None:
-        if isinstance(effect, Grant):
-            self._answer(effect)
-            if effect.number:
-                self._keeper.answered(effect.worker, effect.number)
-                released_s = self._arrived_s if effect.freed_by_other else None
-                self._meter.workers[effect.worker].granted(time.monotonic(), released_s)
-        elif isinstance(effect, Fold):
-            for member in effect.members:
-                self._meter.folded(member.worker, member.staleness)
-            self._built().folder.fold(effect)
-        elif isinstance(effect, Hold):
-            self._built().folder.hold(effect.worker, effect.weight)
-        elif isinstance(effect, Discard) and effect.verdict not in (Verdict.DUPLICATE, Verdict.FENCED):
-            self._meter.dropped(effect.worker, effect.verdict.words)
-        elif isinstance(effect, Cancel):
-            self._answer(effect)
-            self._keeper.answered(effect.worker, effect.number)
-            self._meter.workers[effect.worker].cancelled(time.monotonic(), effect.number)
-        elif isinstance(effect, Leased):
-            self._lines[effect.worker].say(LeaseReply(effect.batches, epoch=effect.epoch))
-        elif isinstance(effect, Evict):
-            self.evict(effect)
-
-    def _answer(self, effect: Grant | Cancel) -> None:
-        worker, unasked = effect.worker, isinstance(effect, Cancel)
-        line = self._lines[worker]
-        if line.gone:
+    def _grant(self, grant: Grant) -> None:
+        worker, number = grant.worker, grant.number
+        if not self.listening[worker]:
             return
-        buffer = self._built().folder.publish(worker, unasked) if self._via_server else 0
-        self._meter.answers += effect.number > 0  # the first version everybody has
-        try:
-            write_answer(line.answer, *answer_to(effect, buffer, self._keeper.before[worker], self.stopping))
-        except BlockingIOError:
-            self._deaf.append(line)
+        has_it_s = self._replies.granted(grant, self._folder.publish(worker))
+        meter = self._meter.workers[worker]
+        if not number:  # the first version everybody has
+            meter.granted_s = has_it_s
+            return
+        if self._checkpointer is not None:
+            self._checkpointer.answered(worker, number)
+        self._meter.answers += 1
+        meter.granted(has_it_s, self._now_s if grant.freed_by_other else None)
 
-    def evict(self, evict: Evict) -> None:
-        """A worker was silent for too long: it is a member no longer."""
-        line = self._lines[evict.worker]
-        others = "while others waited for it" if self._sequencer.members.seats else "and all the others had ended"
-        self.trouble(evict.worker, f"worker {evict.worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
-        line.finished = True
-        self._lost(line)
-        self._meter.workers[evict.worker].left = "evicted"
+    def _cancel(self, cancel: Cancel) -> None:
+        worker = cancel.worker
+        if not self.listening[worker]:
+            return
+        heard_s = self._replies.called_off(cancel, self._folder.publish(worker, True))
+        if self._checkpointer is not None:
+            self._checkpointer.answered(worker, cancel.number)
+        self._meter.answers += 1
+        if heard_s is not None:
+            self._meter.workers[worker].cancelled(heard_s, cancel.number)
+
+    def _fold(self, fold: Fold) -> None:
+        self._made_s = self._now_s
+        for member in fold.members:
+            self._meter.folded(member.worker, member.staleness)
+        self._folder.fold(fold)
+
+    def _hold(self, hold: Hold) -> None:
+        self._folder.hold(hold.worker, hold.weight)
+
+    def _discard(self, discard: Discard) -> None:
+        if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):
+            self._replies.repeated(discard)
+        else:
+            self._meter.dropped(discard.worker, discard.verdict.words)
+
+    def _leased(self, leased: Leased) -> None:
+        if self.listening[leased.worker]:
+            self._replies.leased(leased.worker, LeaseReply(leased.batches, epoch=leased.epoch))
+
+    def _evict(self, evict: Evict) -> None:
+        worker = evict.worker
+        others = "while others waited for it" if self.sequencer.members.seats else "and all the others had ended"
+        self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
+        self._folder.forget(worker)
+        self.listening[worker] = False
+        self._meter.workers[worker].left = "evicted"
+        self._replies.evicted(evict)

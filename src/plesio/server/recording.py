@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import nan
 
-from plesio.core.events import Discard, Effect, Event, Evict, Fold, Ticked
+import torch
+
+from plesio.core.events import Discard, Event, Evict, Fold, Ticked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.server.assembly import Assembly
 from plesio.tensors.checksum import weights_hash, window_checksum
@@ -16,22 +18,17 @@ class Recorder:
 
     Args:
         writer: where to; None keeps no journal.
-        built: gives the run's memory, once there is some.
         failed: told when the journal cannot be written any more. It is readable up to there, and training goes on without
             it; where nobody is to be told, the error is raised.
     """
 
     def __init__(
-        self,
-        writer: JournalWriter | None = None,
-        built: Callable[[], Assembly] | None = None,
-        failed: Callable[[JournalError], None] | None = None,
+        self, writer: JournalWriter | None = None, failed: Callable[[JournalError], None] | None = None
     ) -> None:
         self._writer = writer
-        self._built = built
         self._failed = failed
-        self.loss = nan
-        """What the worker that is heard next last logged."""
+        self.memory: Assembly | None = None
+        """What versions are in, once there is some."""
 
     def _keep(self, write: Callable[..., None], *what: object) -> None:
         try:
@@ -42,26 +39,30 @@ class Recorder:
                 raise
             self._failed(error)
 
-    def _memory(self) -> Assembly:
-        assert self._built is not None, "who keeps a journal says of what"
-        return self._built()
+    def weights(self) -> torch.Tensor:
+        """The parameters as the last fold left them."""
+        assert self.memory is not None, "versions are made of something"
+        return self.memory.current.memory
 
-    def told(self, event: Event, now_s: float) -> None:
-        """The sequencer is about to be told this."""
+    def told(self, event: Event, now_s: float, loss: float = nan) -> None:
+        """The sequencer is about to be told this; `loss` is what the worker that says it last logged."""
         if self._writer is not None and not isinstance(event, Ticked):
-            self._keep(self._writer.event, event, now_s, self.loss)
+            self._keep(self._writer.event, event, now_s, loss)
 
-    def done(self, effect: Effect, now_s: float) -> None:
-        """This was done."""
-        writer = self._writer
-        if writer is None:
-            return
-        if isinstance(effect, Fold):
-            self._keep(writer.fold, effect, window_checksum(self._memory().current.memory, effect.version))
-        elif isinstance(effect, Discard):
-            self._keep(writer.discard, effect)
-        elif isinstance(effect, Evict):
-            self._keep(writer.evict, effect, now_s)
+    def folded(self, fold: Fold, now_s: float) -> None:
+        """A version was made; it is current."""
+        if self._writer is not None:
+            self._keep(self._writer.fold, fold, window_checksum(self.weights(), fold.version))
+
+    def discarded(self, discard: Discard, now_s: float) -> None:
+        """A contribution does not count."""
+        if self._writer is not None:
+            self._keep(self._writer.discard, discard)
+
+    def evicted(self, evict: Evict, now_s: float) -> None:
+        """A worker was."""
+        if self._writer is not None:
+            self._keep(self._writer.evict, evict, now_s)
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something a reader will want to know."""
@@ -91,4 +92,4 @@ class Recorder:
     def end(self, version: int, now_s: float) -> None:
         """The run ended in order."""
         if self._writer is not None:
-            self._keep(self._writer.end, version, weights_hash(self._memory().current.memory), now_s)
+            self._keep(self._writer.end, version, weights_hash(self.weights()), now_s)

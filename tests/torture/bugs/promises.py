@@ -25,9 +25,8 @@ class _SaysAppliedEarly(Service):
                 self.applied[event.worker] += 1
         return events
 
-    def done(self, effect: Effect) -> None:
-        if type(effect) is not Fold:
-            super().done(effect)
+    def folded(self, fold: Fold) -> None:
+        pass
 
 
 @bug("the answer goes out before the fold")
@@ -46,11 +45,11 @@ class _SaysDurableEarly(Service):
 
 @bug("answers do not wait until they are durable")
 class _DoesNotWait(Service):
-    def done(self, effect: Effect) -> None:
-        super().done(effect)
-        if type(effect) is Grant and effect.verdict is Verdict.TAKEN and self._peers[effect.worker].withheld:
-            self._peers[effect.worker].withheld = 0
-            self._answer(effect.worker, self._peers[effect.worker])
+    def granted(self, grant: Grant) -> None:
+        super().granted(grant)
+        if grant.verdict is Verdict.TAKEN and self._peers[grant.worker].withheld:
+            self._peers[grant.worker].withheld = 0
+            self._answer(grant.worker, self._peers[grant.worker])
 
 
 @bug("the ledger is missing from the checkpoint")
@@ -114,11 +113,11 @@ class _InTheMiddle(Server):
             super()._begin_checkpoint(None, None)
         self._due = True
 
-    def _carry_out(self, event: Event, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         if self._due:
             self._due = False
             super()._begin_checkpoint(None, None)
-        super()._carry_out(event, effect)
+        super()._carry_out(effect)
 
 
 @bug("a request is called received and forgotten")

@@ -30,7 +30,6 @@ from plesio.core.events import (
     Abandoned,
     Cancel,
     Discard,
-    Effect,
     Event,
     Evict,
     Fold,
@@ -94,7 +93,7 @@ class Service:
     >>> service = Service(workers=1, epoch=1, silence_s=5.0, now_s=0.0)
     >>> service.receive(Join(0, Joined(0, 1)), now_s=0.1)
     (Joined(worker=0, incarnation=1),)
-    >>> service.done(Grant(0, 0, 7, Verdict.TAKEN, 0)); [message.serial for message in service.outbox]
+    >>> service.granted(Grant(0, 0, 7, Verdict.TAKEN, 0)); [message.serial for message in service.outbox]
     [0]
     >>> service.receive(Join(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
     ((), 2)
@@ -236,42 +235,48 @@ class Service:
         peer.withheld = 0
         return Left(worker, incarnation, died=True)
 
-    # What the sequencer decides
+    # What the sequencer decided, once it is carried out: whom it concerns is told
 
-    def done(self, effect: Effect) -> None:
-        """This effect was carried out: whom it concerns is told."""
-        if isinstance(effect, (Grant, Leased)):
-            peer = self._peers[effect.worker]
-            peer.answer = effect
-            if self.level is Level.DURABLE and isinstance(effect, Grant) and peer.serial > 0:
-                peer.withheld = self._checkpoint
-            else:
-                self._send(effect.worker, peer.serial, effect, peer)
-        elif isinstance(effect, Fold):
-            for member in effect.members:
-                self.applied[member.worker] += 1
-        elif isinstance(effect, Discard):
-            self._discarded(effect)
-        elif isinstance(effect, Cancel):
-            self._called_off(effect)
-        elif isinstance(effect, Evict):
-            self._leave(effect.worker, effect.incarnation)
+    def granted(self, grant: Grant) -> None:
+        """A worker goes on."""
+        peer = self._peers[grant.worker]
+        peer.answer = grant
+        if self.level is Level.DURABLE and peer.serial > 0:
+            peer.withheld = self._checkpoint
+        else:
+            self._send(grant.worker, peer.serial, grant, peer)
 
-    def _called_off(self, effect: Cancel) -> None:
-        peer = self._peers[effect.worker]
-        peer.cancelled = effect
-        self._send(effect.worker, UNASKED, effect, peer)
+    def leased(self, leased: Leased) -> None:
+        """A worker gets data."""
+        peer = self._peers[leased.worker]
+        peer.answer = leased
+        self._send(leased.worker, peer.serial, leased, peer)
 
-    def _discarded(self, effect: Discard) -> None:
-        """One that was called off, and comes yet, is answered by what called it off; the others by their grant."""
-        peer = self._peers[effect.worker]
-        if effect.verdict is Verdict.DUPLICATE:
+    def called_off(self, cancel: Cancel) -> None:
+        """A step does not count."""
+        peer = self._peers[cancel.worker]
+        peer.cancelled = cancel
+        self._send(cancel.worker, UNASKED, cancel, peer)
+
+    def folded(self, fold: Fold) -> None:
+        """Contributions are in the parameters."""
+        for member in fold.members:
+            self.applied[member.worker] += 1
+
+    def repeated(self, discard: Discard) -> None:
+        """One that was called off, and comes yet, is answered by what called it off; a stranger learns that it is one."""
+        peer = self._peers[discard.worker]
+        if discard.verdict is Verdict.DUPLICATE:
             assert peer.cancelled is not None, "a new request bears a new number, or one called off"
             peer.answer = peer.cancelled
-            self._answer(effect.worker, peer)
-        elif effect.verdict is Verdict.FENCED:
+            self._answer(discard.worker, peer)
+        elif discard.verdict is Verdict.FENCED:
             peer.seated = peer.expected = False
-            self._fence(effect.worker, effect.incarnation, peer)
+            self._fence(discard.worker, discard.incarnation, peer)
+
+    def evicted(self, evict: Evict) -> None:
+        """A worker is a member no longer."""
+        self._leave(evict.worker, evict.incarnation)
 
     def _answer(self, worker: int, peer: _Peer) -> None:
         assert peer.answer is not None

@@ -60,8 +60,6 @@ INTERRUPT_GRACE_S = 2.0
 """The same after Ctrl-C,"""
 INTERRUPT_S = 2.5
 """and how long after it nobody is waited for any more: with what is written then, it is to take less than 5 s."""
-DIED = "died; the others go on"
-"""What the server says of a worker whose line closed."""
 _runs = count(1)
 
 
@@ -87,7 +85,8 @@ class LocalEngine:
         self._writing = False  # the server, a checkpoint
         self._written_s = 0.0
         self._ctrl_c = ctrl_c
-        self._raised: set[int] = set()
+        self._raised: dict[int, str] = {}  # workers that the others go on without, and what
+        self._deaths: list[Incident] = []  # closed lines, to the server
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
         self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
         self._final_judged = job.evaluate is None
@@ -143,7 +142,8 @@ class LocalEngine:
     def _say_how_they_left(self) -> None:
         """A closed line is a death to the server; for a worker that raised or was stopped, here more is known."""
         outcome, raised = self._outcome, self._raised
-        outcome.incidents = [one for one in outcome.incidents if not (one.worker in raised and DIED in one.what)]
+        known = [one for one in self._deaths if one.worker in raised]
+        outcome.incidents = [one for one in outcome.incidents if one not in known]
         if outcome.final is None:
             return
         why = {**dict.fromkeys(self._stopped, "stopped"), **dict.fromkeys(raised, "raised")}
@@ -256,6 +256,8 @@ class LocalEngine:
             self._live.time_s = 0.0
         elif isinstance(message, Trouble):
             self._outcome.incidents.append(message.incident)
+            if message.died:
+                self._deaths.append(message.incident)
             if message.fatal:
                 self._fail((error_class(message.kind) or PlesioError)(message.fatal))
         elif isinstance(message, Final):
@@ -287,9 +289,9 @@ class LocalEngine:
         elif message.kind == "ServerLostError":
             pass  # the server's own end tells it once, for all
         elif self._job.continue_on_worker_error and self._zero_s is not None:
-            what = f"worker {process.worker} raised {message.kind}: {message.why}; the others go on"
-            self._outcome.incidents.append(Incident(self._live.time_s, process.worker, what))
-            self._raised.add(process.worker)
+            what = f"worker {process.worker} raised {message.kind}: {message.why}"
+            self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{what}; the others go on"))
+            self._raised[process.worker] = what
         else:
             self._fail(_worker_error(process.worker, message))
 
@@ -396,9 +398,9 @@ class LocalEngine:
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         block.close()
         if all(one.left == "died" for one in message.workers) and self._stop_sent_s is None:
-            raised = next((f"; {one.what}" for one in self._outcome.incidents if one.worker in self._raised), "")
+            raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
-            self._fail(WorkerLostError(f"every worker died; {last}{raised.removesuffix('; the others go on')}"))
+            self._fail(WorkerLostError(f"every worker died; {last}{raised}"))
         elif message.lost:
             self._outcome.state_dict = {}
             self._outcome.incidents.append(Incident(message.wall_s, None, message.lost))

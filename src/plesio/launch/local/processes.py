@@ -19,9 +19,8 @@ from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.faults import slowness
 from plesio.launch.job import Job
 from plesio.launch.local.forkserver import ForkServer
-from plesio.launch.provenance import head_of
+from plesio.launch.provenance import begun, head_of
 from plesio.protocol import launcher
-from plesio.protocol.journal import JournalHead, JournalWriter
 from plesio.server.configs import EvaluatorConfig, ServerConfig, WorkerConfig
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 from plesio.transport.memory import anonymous_file
@@ -132,7 +131,7 @@ class Processes:
         with contextlib.ExitStack() as ours:  # what is open here for others only
             lines = [WorkerLine.open(ours) for _ in range(job.workers)]
             to_evaluator = [ours.enter_context(end) for end in channel_pair()] if job.evaluate else []
-            written = () if job.journal is None else (_begun(job.journal, head_of(job, threads)),)
+            written = () if job.journal is None else (begun(job.journal, head_of(job, threads)).detach(),)
             ours.callback(close_quietly, *written)
             ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
             ends += [end for line in lines for end in line.server_ends]
@@ -230,12 +229,6 @@ def _packed(job: Job) -> bytes:
             f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA tensors "
             "cannot travel: make them inside the function"
         ) from error
-
-
-def _begun(journal: Path, head: JournalHead) -> int:
-    """The descriptor of a journal that is begun, or there already."""
-    writer = JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head)
-    return writer.detach()
 
 
 def _server_settings(job: Job, threads: int) -> ServerConfig:

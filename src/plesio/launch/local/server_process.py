@@ -15,10 +15,14 @@ from typing import Any
 
 import msgspec
 
-from plesio.core.events import Evict
+from plesio.core.events import Cancel, Discard, Evict, Grant
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.errors import PlesioError
+from plesio.observe.meter import Meter
 from plesio.protocol.evaluator import SnapshotRequest
-from plesio.protocol.journal import JournalWriter
-from plesio.protocol.launcher import Final, Progress, Stop
+from plesio.protocol.journal import JournalError, JournalWriter
+from plesio.protocol.launcher import Begun, Final, Progress, Stop, Trouble, Writing
 from plesio.protocol.worker import (
     CheckedOut,
     CheckIn,
@@ -28,15 +32,20 @@ from plesio.protocol.worker import (
     Farewell,
     FromWorker,
     Hello,
+    LeaseReply,
     LeaseRequest,
     MirrorFilled,
+    Refused,
     WorkDone,
 )
+from plesio.server.answers import answer_to
 from plesio.server.assembly import Assembly
+from plesio.server.checkpointer import Checkpointer
 from plesio.server.configs import ServerConfig
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
-from plesio.server.program import Deciding
+from plesio.server.program import Program
+from plesio.server.recording import Recorder
 from plesio.server.rendezvous import Rendezvous
 from plesio.server.snapshots import Snapshots
 from plesio.strategy import Strategy
@@ -49,8 +58,57 @@ FINAL = -2
 """The reader of the ring for the engine, at the end."""
 
 
+class PipeReplies:
+    """Answers the workers at `lines`: over their pipes, and on their channels.
+
+    Attributes:
+        unresponsive: workers that there was no room to answer, to be cut off when all is done.
+        evicted_lines: those of workers that are members no longer, to be hung up.
+    """
+
+    def __init__(self, lines: list[Line], checkpointer: Checkpointer) -> None:
+        self._lines = lines
+        self._checkpointer = checkpointer
+        self.stopping = False
+        self.unresponsive: list[Line] = []
+        self.evicted_lines: list[Line] = []
+        self.now_s = time.monotonic
+
+    def granted(self, grant: Grant, buffer: int) -> float:
+        """Write into its pipe."""
+        return self._answer(grant, buffer)
+
+    def called_off(self, cancel: Cancel, buffer: int) -> float:
+        """Write into its pipe, unasked."""
+        return self._answer(cancel, buffer)
+
+    def _answer(self, effect: Grant | Cancel, buffer: int) -> float:
+        line = self._lines[effect.worker]
+        before = self._checkpointer.before[effect.worker]
+        try:
+            write_answer(line.answer, *answer_to(effect, buffer, before, self.stopping))
+        except BlockingIOError:
+            self.unresponsive.append(line)
+        return time.monotonic()
+
+    def leased(self, worker: int, reply: LeaseReply) -> None:
+        """Tell it on its channel."""
+        self._lines[worker].say(reply)
+
+    def refused(self, worker: int, why: str) -> None:
+        """Tell it on its channel: it raises that."""
+        self._lines[worker].say(Refused("ConfigurationError", why))
+
+    def repeated(self, discard: Discard) -> None:
+        """Its worker has the answer: pipes lose nothing."""
+
+    def evicted(self, evict: Evict) -> None:
+        """Its line is hung up once all is done."""
+        self.evicted_lines.append(self._lines[evict.worker])
+
+
 class Server:
-    """One run's server.
+    """One run's server process.
 
     Args:
         config: its settings.
@@ -74,15 +132,29 @@ class Server:
         self._engine = engine
         self._lines = lines
         self._opening = Opening(strategy, config.workers, config.evaluates, lines)
-        self._deciding = Deciding(config, strategy, lines, writer, self._built, self._tell_engine, self._lost)
-        self._snapshots = Snapshots(evaluator, self._deciding.standing)
+        self._meter = Meter(config.workers)
+        self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
+        checkpointer = Checkpointer(config.keeping, strategy, config.workers)
+        self._replies = PipeReplies(lines, checkpointer)
+        leases = DataLeases(config.workers, config.stealing)
+        self._program = program = Program(
+            strategy,
+            Sequencer(strategy, config.workers, leases, config.timeout_s),
+            self._replies,
+            self._meter,
+            recorder=self._recorder,
+            checkpointer=checkpointer,
+            tell=self._tell,
+            raise_on_nonfinite=config.raise_on_nonfinite,
+        )
+        self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()))
         self._rendezvous: Rendezvous | None = None
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._hear: dict[type[FromWorker], Callable[[Line, Any], None]] = {
-            Contribution: self._deciding.pushed,
-            DroppedStep: self._deciding.abandoned,
-            WorkDone: self._deciding.reported,
+        self._hear: dict[type[FromWorker], Callable[[int, int, Any, float], None]] = {
+            Contribution: program.pushed,
+            DroppedStep: program.abandoned,
+            WorkDone: program.reported,
             CheckIn: self._checked_in,
             MirrorFilled: self._mirror_filled,
             CheckOut: self._checked_out,
@@ -91,9 +163,10 @@ class Server:
         self._next_tick_s = 0.0
         self._started_s = time.monotonic()
 
-    def _built(self) -> Assembly:
-        assert self._opening.assembly is not None, "nobody contributes before the model is there"
-        return self._opening.assembly
+    @property
+    def _memory(self) -> Assembly:
+        assert self._program.memory is not None, "nobody contributes before the model is there"
+        return self._program.memory
 
     # The loop
 
@@ -113,6 +186,7 @@ class Server:
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler()
+                    self._hang_up()
             self._tick()
         self._finish()
 
@@ -129,12 +203,31 @@ class Server:
         if now_s < self._next_tick_s:
             return
         self._next_tick_s = now_s + TICK_S
-        if not self._deciding.begun and now_s - self._started_s > self._timeout_s:
+        program = self._program
+        if not program.begun and now_s - self._started_s > self._timeout_s:
             self._begin_is_late()
-        self._deciding.tick(now_s)
+        program.tick(now_s)
+        if program.begun:
+            meter = self._meter
+            self._tell_engine(Progress(now_s - meter.zero_s, program.version, meter.steps, meter.samples))
         if self._rendezvous is not None:
             for worker, silent_s in self._rendezvous.tick(now_s):
-                self._deciding.evict(Evict(worker, self._lines[worker].incarnation, silent_s))
+                program.evict(worker, self._lines[worker].incarnation, silent_s, now_s)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Part with those who are members no longer, and with those who do not read what they are answered."""
+        replies = self._replies
+        while replies.evicted_lines:
+            line = replies.evicted_lines.pop()
+            line.finished = True
+            self._close(line)
+            self._part(line.worker, died=False)
+        while replies.unresponsive:
+            line = replies.unresponsive.pop()
+            if not line.gone:
+                self._program.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
+                self._lost(line)
 
     # What comes
 
@@ -146,13 +239,14 @@ class Server:
         assert isinstance(message, Stop)
         if self._opening.assembly is not None:
             self._opening.assembly.board.stop()
-        self._deciding.stop()
+        self._replies.stopping = True
+        self._program.stop(time.monotonic())
 
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
             self._unwatch(descriptor)
-        elif self._deciding.begun and not self._deciding.stopping:  # the last one comes unasked
-            self._snapshots.serve(self._built())
+        elif self._program.begun and not self._program.stopping:  # the last one comes unasked
+            self._snapshots.serve(self._memory)
 
     def _from_channel(self, line: Line) -> None:
         try:
@@ -164,7 +258,7 @@ class Server:
             if readable(line.messages.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
             if not line.gone:
-                self._deciding.lease(line, message)
+                self._program.lease(line.worker, line.incarnation, message, time.monotonic())
         elif isinstance(message, Hello):
             line.hello = message
             self._begin()
@@ -178,43 +272,48 @@ class Server:
             self._lost(line)
             return
         for message in messages:
-            self._hear[type(message)](line, message)
+            self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
 
-    def _mirror_filled(self, line: Line, mirror: MirrorFilled) -> None:
-        self._snapshots.mirrored(self._built(), mirror.number)
+    def _mirror_filled(self, worker: int, incarnation: int, mirror: MirrorFilled, now_s: float) -> None:
+        self._snapshots.mirrored(self._memory, mirror.number)
 
-    def _farewell(self, line: Line, farewell: Farewell) -> None:
-        line.finished = True
+    def _farewell(self, worker: int, incarnation: int, farewell: Farewell, now_s: float) -> None:
+        self._lines[worker].finished = True
         if self._rendezvous is not None:
-            self._built().last_weights.handed_over(line.worker)
-        self._part(line.worker, died=False)
+            self._memory.last_weights.handed_over(worker)
+        self._part(worker, died=False)
 
-    def _checked_out(self, line: Line, check_out: CheckOut) -> None:
-        place = self._built().last_weights.place(line.worker, check_out.version)
-        write_answer(line.answer, CheckedOut(place is not None), place or 0)
+    def _checked_out(self, worker: int, incarnation: int, check_out: CheckOut, now_s: float) -> None:
+        place = self._memory.last_weights.place(worker, check_out.version)
+        write_answer(self._lines[worker].answer, CheckedOut(place is not None), place or 0)
 
-    def _checked_in(self, line: Line, check_in: CheckIn) -> None:
+    def _checked_in(self, worker: int, incarnation: int, check_in: CheckIn, now_s: float) -> None:
         assert self._rendezvous is not None, "workers are told to begin before they check in"
-        self._rendezvous.arrived(line.worker, check_in, time.monotonic())
+        self._rendezvous.arrived(worker, check_in, now_s)
 
     def _lost(self, line: Line) -> None:
         """A worker's pipe is closed, or is to be."""
         if line.gone:
             return
+        self._close(line)
+        died = not line.finished
+        self._program.over(line.worker, died)
+        if self._program.begun:
+            self._program.left(line.worker, line.incarnation, died, time.monotonic())
+            self._part(line.worker, died)
+        else:
+            self._begin()
+
+    def _close(self, line: Line) -> None:
         self._unwatch(line.messages.descriptor)
         self._unwatch(line.channel.fileno())
         line.close()
-        self._deciding.left(line)
-        if self._deciding.begun:
-            self._part(line.worker, died=not line.finished)
-        else:
-            self._begin()
 
     def _part(self, worker: int, died: bool) -> None:
         """Where workers fold among themselves, the others are to do so without this one."""
         if self._rendezvous is not None:
             if died:
-                self._built().last_weights.died(worker)
+                self._memory.last_weights.died(worker)
             self._rendezvous.leave(worker, died, time.monotonic())
 
     # Beginning
@@ -222,51 +321,80 @@ class Server:
     def _begin_is_late(self) -> None:
         """Training did not begin in time: say for whom everybody waits."""
         why = f"{self._opening.lacking()} did not get as far as prepare within {self._timeout_s:g} s"
-        self._deciding.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
+        self._program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
 
     def _begin(self) -> None:
         """Training is one step nearer; when every live worker is ready it begins."""
-        self._opening.proceed(self._deciding.stopping)
-        if not self._opening.complete or not self._deciding.begin():
+        self._opening.proceed(self._program.stopping)
+        memory = self._opening.assembly
+        if memory is None or not self._opening.complete:
             return
-        built = self._built()
-        if built.mirrored:
+        now_s = time.monotonic()
+        try:
+            self._program.begin(memory, now_s)
+        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
+            self._program.trouble(None, str(error), str(error), type(error).__name__)
+            return
+        self._meter.begin(now_s)
+        self._tell_engine(Begun())
+        if memory.mirrored:
             answers = {line.worker: line.answer for line in self._opening.live()}
             self._rendezvous = Rendezvous(
-                answers, built.board, self._say_to, self._progress, self._timeout_s, time.monotonic()
+                answers, memory.board, self._say_to, self._progress, self._timeout_s, time.monotonic()
             )
-        self._deciding.seat()
-        self._snapshots.serve(built)
+        self._seat(now_s)
+        self._snapshots.serve(memory)
+
+    def _seat(self, now_s: float) -> None:
+        """Tell the program who is here; the data that was to be another's is for these."""
+        for line in self._lines:
+            if line.gone:
+                self._program.left(line.worker, line.incarnation, not line.finished, now_s)
+        for line in self._lines:
+            if not line.gone:
+                self._program.joined(line.worker, line.incarnation, now_s)
 
     def _say_to(self, worker: int, message: object) -> None:
         self._lines[worker].say(message)
 
     def _progress(self) -> tuple[int, int, bool]:
-        return self._deciding.version, self._snapshots.mirrors_made, self._deciding.stopping
+        return self._program.version, self._snapshots.mirrors_made, self._program.stopping
 
     # Ending
 
     def _finish(self) -> None:
-        self._deciding.end()
-        built = self._built() if self._deciding.begun else None
-        if built is not None:
-            self._snapshots.send(built, final=True)
-        buffer = built.final_buffer(FINAL) if built else 0
-        figures = self._deciding.close(buffer, self._lost_weights(built))
-        self._tell_engine(figures, (built.ring_descriptor,) if built else ())
+        program, memory = self._program, self._program.memory
+        program.end(time.monotonic())
+        buffer = 0
+        if memory is not None:
+            self._snapshots.send(memory, final=True)
+            buffer = memory.final_buffer(FINAL)
+        lost = self._lost_weights(memory)
+        program.close(time.monotonic())
+        figures = program.figures(time.monotonic(), memory, buffer, lost)
+        self._tell_engine(figures, (memory.ring_descriptor,) if memory is not None else ())
 
-    def _lost_weights(self, built: Assembly | None) -> str:
+    def _lost_weights(self, memory: Assembly | None) -> str:
         """Where workers fold among themselves, the weights end with the last of them."""
-        version = self._deciding.version
-        whole = built.last_weights.whole if built is not None else None
+        version = self._program.version
+        whole = memory.last_weights.whole if memory is not None else None
         handed_over = whole.version if whole is not None else 0
-        if built is None or not built.mirrored or handed_over >= version:
+        if memory is None or not memory.mirrored or handed_over >= version:
             return ""
         died = f"the workers that held version {version} ended before they could hand it over"
         if not handed_over:
             return f"{died}, and with them the weights; steps longer than the time to stop have the same effect"
-        self._deciding.trouble(None, f"{died}: the weights are those of version {handed_over}")
+        self._program.trouble(None, f"{died}: the weights are those of version {handed_over}")
         return ""
+
+    def _tell(self, message: Trouble | Writing) -> None:
+        """Tell the engine; what happened is put on record, too."""
+        if isinstance(message, Trouble):
+            self._recorder.note(message.incident.what, time.monotonic(), message.incident.worker)
+        self._tell_engine(message)
+
+    def _journal_ends(self, error: JournalError) -> None:
+        self._program.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
     def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from plesio.core.events import Abandoned, Joined, Left, Pushed
 from plesio.launch.greenlets import GreenletWorker, Request
 from plesio.protocol.journal import JournalEvent
-from plesio.server.checkpoints import Progress
 from plesio.transport.doorbell import Located
 from plesio.worker.data_use import DataUse
 
@@ -22,8 +21,6 @@ class RecordedWorker:
         self.request: Request | None = None
         self.incarnation = 0
         self.called_off: deque[Located] = deque()  # steps that were, while nobody had noticed yet
-        self.steps = 1  # of the contribution that came last
-        self.before = Progress()  # when the run was resumed
         self.timer = self
 
     def holds(self, event: JournalEvent) -> bool:

@@ -31,28 +31,27 @@ import torch
 from plesio.core.events import (
     Abandoned,
     Cancel,
-    Effect,
+    Discard,
     Evict,
     Fold,
     Grant,
-    Hold,
     Joined,
-    Leased,
     LeaseWanted,
     Left,
     Pushed,
     Ticked,
 )
 from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError
 from plesio.launch.greenlets import GreenletWorker
-from plesio.launch.inline import InlineServer
+from plesio.launch.inline import Seating
 from plesio.launch.own_copies import OwnCopies
 from plesio.launch.provenance import train_hash, versions
-from plesio.launch.replayed.older_journals import sequencers
 from plesio.launch.replayed.recorded_worker import RecordedWorker
 from plesio.launch.torch_settings import TorchSettings
 from plesio.launch.wall_clock import no_wall_clock
+from plesio.observe.meter import Meter
 from plesio.protocol.journal import (
     NO_END,
     Ended,
@@ -68,11 +67,12 @@ from plesio.protocol.journal import (
 )
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
-from plesio.server.checkpoints import Progress
+from plesio.server.checkpointer import Checkpointer, Keeping
+from plesio.server.program import Program
+from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.checksum import weights_hash, window_checksum
-from plesio.transport.doorbell import Located
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,10 +142,10 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     torch.set_num_threads(journal.head.threads)
     msgspec.convert(journal.head.torch, TorchSettings).apply()
     try:
-        server = InlineServer(strategy, journal.head.workers)
-        with closing(server), warnings.catch_warnings(), no_wall_clock(train):
+        again = _Replay(journal, strategy, train, until)
+        with closing(again), warnings.catch_warnings(), no_wall_clock(train):
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
-            return _Replay(journal, strategy, train, until, server).run()
+            return again.run()
     finally:
         torch.set_num_threads(threads)
         settings.apply()
@@ -181,32 +181,45 @@ def _strategy(journal: Journal) -> Strategy:
     return strategy
 
 
-class _Replay:
-    """One replay."""
+class _Checksums(Recorder):
+    """Keeps those of versions instead of a journal."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        strategy: Strategy,
-        train: Callable[..., object],
-        until: int | None,
-        server: InlineServer,
-    ) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, int] = {}
+
+    def folded(self, fold: Fold, now_s: float) -> None:
+        """A version was made."""
+        self.made[fold.version] = window_checksum(self.weights(), fold.version)
+
+
+class _Replay:
+    """One replay: it brings the events to the server's program, and is its replies."""
+
+    def __init__(self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None) -> None:
         head = journal.head
         self._journal = journal
         self._strategy = strategy
         self._train = OwnCopies(train, head.workers)
         self._until = until
-        self._server = server
-        self._kinds = deque(sequencers(journal))
+        self._checksums = _Checksums()
+        self._checkpointer = Checkpointer(Keeping(), strategy, head.workers)
         leases = DataLeases(head.workers, head.stealing)
-        self._sequencer = self._kinds.popleft()(strategy, head.workers, leases, head.silence_s)
+        self._program = Program(
+            strategy,
+            Sequencer(strategy, head.workers, leases, head.silence_s),
+            self,
+            Meter(head.workers, spans_max=0),
+            recorder=self._checksums,
+            checkpointer=self._checkpointer,
+            tell=lambda message: None,
+        )
+        self._seating = Seating(strategy, self._program)
         self._seats = [RecordedWorker(deque()) for _ in range(head.workers)]
         for record in journal:
             if isinstance(record, Received):
                 self._seats[record.event.worker].upcoming.append(record.event)
-        self._progress = [Progress()] * head.workers
-        self._checksums: dict[int, int] = {}
+        self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
     def run(self) -> Replayed:
@@ -214,7 +227,7 @@ class _Replay:
         differs = ""
         try:
             for record in self._journal:
-                if self._until is not None and self._same >= self._until and self._server.begun:
+                if self._until is not None and self._same >= self._until and self._program.begun:
                     break
                 self._take(record)
         except _DifferentError as found:
@@ -222,8 +235,12 @@ class _Replay:
         finally:
             for seat in self._seats:
                 seat.empty()
-        weights = self._server.state_dict if self._server.begun else {}
+        weights = self._seating.state_dict if self._program.begun else {}
         return Replayed(versions=self._same, differs=differs, missing=self._missing(), state_dict=weights)
+
+    def close(self) -> None:
+        """Its memory goes now."""
+        self._seating.close()
 
     def _missing(self) -> str:
         missing = self._journal.missing
@@ -231,15 +248,17 @@ class _Replay:
             return f"the journal lacks {missing}"
         return "" if self._journal.complete or self._until is not None else NO_END
 
+    # What the journal says
+
     def _take(self, record: Record) -> None:
         if isinstance(record, Received):
-            self._heard(record)
+            self._heard(record.event, record.time_s)
         elif isinstance(record, Resumed):
-            self._resume(record)
+            self._resume()
         elif isinstance(record, Evicted):
-            self._go_on(self._do(self._sequencer.receive(Ticked(), record.time_s)))
+            self._program.receive(Ticked(), record.time_s)
         elif isinstance(record, Folded):
-            ours = self._checksums.pop(record.version, None)
+            ours = self._checksums.made.pop(record.version, None)
             if ours != record.checksum:
                 who = ", ".join(f"{one.number} of worker {one.worker}" for one in record.members)
                 raise _DifferentError(
@@ -248,68 +267,58 @@ class _Replay:
                     else "it was not made here"
                 )
             self._same = record.version
-        elif isinstance(record, Ended):
-            ours_all = weights_hash(self._server.built.current.memory)
-            if ours_all != record.weights_hash:
-                raise _DifferentError("all versions looked the same, but the final weights differ")
-
-    def _resume(self, record: Resumed) -> None:
-        """The run was interrupted after its checkpoint; do what restoring that does."""
-        if not self._server.begun:
-            raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
-        head, order = self._journal.head, self._sequencer.state()
-        for worker, seat in enumerate(self._seats):
-            seat.empty()
-            seat.before = self._progress[worker]
-        self._server.built.folder.begin_anew()
-        self._sequencer = self._kinds.popleft().restore(
-            self._strategy, head.workers, order, stealing=head.stealing, silence_s=head.silence_s
-        )
-
-    def _heard(self, record: Received) -> None:
-        event = record.event
-        seat = self._seats[event.worker]
-        seat.upcoming.popleft()
-        self._prepare(seat, event)
-        answered = self._do(self._sequencer.receive(event, record.time_s))
-        if seat.called_off and seat.holds(event) and isinstance(event, (Abandoned, Pushed)):
-            answered.append((seat, seat.called_off.popleft()))
-        self._go_on(answered)
-
-    def _go_on(self, answered: list[tuple[RecordedWorker, Any]]) -> None:
-        """Whoever has an answer runs up to its next request."""
-        for seat, answer in answered:
+        elif isinstance(record, Ended) and weights_hash(self._checksums.weights()) != record.weights_hash:
+            raise _DifferentError("all versions looked the same, but the final weights differ")
+        answered, self._answered = self._answered, []
+        for seat, answer in answered:  # they run up to their next requests
             if seat.worker is not None:
                 seat.request = seat.worker.resume(answer)
 
-    def _prepare(self, seat: RecordedWorker, event: JournalEvent) -> None:
-        """Before the sequencer hears of it: it must be what this worker wants."""
+    def _resume(self) -> None:
+        """The run was interrupted after its checkpoint; do what restoring that does."""
+        memory = self._program.memory
+        if memory is None:
+            raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
+        for seat in self._seats:
+            seat.empty()
+        self._checkpointer.go_on()
+        memory.folder.begin_anew()
+        self._program.go_back(self._program.sequencer.state())
+
+    def _heard(self, event: JournalEvent, time_s: float) -> None:
+        program, seat, worker = self._program, self._seats[event.worker], event.worker
+        seat.upcoming.popleft()
+        holds = seat.holds(event)
         if isinstance(event, Joined):
-            self._join(seat, event)
+            self._join(seat, event, time_s)
+            program.joined(worker, event.incarnation, time_s)
         elif isinstance(event, Left):
             seat.empty()
-            self._server.forget(event.worker)
-        elif not seat.holds(event):
-            return  # it was under way when its worker was evicted: the sequencer, too, takes no notice of it
+            program.left(worker, event.incarnation, event.died, time_s)
+        elif not holds:  # under way when its worker was evicted: the sequencer, too, takes no notice of it
+            program.receive(event, time_s)
         elif isinstance(event, LeaseWanted):
             request = seat.request
             if not isinstance(request, LeaseRequest) or not _answers(event, request):
                 raise self._otherwise(seat, event)
+            program.receive(event, time_s)
         elif isinstance(event, Pushed):
             made = seat.request
             if not isinstance(made, Contribution) or not _same(made, event):
                 raise self._otherwise(seat, event)
-            seat.steps = event.steps
-            if made.settings:
-                self._server.set_groups(event.worker, made.settings)
+            program.pushed(worker, event.incarnation, made, time_s)
+        else:
+            program.receive(event, time_s)
+        if seat.called_off and holds and isinstance(event, (Abandoned, Pushed)):
+            self._answered.append((seat, seat.called_off.popleft()))
 
-    def _join(self, seat: RecordedWorker, event: Joined) -> None:
+    def _join(self, seat: RecordedWorker, event: Joined, time_s: float) -> None:
         head = self._journal.head
         seat.empty()
         seat.incarnation = event.incarnation
         every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
         seat.worker = GreenletWorker(self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every)
-        if not self._server.seat(seat.worker):
+        if not self._seating.seat(seat.worker, time_s):
             raise self._otherwise(seat, event)
 
     def _otherwise(self, seat: RecordedWorker, event: JournalEvent) -> _DifferentError:
@@ -318,37 +327,36 @@ class _Replay:
             return _DifferentError(f"the journal has {event}; here {worker.error}")
         return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
 
-    def _do(self, effects: list[Effect]) -> list[tuple[RecordedWorker, Any]]:
-        """Do what the sequencer says; whom to answer with what."""
-        answers: list[tuple[RecordedWorker, Any]] = []
-        for effect in effects:
-            if isinstance(effect, Fold):
-                self._server.fold(effect)
-                memory = self._server.built.current.memory
-                self._checksums[effect.version] = window_checksum(memory, effect.version)
-            elif isinstance(effect, Hold):
-                self._server.hold(effect.worker, effect.weight)
-            elif isinstance(effect, Grant):
-                self._answered(effect)
-                answers.append((self._seats[effect.worker], self._answer(effect)))
-            elif isinstance(effect, Cancel):
-                self._answered(effect)
-                self._seats[effect.worker].called_off.append(self._answer(effect))
-            elif isinstance(effect, Leased):
-                reply = LeaseReply(effect.batches, epoch=effect.epoch)
-                answers.append((self._seats[effect.worker], reply))
-            elif isinstance(effect, Evict):
-                self._prepare(self._seats[effect.worker], Left(effect.worker, effect.incarnation, died=True))
-        return answers
+    # What workers are answered (`plesio.server.program.Replies`)
 
-    def _answer(self, effect: Grant | Cancel) -> Located:
-        return answer_to(effect, self._server.publish(effect.worker), self._seats[effect.worker].before)
+    def now_s(self) -> float:
+        """No figures are kept."""
+        return 0.0
 
-    def _answered(self, effect: Grant | Cancel) -> None:
-        if effect.number:
-            seat = self._seats[effect.worker]
-            steps, seat.steps = self._progress[effect.worker].steps + seat.steps, 1
-            self._progress[effect.worker] = Progress(seat.before.contributions + effect.number, steps)
+    def granted(self, grant: Grant, buffer: int) -> float:
+        """It goes on when the event is dealt with."""
+        answer = answer_to(grant, buffer, self._checkpointer.before[grant.worker])
+        self._answered.append((self._seats[grant.worker], answer))
+        return 0.0
+
+    def called_off(self, cancel: Cancel, buffer: int) -> None:
+        """It goes on when the journal says that it heard of that."""
+        answer = answer_to(cancel, buffer, self._checkpointer.before[cancel.worker])
+        self._seats[cancel.worker].called_off.append(answer)
+
+    def leased(self, worker: int, reply: LeaseReply) -> None:
+        """It goes on when the event is dealt with."""
+        self._answered.append((self._seats[worker], reply))
+
+    def refused(self, worker: int, why: str) -> None:
+        """Requests come from the journal: the run that it is of was not refused any."""
+
+    def repeated(self, discard: Discard) -> None:
+        """As then."""
+
+    def evicted(self, evict: Evict) -> None:
+        """Nothing is heard of it again."""
+        self._seats[evict.worker].empty()
 
 
 def _answers(event: LeaseWanted, request: LeaseRequest) -> bool:

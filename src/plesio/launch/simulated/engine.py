@@ -14,28 +14,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from math import inf
 
 import torch
 
 from plesio.cluster import Cluster, Timetable
-from plesio.core.events import Leased
-from plesio.errors import ConfigurationError, NonFiniteError, WorkerLostError
+from plesio.errors import ConfigurationError, WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.greenlets import GreenletWorker
-from plesio.launch.inline import InlineServer
+from plesio.launch.inline import Seating
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.own_copies import OwnCopies
-from plesio.launch.provenance import head_of
+from plesio.launch.provenance import begun, head_of
 from plesio.launch.simulated.limits import Limits
-from plesio.launch.simulated.messages import Answer, Finish, Lease, Push, Request
+from plesio.launch.simulated.messages import Answer, Request
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
-from plesio.protocol.journal import JournalWriter
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
-from plesio.server.checkpoints import Progress
+from plesio.server.checkpointer import Checkpointer
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
 from plesio.strategy.answers import Server
@@ -146,21 +145,24 @@ class SimulatedEngine:
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.strategy, via=Server())
         self._train = OwnCopies(job.train, job.workers)
-        self.server = InlineServer(self._strategy, job.workers)
-        writer = JournalWriter(job.journal, head_of(job, THREADS)) if job.journal is not None else None
-        participants = [_Participant(self, cluster, worker) for worker in range(job.workers)]
+        self.checkpointer = Checkpointer(job.keeping, job.strategy, job.workers)
+        self._recorder = Recorder(begun(job.journal, head_of(job, THREADS))) if job.journal is not None else None
         self.run_of = VirtualRun(
             job.strategy,
             cluster,
-            participants,
-            self.server,
+            [_Participant(self, cluster, worker) for worker in range(job.workers)],
             stealing=job.stealing,
             silence_s=job.timeout_s,
             limits=limits,
             evaluate=self._evaluate if job.evaluate is not None else None,
             evaluate_every_s=job.evaluate_every_s,
-            recorder=Recorder(writer, lambda: self.server.built),
+            recorder=self._recorder,
+            checkpointer=self.checkpointer,
+            checkpoint_every_s=job.keeping.every_s if self.checkpointer.writes else inf,
+            incarnation=job.incarnation,
+            raise_on_nonfinite=job.raise_on_nonfinite,
         )
+        self._seating = Seating(self._strategy, self.run_of.program)
 
     def run(self) -> Outcome:
         """Run it.
@@ -176,25 +178,25 @@ class SimulatedEngine:
 
     def close(self) -> None:
         """The run is over, however it ended: its memory goes now, not when somebody looks for cycles."""
-        recorder = self.run_of.recorder
-        del self.run_of  # its participants lead back here
-        self.server.close()
-        recorder.close()
+        self._seating.close()
+        del self.run_of, self._seating  # participants lead back here
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _run(self) -> Outcome:
-        outcome = self.outcome
+        outcome, program = self.outcome, self.run_of.program
         with no_wall_clock(self.job.train), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         outcome.incidents += self.run_of.incidents
         if len(self.raised) == self.job.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
-        if not self.server.begun:
+        if not program.begun:
             return outcome
-        self.run_of.recorder.end(outcome.final.version, outcome.final.wall_s)
+        program.close(outcome.final.wall_s)
         if self.job.evaluate is not None and not outcome.interrupted:
-            self._judge(outcome.final.wall_s, outcome.final.version)
-        outcome.state_dict = self.server.state_dict
+            self._judge(outcome.final.wall_s)
+        outcome.state_dict = self._seating.state_dict
         return outcome
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
@@ -206,24 +208,28 @@ class SimulatedEngine:
 
     def seat(self, worker: GreenletWorker) -> None:
         """Bring it to where training begins."""
-        if self.server.seat(worker):
-            self.run_of.answer_nbytes = self.server.payload_bytes
+        run = self.run_of
+        if self._seating.seat(worker, run.clock.now_s):
+            assert run.program.memory is not None, "it was laid out for the first"
+            run.push_nbytes = run.answer_nbytes = run.program.memory.layout.payload_bytes
         elif worker.error is not None and not self.job.continue_on_worker_error:
             raise worker.error
 
     def _evaluate(self, time_s: float, version: int) -> str | None:
-        if not self.server.begun:
+        if not self.run_of.program.begun:
             return None  # nobody has joined yet: there is no model
-        self._judge(time_s, version)
+        self._judge(time_s)
         live = self._live
         live.time_s, live.version = time_s, version
         live.steps, live.samples = self.run_of.steps, self.run_of.samples
         return self._watch(live)
 
-    def _judge(self, time_s: float, version: int) -> None:
+    def _judge(self, now_s: float) -> None:
         assert self._judgement is not None
-        metrics = self._judgement(self.server.model())
-        self.outcome.judged(Evaluation(time_s, version, self.run_of.samples, metrics), self._judgement.raised)
+        metrics = self._judgement(self._seating.model())
+        program = self.run_of.program
+        samples = program.samples_before + self.run_of.samples
+        self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised)
         self._live.judged(metrics, self._judgement.raised)
 
 
@@ -241,29 +247,20 @@ class _Participant:
         self._worker = self._engine.new_worker(self._rank, self)
         self._engine.seat(self._worker)
 
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> Request:
+    def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
         """Run the training function up to its next request."""
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
-        if isinstance(answer, Leased):
-            request = self._worker.resume(LeaseReply(answer.batches, epoch=answer.epoch))
+        if not isinstance(answer, LeaseReply):
+            request = self._worker.resume(answer_to(answer, buffer, self._engine.checkpointer.before[self._rank]))
         else:
-            request = self._worker.resume(answer_to(answer, buffer, Progress()))
+            request = self._worker.resume(answer)
+        assert request is None or isinstance(request, (Contribution, LeaseRequest)), (
+            "a step is called off by its answer"
+        )
         if request is None:
-            return self._finished()
-        ready_s = self.timer.time_s
-        if isinstance(request, LeaseRequest):
-            return Lease(ready_s, request.epoch, request.total, request.most, request.unused, request.digest)
-        assert isinstance(request, Contribution)
-        if not request.finite and self._engine.job.raise_on_nonfinite:
-            raise NonFiniteError(
-                f"contribution {request.number} of worker {self._rank} held a NaN or an infinity, and "
-                "on_nonfinite='raise'"
-            )
-        return Push(
-            ready_s, request.steps, request.samples, request.batches, self._engine.server.payload_bytes, request.finite,
-            request.settings, request.loss,
-        )  # fmt: skip
+            self._finished()
+        return self.timer.time_s, request
 
     def end(self) -> None:
         """This process is over."""
@@ -284,13 +281,14 @@ class _Participant:
         """The run ends when this worker's time is everybody's."""
         self._engine.run_of.end_at(self.timer.time_s, why, self._rank)
 
-    def _finished(self) -> Finish:
+    def _finished(self) -> None:
         assert self._worker is not None
-        if self._worker.error is not None:
-            if not self._engine.job.continue_on_worker_error:
-                raise self._worker.error
-            what = str(self._worker.error).splitlines()[0]
-            self._engine.raised[self._rank] = what
-            self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))
+        error = self._worker.error
+        if error is not None and not self._engine.job.continue_on_worker_error:
+            raise error
         self._worker = None
-        return Finish(self.timer.time_s)
+        if error is None:
+            return
+        what = str(error).splitlines()[0]
+        self._engine.raised[self._rank] = what
+        self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))

@@ -28,7 +28,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.limits import Limits
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import NoFolder, TimedWorker
+from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.amounts import percent
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured, useful_share
@@ -221,10 +221,10 @@ def _predict(
         strategy,
         _cluster(run, crew, ring, nbytes, bytes_per_s, part),
         [
-            TimedWorker(Timetable(one.__next__), strategy.every, nbytes=nbytes, last=last)
+            TimedWorker(Timetable(one.__next__), strategy.every, last=last)
             for one, last in zip(steps, _lasts(crew, part), strict=True)
         ],
-        NoFolder(),
+        push_nbytes=nbytes,
         answer_nbytes=nbytes if bytes_per_s is not None or ring else 0,
         limits=Limits(steps=min(run.steps, steps_max)),
         timeline=False,
