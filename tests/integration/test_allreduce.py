@@ -32,7 +32,7 @@ def agree(seen: list[dict[str, str]]) -> bool:
 
 
 @pytest.mark.parametrize("build", [loops.mlp, loops.Tied, loops.batch_norm, loops.Mixed], ids=lambda one: one.__name__)
-def test_replicas_equal_each_other(build: loops.Build, tmp_path: Path) -> None:
+def test_replicas_have_equal_bits_at_every_version(build: loops.Build, tmp_path: Path) -> None:
     """At every version, though an epoch does not divide evenly and the rate falls at each worker's own epoch's end."""
     train = partial(replicas.watched, folder=str(tmp_path), build=build, rows=80, by_epoch=True)
     run = ps.run(train, ps.allreduce(), workers=3, data="shards")
@@ -56,7 +56,9 @@ def test_replicas_equal_each_other(build: loops.Build, tmp_path: Path) -> None:
     ],
     ids=["mlp", "batch_norm", "Tied"],
 )
-def test_shards_equal_a_server(build: loops.Build, optimizers: loops.Optimizers, rows: int, tmp_path: Path) -> None:
+def test_allreduce_matches_sync_sgd_on_shards(
+    build: loops.Build, optimizers: loops.Optimizers, rows: int, tmp_path: Path
+) -> None:
     """Same seed, same shards: the same training, to rounding."""
     train = partial(replicas.watched, folder=str(tmp_path), build=build, optimizers=optimizers, rows=rows)
     server, run = (ps.run(train, strategy, workers=3, data="shards") for strategy in (ps.sync_sgd(), ps.allreduce()))
@@ -83,7 +85,7 @@ def test_buffers_are_averaged(tmp_path: Path) -> None:
         assert int(count) == 1
 
 
-def test_parameters_without_a_gradient(tmp_path: Path) -> None:
+def test_missing_gradients_count_as_zero(tmp_path: Path) -> None:
     """Used by nobody: left alone. Used by some: the others' part is zero, and counted."""
     run = ps.run(partial(replicas.forked, folder=str(tmp_path)), ps.allreduce(), workers=3)
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
@@ -93,7 +95,7 @@ def test_parameters_without_a_gradient(tmp_path: Path) -> None:
     assert moved == {"left.weight", "left.bias", "right.weight", "right.bias"}
 
 
-def test_a_killed_worker(tmp_path: Path) -> None:
+def test_the_others_go_on_after_a_kill(tmp_path: Path) -> None:
     """The others go on, equal to each other, and visit what it left."""
     times: list[tuple[float, int]] = []
     train = partial(replicas.watched, folder=str(tmp_path), rows=400, batch=4, epochs=2)
@@ -114,7 +116,7 @@ def test_a_killed_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["dies amid buckets", "dies amid buckets, unnoticed"])
-def test_a_worker_killed_amid_an_all_reduce(how: str, tmp_path: Path) -> None:
+def test_a_death_during_an_all_reduce_drops_that_step(how: str, tmp_path: Path) -> None:
     """The step under way is dropped by the others: counted, and begun anew. Even if one of them is told by the others only."""
     train = partial(replicas.disturbed, folder=str(tmp_path), how=how)
     run = ps.run(train, ps.allreduce(), workers=3, timeout_s=20)
@@ -124,7 +126,7 @@ def test_a_worker_killed_amid_an_all_reduce(how: str, tmp_path: Path) -> None:
     assert len({(tmp_path / f"{rank}.txt").read_text() for rank in (0, 2)}) == 1
 
 
-def test_a_step_that_came_to_some_counts_for_all(tmp_path: Path) -> None:
+def test_a_worker_that_missed_a_step_takes_over_the_result(tmp_path: Path) -> None:
     """Whoever is behind takes over parameters and optimizer: the same bits as if nothing had happened."""
     ends = set()
     for how in ("", "misses the end"):
@@ -146,7 +148,7 @@ def test_a_frozen_worker_is_evicted(tmp_path: Path) -> None:
     assert run.workers[0].steps == run.workers[2].steps == 10
 
 
-def test_not_finite(tmp_path: Path) -> None:
+def test_a_non_finite_mean_is_skipped_by_all(tmp_path: Path) -> None:
     """All see the same mean, and skip it: buffers too, and each counts it once."""
     train = partial(replicas.poisoned_data, folder=str(tmp_path), at=3)
     run = ps.run(train, ps.allreduce(), workers=2)
@@ -159,7 +161,7 @@ def test_not_finite(tmp_path: Path) -> None:
         ps.run(train, ps.allreduce(), workers=2, on_nonfinite="raise")
 
 
-def test_a_gradient_spoiled_on_one_worker_only() -> None:
+def test_a_replica_with_a_nan_gradient_takes_over_the_others_state() -> None:
     """Its replica would be another from then on: it takes over the others'."""
     run = ps.run(partial(loops.poisoned, who=1, at=4, value=float("nan")), ps.allreduce(), workers=2, timeout_s=20)
     assert run.discarded["not finite"] == 1
@@ -174,7 +176,7 @@ def test_a_gradient_spoiled_on_one_worker_only() -> None:
         ("no backward", "without a gradient to exchange"),
     ],
 )
-def test_misuse(how: str, words: str) -> None:
+def test_misuse_is_refused(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(partial(replicas.misused, how=how), ps.allreduce(), workers=2, timeout_s=20)
 
@@ -191,7 +193,7 @@ def groupless(worker: ps.Worker) -> None:
     loops.one_step(worker, action="text")
 
 
-def test_a_group_that_never_comes_about_is_an_error() -> None:
+def test_a_group_that_cannot_form_is_an_error() -> None:
     """Nobody died that others would have to go on without: there is no end to trying."""
     words = r"workers 0, 1 could not form a group .* tried 6 times in .*torch says: Too many open files\. .*ulimit -n"
     with pytest.raises(ps.DeadlineError, match=words):
@@ -228,7 +230,7 @@ def test_the_end_does_not_wait_for_a_long_step(tmp_path: Path) -> None:
     assert not torch.equal(run.state_dict["0.weight"], loops.mlp().state_dict()["0.weight"])
 
 
-def test_evaluation_and_where_the_time_goes() -> None:
+def test_evaluations_and_waiting_shares_are_recorded() -> None:
     """The lowest worker shows its replica while it trains; fast workers wait for the slow one nine tenths of the time."""
     run = ps.run(
         loops.endless,
@@ -250,7 +252,7 @@ def test_evaluation_and_where_the_time_goes() -> None:
     assert [one.version for one in run.history] == sorted(one.version for one in run.history)
 
 
-def test_the_model_behaves_like_the_users() -> None:
+def test_a_replicated_model_behaves_like_the_users_model() -> None:
     """Names, attributes, modes, indices and copies are the model's."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     model.note = "mine"
@@ -282,7 +284,7 @@ def test_the_model_behaves_like_the_users() -> None:
         _ = wrapped.nothing
 
 
-def test_forward_has_the_models_arguments_and_may_be_wrapped() -> None:
+def test_forward_keeps_its_signature_and_may_be_wrapped() -> None:
     """Trainers read what it takes, and mixed precision is put around it."""
 
     class Pair(nn.Linear):
@@ -336,7 +338,7 @@ def same_weights(model: nn.Module) -> dict[str, float]:
     return {"apart": float((model.student.weight - model.teacher.weight).abs().max())}
 
 
-def test_what_the_loop_writes_into_frozen_parameters_is_in_the_result() -> None:
+def test_writes_to_frozen_parameters_reach_the_result() -> None:
     run = ps.run(taught, ps.allreduce(), workers=2, evaluate=same_weights, timeout_s=20)
     assert torch.equal(run.state_dict["teacher.weight"], run.state_dict["student.weight"])
     assert run.history[-1].metrics == {"apart": 0.0}

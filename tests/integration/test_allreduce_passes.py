@@ -193,7 +193,7 @@ def siamese_of_different_heads(model: Any, rows: torch.Tensor, rank: int) -> Non
 
 
 @pytest.mark.parametrize("backward", [penalty_between, siamese_of_different_heads], ids=lambda one: one.__name__)
-def test_what_torch_refuses_is_refused(backward: Backward, tmp_path: Path) -> None:
+def test_parameters_ready_twice_are_refused_as_in_torch(backward: Backward, tmp_path: Path) -> None:
     """Where a backward pass reaches parameters that DistributedDataParallel had seen to take no part."""
     with pytest.raises(ps.WorkerError, match="mark a variable ready only once"):
         ps.run(partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce(), workers=2, timeout_s=20)
@@ -212,7 +212,7 @@ def sparse(worker: ps.Worker, folder: str) -> None:
     Path(folder, f"{worker.rank}.txt").write_text(replicas.bits(model))
 
 
-def test_sparse_gradients(tmp_path: Path) -> None:
+def test_sparse_gradients_are_averaged(tmp_path: Path) -> None:
     run = ps.run(partial(sparse, folder=str(tmp_path)), ps.allreduce(), workers=2, timeout_s=20)
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
     torch.manual_seed(1)
@@ -242,7 +242,7 @@ def dying(worker: ps.Worker, folder: str) -> None:
     Path(folder, f"{worker.rank}.txt").write_text(replicas.bits(model))
 
 
-def test_a_worker_that_dies_amid_what_came_after(tmp_path: Path) -> None:
+def test_a_death_during_a_second_backward_pass_drops_that_step(tmp_path: Path) -> None:
     run = ps.run(partial(dying, folder=str(tmp_path)), ps.allreduce(), workers=3, timeout_s=20)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert run.discarded == {"the group broke": 2}
@@ -289,14 +289,14 @@ def odd_one_out(worker: ps.Worker, how: str) -> None:
         ("loaded", ModelMismatchError, "as it does with load_state_dict on one worker only"),
     ],
 )
-def test_what_one_worker_does_alone_is_refused(how: str, error: type[Exception], words: str) -> None:
+def test_a_pass_on_one_worker_alone_is_refused(how: str, error: type[Exception], words: str) -> None:
     started_s = time.monotonic()
     with pytest.raises(error, match=words):
         ps.run(partial(odd_one_out, how=how), ps.allreduce(), workers=3, timeout_s=20)
     assert time.monotonic() - started_s < 60
 
 
-def test_what_one_worker_does_alone_is_no_trouble_if_the_others_do_it_times_0() -> None:
+def test_a_pass_that_others_multiply_by_zero_is_accepted() -> None:
     assert ps.run(partial(odd_one_out, how="penalty of all"), ps.allreduce(), workers=3, timeout_s=20).version == 30
 
 
@@ -317,14 +317,14 @@ def accumulating(worker: ps.Worker, folder: str, rows: int, on: bool) -> None:
 
 
 @pytest.mark.parametrize(("rows", "on", "steps"), [(100, True, 9), (96, False, 9)], ids=["counted on", "even"])
-def test_accumulation_over_several_epochs(rows: int, on: bool, steps: int, tmp_path: Path) -> None:
+def test_gradients_accumulate_across_epochs(rows: int, on: bool, steps: int, tmp_path: Path) -> None:
     """25 batches an epoch for 2 workers, counted on; or 24, counted anew in each epoch."""
     run = ps.run(partial(accumulating, folder=str(tmp_path), rows=rows, on=on), ps.allreduce(), workers=2, timeout_s=20)
     assert run.version == steps
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
 
 
-def test_accumulation_that_parts_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_unequal_accumulation_is_refused_with_a_remedy(tmp_path: Path) -> None:
     train = partial(accumulating, folder=str(tmp_path), rows=100, on=False)
     with pytest.raises(ps.ConfigurationError, match=r"equally often.* count them on from epoch to epoch"):
         ps.run(train, ps.allreduce(), workers=2, timeout_s=20)
@@ -340,7 +340,7 @@ def copied(worker: ps.Worker) -> None:
     optimizer.step()
 
 
-def test_copies_have_nothing_to_do_with_it() -> None:
+def test_backward_through_a_copy_is_not_reduced() -> None:
     assert ps.run(copied, ps.allreduce(), workers=2, timeout_s=20).version == 1
 
 
@@ -373,7 +373,7 @@ def follow_policy(worker: ps.Worker, loss: Callable[[Any], torch.Tensor]) -> Non
 
 
 @pytest.mark.parametrize("loss", [by_an_object, by_a_scale])
-def test_what_torch_takes_for_done_is_explained(loss: Callable[[Any], torch.Tensor]) -> None:
+def test_ready_only_once_errors_say_to_return_tensors(loss: Callable[[Any], torch.Tensor]) -> None:
     with pytest.raises(ps.WorkerError, match=r"ready only once(.|\n)*return tensors, or tuples(.|\n)*such as sync_sgd"):
         ps.run(partial(follow_policy, loss=loss), ps.allreduce(), workers=2, timeout_s=30)
 
@@ -384,6 +384,6 @@ def tracing(worker: ps.Worker) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_traced_model_is_refused_with_what_to_do() -> None:
+def test_a_traced_model_is_refused_with_a_remedy() -> None:
     with pytest.raises(ps.PlesioError, match=r"torch\.jit traced or scripted cannot be wrapped.*such as sync_sgd"):
         ps.run(tracing, ps.allreduce(), workers=1, timeout_s=30)

@@ -43,7 +43,7 @@ def writing(worker: ps.Worker, width: int, steps: int) -> None:
 
 @pytest.mark.parametrize("width", [4, 1 << 19])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_worker_writes_stays_its_own_whatever_the_models_size(width: int, workers: int) -> None:
+def test_in_place_writes_stay_in_the_worker(width: int, workers: int) -> None:
     """Large models are read where the server wrote them: others, and the next versions, see nothing of what is written."""
     run = ps.run(partial(writing, width=width, steps=5), ps.sync_sgd(), workers=workers, timeout_s=30.0)
     expected = torch.full((1, width), 1.0 - 5 * 0.01)
@@ -73,7 +73,7 @@ def counting(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_a_buffer_that_forward_makes_anew_is_kept(strategy: str) -> None:
+def test_a_buffer_reassigned_in_forward_is_kept(strategy: str) -> None:
     run = ps.run(counting, strategy, workers=1, timeout_s=30.0)
     assert run.state_dict["seen"] == 6
 
@@ -91,7 +91,7 @@ def scheduled(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.async_sgd("plain"), ps.bounded_staleness(4)])
-def test_each_worker_is_folded_at_its_own_rate(strategy: ps.Strategy) -> None:
+def test_contributions_are_folded_at_their_workers_lr(strategy: ps.Strategy) -> None:
     """As when one is still warming up, and the other is not."""
     run = ps.run(scheduled, strategy, workers=2, timeout_s=30.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 10 * 0.1 / 2))
@@ -123,12 +123,12 @@ def warming(worker: ps.Worker, forgets: bool = False) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_an_optimizer_is_built_at_the_server_with_all_it_was_given(strategy: str) -> None:
+def test_the_server_builds_the_optimizer_with_all_arguments(strategy: str) -> None:
     run = ps.run(warming, strategy, workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 2 * 0.1))
 
 
-def test_an_optimizer_that_forgets_what_it_was_given_is_refused() -> None:
+def test_an_optimizer_with_unknown_arguments_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match="nothing tells which 'forgets' it was given"):
         ps.run(partial(warming, forgets=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
 
@@ -150,7 +150,7 @@ def around(worker: ps.Worker) -> None:
     steps(model, optimizer, lambda _: 1.0)
 
 
-def test_who_cannot_be_built_at_the_server_is_told_where_it_can_step() -> None:
+def test_an_optimizer_the_server_cannot_build_is_refused_with_a_remedy() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"Around cannot be built at the server .*, such as local_sgd$"):
         ps.run(around, ps.sync_sgd(), workers=1, timeout_s=30.0)
     assert ps.run(around, ps.local_sgd(), workers=1, timeout_s=30.0).steps == 8
@@ -192,9 +192,7 @@ def counted(worker: ps.Worker, end: int = 8) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd"])
-def test_what_an_optimizer_keeps_in_its_group_is_not_reset_by_a_schedule_nor_a_resume(
-    strategy: str, tmp_path: Path
-) -> None:
+def test_values_kept_in_param_groups_survive_schedules_and_resume(strategy: str, tmp_path: Path) -> None:
     model = line()
     steps(model, Counted(model.parameters(), lr=0.01), lambda step: 0.9**step)
     run = ps.run(counted, strategy, workers=1, timeout_s=30.0)
@@ -227,7 +225,7 @@ def numbered(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_settings_may_be_numpys_numbers(strategy: str) -> None:
+def test_numpy_numbers_are_accepted_as_settings(strategy: str) -> None:
     model = line()
     steps(model, by_numpy(model), cosine)
     run = ps.run(numbered, strategy, workers=1, timeout_s=30.0)
@@ -242,7 +240,7 @@ def odd_setting(worker: ps.Worker) -> None:
     steps(model, optimizer, lambda _: 1.0)
 
 
-def test_a_setting_that_cannot_be_sent_is_named() -> None:
+def test_settings_that_cannot_be_sent_are_named() -> None:
     ps.run(odd_setting, ps.local_sgd(), workers=1, timeout_s=30.0)
     words = r"the setting 'tags' in group 0 of SGD is \(1j, 2\) \(tuple\).*allowed are numbers.*such as local_sgd"
     with pytest.raises(ps.ConfigurationError, match=words):
@@ -267,7 +265,7 @@ def hooked(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_a_hook_before_the_step_has_its_way_with_the_gradient(strategy: str) -> None:
+def test_step_pre_hooks_may_change_gradients(strategy: str) -> None:
     run = ps.run(hooked, strategy, workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 4 * 0.1 * 0.5))
 
@@ -291,7 +289,7 @@ def centred(worker: ps.Worker, to_none: bool) -> None:
 
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("strategy", EVERY)
-def test_a_gradient_may_be_given_other_data(strategy: str, to_none: bool) -> None:
+def test_gradient_data_may_be_replaced(strategy: str, to_none: bool) -> None:
     model = line()
     centre(model, torch.optim.SGD(model.parameters(), lr=0.001), to_none)
     run = ps.run(partial(centred, to_none=to_none), strategy, workers=1, timeout_s=30.0)
@@ -319,12 +317,12 @@ def hooked_for_all(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["processes", "simulated"])
 @pytest.mark.parametrize("strategy", EVERY)
-def test_hooks_for_every_optimizer_see_each_step_once(strategy: str, engine: str | ps.Simulated) -> None:
+def test_global_optimizer_hooks_see_each_step_once(strategy: str, engine: str | ps.Simulated) -> None:
     ps.run(hooked_for_all, strategy, workers=1, timeout_s=30.0, engine=engine)
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
-def test_the_users_hooks_see_the_state_dict(strategy: str) -> None:
+def test_state_dict_hooks_of_the_user_are_called(strategy: str) -> None:
     def train(worker: ps.Worker) -> None:
         model = line()
         user = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -357,7 +355,7 @@ def endless(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-def test_a_loop_without_end_ends_with_the_run(strategy: str) -> None:
+def test_an_endless_loop_ends_with_the_run(strategy: str) -> None:
     run = ps.run(endless, strategy, workers=2, until=ps.Until(steps=50), timeout_s=30.0)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict
@@ -375,7 +373,7 @@ def own_iteration(worker: ps.Worker) -> None:
     worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), Doubling(rows(8)))
 
 
-def test_a_loader_with_its_own_way_to_iterate_is_refused() -> None:
+def test_a_loader_with_its_own_iter_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match="Doubling has an __iter__ of its own"):
         ps.run(own_iteration, ps.sync_sgd(), workers=1, timeout_s=30.0)
 
@@ -388,7 +386,7 @@ def forgetful(worker: ps.Worker) -> None:
     optimizer.step()
 
 
-def test_who_steps_with_the_wrong_optimizer_is_told() -> None:
+def test_stepping_the_unprepared_optimizer_warns() -> None:
     with pytest.warns(RuntimeWarning, match="no worker called step"):
         ps.run(forgetful, ps.local_sgd(), workers=1, timeout_s=30.0)
 
@@ -406,7 +404,7 @@ def freezing(worker: ps.Worker) -> None:
     assert ["0.weight was frozen after prepare" in str(one.message) for one in told] == [True]
 
 
-def test_freezing_where_it_does_not_hold_is_told() -> None:
+def test_freezing_after_prepare_warns() -> None:
     assert ps.run(freezing, ps.sync_sgd(), workers=1, timeout_s=30.0).missing_gradients == 3
 
 
@@ -424,7 +422,7 @@ def with_a_method(worker: ps.Worker) -> None:
     assert optimizer.evaluate() == "averaged"  # type: ignore[attr-defined]
 
 
-def test_an_optimizers_own_methods_are_there_where_it_steps() -> None:
+def test_optimizer_methods_exist_only_where_it_steps() -> None:
     ps.run(with_a_method, ps.local_sgd(), workers=1, timeout_s=30.0)
     with pytest.raises(ps.WorkerError, match="'evaluate': Scheduled steps at the server"):
         ps.run(with_a_method, ps.sync_sgd(), workers=1, timeout_s=30.0)
@@ -441,7 +439,7 @@ def kept(worker: ps.Worker, folder: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", [*EVERY, ps.first_of(1)])
-def test_a_prepared_model_is_saved_whole_and_copied(strategy: str | ps.Strategy, tmp_path: Path) -> None:
+def test_a_saved_prepared_model_loads_without_plesio(strategy: str | ps.Strategy, tmp_path: Path) -> None:
     """What is in the file needs no plesio to load."""
     ps.run(partial(kept, folder=str(tmp_path)), strategy, workers=1, timeout_s=30.0)
     with zipfile.ZipFile(tmp_path / "model") as saved:
@@ -459,7 +457,7 @@ def compiled(worker: ps.Worker) -> None:
             optimizer.step()
 
 
-def test_a_model_may_be_compiled_in_one_graph_where_steps_are_called_off() -> None:
+def test_a_fullgraph_compiled_model_trains_with_cancellation() -> None:
     assert ps.run(compiled, ps.first_of(1), workers=1, timeout_s=30.0).folded == 3
 
 
@@ -480,7 +478,7 @@ def visiting(worker: ps.Worker, folder: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce"])
-def test_data_of_a_worker_that_died_before_training_is_for_the_others(strategy: str, tmp_path: Path) -> None:
+def test_a_worker_dead_before_training_leaves_its_data_to_the_others(strategy: str, tmp_path: Path) -> None:
     run = ps.run(partial(visiting, folder=str(tmp_path)), strategy, workers=3, timeout_s=30.0)
     seen = sorted(int(number) for name in "02" for number in (tmp_path / name).read_text().split())
     assert seen == list(range(96))

@@ -92,7 +92,7 @@ def test_strategies_shows_each_recipe_with_its_paper(capsys: pytest.CaptureFixtu
     assert max(map(len, out.splitlines())) <= 118
 
 
-def test_strategies_as_json_has_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_as_json_lists_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies", "--json"]) == 0
     entries = {one["strategy"]: one for one in json.loads(capsys.readouterr().out)}
     assert list(entries) == list(RECIPES)
@@ -101,7 +101,7 @@ def test_strategies_as_json_has_every_answer(capsys: pytest.CaptureFixture[str])
     assert all(one["idea"] and one["paper"] and len(one["answers"]) == 10 for one in entries.values())
 
 
-def test_the_list_needs_no_torch() -> None:
+def test_strategies_does_not_import_torch() -> None:
     code = "import sys; from plesio.cli.main import main; main(['strategies']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
@@ -120,7 +120,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--help" in out
 
 
-def test_the_readme_and_the_list_ask_the_same() -> None:
+def test_readme_and_strategies_show_the_same_questions() -> None:
     """Seven columns: the six questions, and who folds."""
     assert len(QUESTIONS) == 7
     assert list(QUESTIONS)[-1] == "via"
@@ -142,7 +142,7 @@ def program(*typed: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("typed", ["strategies", "strategies --json", "--version", "run --help"])
-def test_a_full_disk_behind_standard_output_is_one_line(typed: str, unbuffered: str) -> None:
+def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         done = program(*typed.split(), stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     assert done.returncode == 1
@@ -168,7 +168,7 @@ def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) 
     assert ("here" in typed) == bool(list(Path().glob("here/*/summary.json")))
 
 
-def test_a_terminal_with_few_letters_is_given_those() -> None:
+def test_an_ascii_terminal_gets_ascii_tables() -> None:
     """In the program, and where a script prints a run."""
     few = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = program("run", script(), "--workers", "1", "--until", "steps=20", stdout=subprocess.PIPE, env=few)
@@ -198,7 +198,7 @@ def test_a_deleted_working_directory_is_one_line(typed: str, tmp_path: Path) -> 
     assert done.stderr.count("\n") == 1
 
 
-def test_so_it_is_in_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_a_deleted_working_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -226,11 +226,11 @@ def test_so_it_is_in_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("bounded_staleness(4)", "bounded_staleness(4)"),
     ],
 )
-def test_a_strategy_is_read(text: str, name: str) -> None:
+def test_strategies_are_parsed(text: str, name: str) -> None:
     assert strategy_of(text, workers=4).name == name
 
 
-def test_names_in_the_table_can_be_given_back() -> None:
+def test_strategy_names_parse_back_to_the_strategy() -> None:
     odd = ("async_sgd(lr_scale=full)", "first_of(2, cancel_late=False)", "ringmaster(3, correct=plain, lr_scale=full)")
     for one in strategies_of(",".join((*usual(4), *odd)), workers=4):
         assert strategy_of(one.name, workers=4) == one
@@ -248,7 +248,7 @@ def test_names_in_the_table_can_be_given_back() -> None:
         ("local_sgd(every=0.3)", "every=0.3s"),
     ],
 )
-def test_a_strategy_that_cannot_be_read_says_what_can(text: str, part: str) -> None:
+def test_an_unparsable_strategy_names_the_known_ones(text: str, part: str) -> None:
     with pytest.raises(StrategyError, match=part.replace("(", r"\(")):
         strategy_of(text, workers=4)
 
@@ -265,14 +265,14 @@ BAD_CHOICES = {
 
 @pytest.mark.parametrize("command", ["run", "compare"])
 @pytest.mark.parametrize("option", BAD_CHOICES)
-def test_a_choice_there_is_not_is_refused_before_the_script_is_read(
+def test_an_unknown_choice_is_refused_before_the_script_is_read(
     option: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "missing.py", option, "shard"]) == 2
     assert capsys.readouterr().err.strip() == BAD_CHOICES[option]
 
 
-def test_a_refusal_needs_no_torch() -> None:
+def test_a_refusal_does_not_import_torch() -> None:
     code = "import sys; from plesio.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "run", "missing.py", "--data", "shard"]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=60)
@@ -298,7 +298,7 @@ def test_a_refusal_needs_no_torch() -> None:
         ("--until accuracy=nan", "--until accuracy=nan: a target is a finite number"),
     ],
 )
-def test_a_refusal_names_what_was_typed(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_names_the_option(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", script(), *typed.split()]) == 2
     assert capsys.readouterr().err.startswith(f"plesio: {words}")
 
@@ -315,7 +315,7 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
     assert 'faults = [\n    "Slow(worker=0, factor=3.0)",' in (folder / "run.toml").read_text()
 
 
-def test_a_script_finds_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever calls it: a worker process, a simulation, a replay. What was typed before `--` is plesio's."""
     parser = "p = argparse.ArgumentParser(exit_on_error=False); p.add_argument('--start', type=int, default=0)"
     name = script(first=f"import argparse; {parser}; torch.manual_seed(p.parse_args().start)")
@@ -336,7 +336,7 @@ def test_run_survives_a_killed_worker(capsys: pytest.CaptureFixture[str]) -> Non
     assert "worker 1 died; the others go on" in capsys.readouterr().out
 
 
-def test_a_worker_that_raises_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workers_exception_is_shown_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", script(first="raise ValueError('no disk')"), "--workers", "2"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("plesio: worker ")
@@ -344,7 +344,7 @@ def test_a_worker_that_raises_is_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert 'File "script.py", line ' in error
 
 
-def test_run_of_nothing_but_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_only_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("nan.py").write_text("from support.loops import hopeless as train\n")
     assert main(["run", "nan.py", "--workers", "1"]) == 1
     error = capsys.readouterr().err
@@ -396,7 +396,7 @@ def test_a_terminal_that_is_closed_leaves_the_run_folder_whole() -> None:
 # compare
 
 
-def test_a_metric_that_is_no_accuracy_is_in_the_json_by_its_name() -> None:
+def test_json_names_the_target_metric() -> None:
     options = ["--workers", "1", "--until", "error=0.0001", "--budget-s", "2", "--json", "table.json"]
     assert main(["compare", script(metric="error"), "--strategies", "sync_sgd", *options]) == 0
     (row,) = json.loads(Path("table.json").read_text())["rows"]
@@ -432,7 +432,7 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
 
 
 @pytest.mark.parametrize("full", ["--report", "--json"])
-def test_compare_with_a_full_disk_at_its_end_loses_nothing_else(full: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_with_an_unwritable_file_still_writes_the_other(full: str, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"--json": "table.json", "--report": "report.html", full: "/dev/full"}
     options = ["--workers", "1", "--until", "steps=20", *(part for file in files.items() for part in file)]
     assert main(["compare", script(), "--strategies", "sync_sgd", *options]) == 1
@@ -467,12 +467,12 @@ def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) ->
     assert out.count("failed: worker 0 raised ValueError: no disk") == 4
 
 
-def test_a_metric_that_never_comes_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_a_target_metric_that_is_not_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", script(metric="error"), "--workers", "1", "--until", "accuracy=0.9"]) == 2
     assert "evaluate does not return 'accuracy'; it returned error" in capsys.readouterr().err
 
 
-def test_a_metric_that_does_not_come_any_more_is_that_strategys_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     count = "Path('begun').open('a').write('x')"
     path = script(first=count, metric='accuracy" if Path("begun").read_text() == "x" else "error')
     options = ["--strategies", "async_sgd,buffered", "--workers", "1", "--until", "accuracy=2", "--until", "steps=20"]
@@ -520,7 +520,7 @@ def test_a_metric_that_does_not_come_any_more_is_that_strategys_failure(capsys: 
         ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     script()
     assert main(arguments.split()) == 2
     error = capsys.readouterr().err
@@ -547,7 +547,7 @@ def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.Ca
         ),
     ],
 )
-def test_a_script_that_lacks_something(
+def test_an_incomplete_script_is_refused(
     content: str, options: str, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("script.py").write_text(content)
@@ -558,7 +558,7 @@ def test_a_script_that_lacks_something(
     assert error.count("\n") == 1
 
 
-def test_ctrl_c_ends_the_program_and_all_it_started() -> None:
+def test_ctrl_c_ends_compare_and_all_its_processes() -> None:
     command = [sys.executable, "-c", "from plesio.cli import app; app()", "compare", script(), "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -595,7 +595,7 @@ def _live() -> Any:
     return Live(time_s=3.0, version=5, steps=1234, samples=9, metrics={"accuracy": 0.875})
 
 
-def test_a_terminal_shows_a_line_each_cut_to_its_width() -> None:
+def test_the_progress_board_is_cut_to_the_terminals_width() -> None:
     drawn = board(70)
     assert "local_sgd(every 0.3 s)" in drawn
     assert "failed: worker 0 raised" in drawn
@@ -604,7 +604,7 @@ def test_a_terminal_shows_a_line_each_cut_to_its_width() -> None:
 
 
 @pytest.mark.parametrize("width", [100, 140])
-def test_the_table_fits(width: int) -> None:
+def test_the_compare_table_fits_the_width(width: int) -> None:
     rows = [Failed("local_sgd(every 0.3 s)", "why"), Failed("bounded_staleness(4)", "why")]
     table = render(compare_table(rows, ("accuracy", 0.95), "accuracy", width=width), width=width)
     assert all(f"{row.strategy} " in table for row in rows)

@@ -148,7 +148,9 @@ def test_a_deaf_process_forks_processes_that_hear() -> None:
     ("cluster", "more", "workers"),
     [("cluster.toml", "", 8), ("cluster.toml", "--workers 5", 5), ("uniform", "", 8), ("uniform", "--workers 40", 40)],
 )
-def test_how_many_workers(cluster: str, more: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_workers_is_the_clusters_or_as_given(
+    cluster: str, more: str, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["simulate", "script.py", "--cluster", cluster, "--until", "steps=200", *more.split()]) == 0
     out = capsys.readouterr().out
     assert f"script.py: {workers} workers simulated on {cluster}," in out
@@ -185,7 +187,7 @@ def test_compare_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
         ("compare script.py --cluster nowhere", "a file nowhere was looked for"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
     error = capsys.readouterr().err
     assert error.startswith("plesio: ")

@@ -111,7 +111,7 @@ def one_step(worker: ps.Worker, on: str, state: bool = False, poison: bool = Fal
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "allreduce"])
 @pytest.mark.parametrize("state", [False, True])
-def test_two_workers_and_a_momentum_from_before(strategy: str, state: bool) -> None:
+def test_two_workers_with_optimizer_state_match_the_cpu(strategy: str, state: bool) -> None:
     here, there = (
         ps.run(partial(one_step, on=on, state=state), strategy, workers=2, timeout_s=60.0) for on in ("cpu", "lazy")
     )
@@ -121,7 +121,7 @@ def test_two_workers_and_a_momentum_from_before(strategy: str, state: bool) -> N
 
 @pytest.mark.filterwarnings("ignore:.*not finite.*:RuntimeWarning")
 @pytest.mark.parametrize("strategy", ["async_sgd", "local_sgd"])
-def test_a_gradient_that_is_not_finite_does_not_count(strategy: str) -> None:
+def test_a_non_finite_gradient_is_discarded(strategy: str) -> None:
     run = ps.run(partial(one_step, on="lazy", poison=True), strategy, workers=2, timeout_s=60.0)
     assert run.summary.discarded == {"not finite": 1}
     assert torch.isfinite(run.state_dict["weight"]).all()
@@ -145,7 +145,7 @@ def troubled(worker: ps.Worker, how: str, folder: str) -> None:
     Path(folder, f"{worker.rank}.txt").write_text(str(model.weight.tolist()))
 
 
-def test_all_reduce_goes_on_there_when_a_step_came_to_some_only(tmp_path: Path) -> None:
+def test_all_reduce_recovers_a_worker_that_missed_a_step(tmp_path: Path) -> None:
     """Whoever is behind takes over what the other's device holds, the optimizer's state included."""
     ends = set()
     for how in ("", "misses the end"):
@@ -155,18 +155,18 @@ def test_all_reduce_goes_on_there_when_a_step_came_to_some_only(tmp_path: Path) 
     assert len(ends) == 1
 
 
-def test_all_reduce_goes_on_there_when_somebody_dies(tmp_path: Path) -> None:
+def test_all_reduce_survives_a_death(tmp_path: Path) -> None:
     run = ps.run(partial(troubled, how="dies", folder=str(tmp_path)), "allreduce", workers=3, timeout_s=60.0)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert len({(tmp_path / f"{rank}.txt").read_text() for rank in (0, 2)}) == 1
 
 
-def test_a_model_that_would_be_read_in_place_is_copied() -> None:
+def test_large_models_are_copied_to_the_device() -> None:
     run = ps.run(partial(one_step, on="lazy", width=1 << 19), "sync_sgd", workers=2, timeout_s=60.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 1 << 19), 1 - 0.1 * 1.5 * 2.5))
 
 
-def test_it_is_judged_on_the_cpu() -> None:
+def test_evaluation_runs_on_the_cpu() -> None:
     def weight(model: nn.Module) -> dict[str, float]:
         (only,) = model.parameters()
         return {"on_cpu": float(only.is_cpu), "weight": only[0, 0].item()}
@@ -189,14 +189,14 @@ def test_simulated_workers_share_a_device() -> None:
     assert json.loads(done.stdout) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
 
 
-def test_what_a_device_cannot_do_is_refused() -> None:
+def test_hogwild_on_a_device_is_refused() -> None:
     with pytest.raises(
         ps.ConfigurationError, match="which is the CPU's, and this model is on lazy:0; every other strategy"
     ):
         ps.run(partial(one_step, on="lazy"), "hogwild", workers=2, timeout_s=60.0)
 
 
-def test_a_model_without_memory_is_refused() -> None:
+def test_a_model_on_the_meta_device_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"no memory \(device meta\)"):
         ps.run(partial(one_step, on="meta"), "sync_sgd", workers=1, timeout_s=60.0)
 
@@ -206,7 +206,7 @@ def spread(worker: ps.Worker) -> None:
     worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
 
 
-def test_a_model_in_two_places_is_refused() -> None:
+def test_a_model_on_two_devices_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"spread over 2 devices \(0.bias is on cpu, 1.bias is on lazy:0\)"):
         ps.run(spread, "sync_sgd", workers=1, timeout_s=60.0)
 

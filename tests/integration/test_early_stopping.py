@@ -50,7 +50,7 @@ def patient(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
-def test_one_worker_ends_it_for_all_and_the_reason_is_told(strategy: ps.Strategy, tmp_path: Path) -> None:
+def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strategy, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     run = ps.run(
@@ -69,24 +69,24 @@ def test_one_worker_ends_it_for_all_and_the_reason_is_told(strategy: ps.Strategy
 
 
 @pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
-def test_who_asks_may_leave_at_once(name: str) -> None:
+def test_a_worker_may_return_right_after_stop(name: str) -> None:
     run = ps.run(partial(patient, leaves=True), name, workers=2, pace=0.002, timeout_s=30)
     assert run.ended == WORDS
     assert [one.left for one in run.workers] == ["finished"] * 2
 
 
-def test_the_first_reason_counts() -> None:
+def test_the_first_stop_gives_the_reason() -> None:
     run = ps.run(partial(patient, who=None), ps.async_sgd(), workers=3, pace=0.002, timeout_s=30)
     assert run.ended in [f"worker {worker} stopped the run: {PATIENCE}" for worker in range(3)]
 
 
-def test_nothing_is_asked_for_once_the_run_is_over() -> None:
+def test_a_stop_after_the_end_is_ignored() -> None:
     """Every worker still asks, on its way out."""
     run = ps.run(partial(patient, who=-1), ps.async_sgd(), workers=2, until=ps.Until(steps=20), timeout_s=30)
     assert run.ended == "20 steps were up"
 
 
-def test_a_checkpoint_is_kept_as_at_any_stop(tmp_path: Path) -> None:
+def test_a_stop_writes_a_checkpoint(tmp_path: Path) -> None:
     kept = ps.Checkpoint(every_s=1000)
     run = ps.run(patient, ps.sync_sgd(), workers=2, runs=tmp_path, checkpoint=kept, pace=0.002, timeout_s=30)
     assert latest(run.folder / FOLDER).manifest.version >= 6
@@ -109,7 +109,7 @@ def hears_late(live: Live) -> None:
         time.sleep(0.2)
 
 
-def test_what_a_worker_said_last_is_heard_before_the_run_is_over() -> None:
+def test_a_workers_last_messages_are_read_before_the_run_ends() -> None:
     with pytest.warns(RuntimeWarning, match="nothing was trained"):
         run = ps.run(partial(chatty, logs=30, raises=False), ps.async_sgd(), workers=1, watch=hears_late, timeout_s=30)
     assert run.ended == f"worker 0 stopped the run: {PATIENCE}"
@@ -127,7 +127,7 @@ def simulated(train: Any, strategy: ps.Strategy, cluster: Cluster | str = "one-s
 
 
 @pytest.mark.parametrize("strategy", SIMULATED, ids=lambda one: one.name)
-def test_a_simulated_run_ends_the_same_way_each_time(strategy: ps.Strategy, tmp_path: Path) -> None:
+def test_a_simulated_stop_is_reproducible(strategy: ps.Strategy, tmp_path: Path) -> None:
     first, second = (simulated(patient, strategy, runs=tmp_path) for _ in range(2))
     assert first.ended == WORDS
     assert first.version > 0
@@ -136,7 +136,7 @@ def test_a_simulated_run_ends_the_same_way_each_time(strategy: ps.Strategy, tmp_
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=4)], ids=lambda one: one.name)
-def test_it_ends_at_that_virtual_time(strategy: ps.Strategy) -> None:
+def test_a_simulated_stop_takes_effect_at_its_virtual_time(strategy: ps.Strategy) -> None:
     """Also amid local steps, which are computed ahead of their time."""
     run = simulated(patient, strategy, Cluster((Group(2, Constant(0.1)),)))
     assert run.wall_s == pytest.approx(0.6)
@@ -144,7 +144,7 @@ def test_it_ends_at_that_virtual_time(strategy: ps.Strategy) -> None:
 
 
 @pytest.mark.parametrize(("dies_s", "wall_s"), [(0.55, 1.4), (0.65, 0.6)])
-def test_who_died_before_asks_for_nothing(dies_s: float, wall_s: float) -> None:
+def test_a_worker_that_crashed_before_its_stop_does_not_stop_the_run(dies_s: float, wall_s: float) -> None:
     """But comes back, and asks then."""
     faults = (Crash(worker=1, at_s=dies_s), Restart(worker=1, at_s=0.8))
     run = simulated(patient, ps.local_sgd(every=4), Cluster((Group(2, Constant(0.1)),), faults=faults))
@@ -152,7 +152,7 @@ def test_who_died_before_asks_for_nothing(dies_s: float, wall_s: float) -> None:
     assert run.ended == WORDS
 
 
-def test_of_several_the_first_in_virtual_time_counts() -> None:
+def test_the_earliest_stop_in_virtual_time_counts() -> None:
     cluster = Cluster((Group(1, Constant(0.3)), Group(1, Constant(0.1)), Group(1, Constant(0.2))))
     run = simulated(partial(patient, who=None), ps.async_sgd(), cluster)
     assert (run.ended, run.wall_s) == (WORDS, pytest.approx(0.6))
@@ -165,14 +165,14 @@ def test_of_several_the_first_in_virtual_time_counts() -> None:
     ("reason", "told"),
     [("", ""), (" two\nlines ", ": two lines"), ("[/b] of [bold]", ": [/b] of [bold]")],
 )
-def test_it_is_told_as_it_is_on_one_line(reason: str, told: str) -> None:
+def test_a_reason_is_shown_on_one_line(reason: str, told: str) -> None:
     run = simulated(partial(patient, reason=reason), ps.async_sgd())
     assert run.ended == f"worker 1 stopped the run{told}"
     assert run.ended in " ".join(str(run).split())
 
 
 @pytest.mark.parametrize("reason", [0.3, None, b"enough"])
-def test_a_reason_is_text(reason: Any) -> None:
+def test_a_reason_that_is_no_text_is_refused(reason: Any) -> None:
     with pytest.raises(ps.ConfigurationError, match=rf"worker\.stop\({type(reason).__name__}\): the reason is text"):
         simulated(partial(patient, reason=reason), ps.async_sgd())
 
@@ -182,6 +182,6 @@ def hasty(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=str)
-def test_before_prepare_there_is_nothing_to_stop(engine: Any) -> None:
+def test_stop_before_prepare_is_refused(engine: Any) -> None:
     with pytest.raises(ps.ConfigurationError, match=r"worker\.stop before prepare: "):
         ps.run(hasty, ps.async_sgd(), workers=2, engine=engine)

@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def test_digits_reach_95_percent_with_and_without_waiting() -> None:
+def test_digits_reach_95_percent_in_compare() -> None:
     options = ["--workers", "4", "--until", "accuracy=0.95", "--budget-s", "20", "--json", "table.json"]
     assert main(["compare", DIGITS, "--strategies", "sync_sgd,async_sgd", *options]) == 0
     rows = json.loads(Path("table.json").read_text())["rows"]

@@ -66,7 +66,7 @@ def useful(run: ps.Run) -> int:
 # Of ideal
 
 
-def test_half_of_the_work_thrown_away_is_half_of_the_ideal() -> None:
+def test_half_of_the_work_cancelled_is_an_ideal_share_of_one_half() -> None:
     """The second ten are called off each time, at 0.1 s: what they would need beyond that nobody knows."""
     run = simulated(ps.first_of(10), TEN_AND_TEN)
     assert run.discarded == {"cancelled": 100}
@@ -76,14 +76,14 @@ def test_half_of_the_work_thrown_away_is_half_of_the_ideal() -> None:
 @pytest.mark.parametrize(
     "strategy", [ps.first_of(10, cancel_late=False), ps.ringmaster(2), ps.rennala(2)], ids=lambda one: one.name
 )
-def test_what_is_discarded_as_stale_counts_no_more_than_what_is_called_off(strategy: Strategy) -> None:
+def test_stale_contributions_are_no_useful_work(strategy: Strategy) -> None:
     run = simulated(strategy, TEN_AND_TEN, until=ps.Until(seconds=0.9))
     assert run.discarded["stale"] >= 80
     assert useful(run) == run.folded
     assert run.ideal_share == pytest.approx(run.folded / (0.9 * TEN_STEPS_EACH_S))
 
 
-def test_what_crosses_its_cancellation_on_the_way_does_not_count() -> None:
+def test_contributions_crossing_their_cancellation_are_no_useful_work() -> None:
     link = Link(latency_s=0.03)
     cluster = Cluster((Group(2, Constant(0.1), link), Group(2, Constant(0.11), link)))
     run = simulated(ps.first_of(2), cluster, until=ps.Until(seconds=2.0))
@@ -91,7 +91,7 @@ def test_what_crosses_its_cancellation_on_the_way_does_not_count() -> None:
     assert useful(run) == run.folded
 
 
-def test_so_it_is_among_processes() -> None:
+def test_useful_work_of_processes_excludes_cancelled_steps() -> None:
     run = ps.run(
         functools.partial(own, steps=None),
         ps.first_of(2),
@@ -103,7 +103,7 @@ def test_so_it_is_among_processes() -> None:
     assert run.ideal_share < 0.75
 
 
-def test_who_was_done_with_its_own_steps_could_do_no_more() -> None:
+def test_finished_workers_do_not_lower_the_ideal_share() -> None:
     """40 steps each: at 0.02 s the three are done after 0.8 s of 4, and nobody ever waited."""
     run = simulated(ps.async_sgd("plain"), STRAGGLER, steps=40)
     assert (run.wall_s, run.waiting_share) == (pytest.approx(4.0), 0.0)
@@ -117,7 +117,7 @@ def test_who_was_done_with_its_own_steps_could_do_no_more() -> None:
     [((Join(worker=1, at_s=5.0),), 15), ((Crash(worker=1, at_s=1.05), Restart(worker=1, at_s=9.0)), 12)],
     ids=["came late", "came back"],
 )
-def test_who_was_away_could_do_nothing_then(faults: tuple[Crash | Join | Restart, ...], steps: int) -> None:
+def test_absent_workers_do_not_lower_the_ideal_share(faults: tuple[Crash | Join | Restart, ...], steps: int) -> None:
     cluster = Cluster((Group(2, Constant(1.0)),), faults=faults)
     run = simulated(ps.async_sgd("plain"), cluster, steps=None, until=ps.Until(seconds=10.05))
     assert run.steps == steps
@@ -132,9 +132,7 @@ def test_who_was_away_could_do_nothing_then(faults: tuple[Crash | Join | Restart
     [(ps.sync_sgd(), 25 * 3 * 3, 100), (ps.sync_sgd(), 3 * 0.5, 1.5), (ps.local_sgd(every=30), 3 * 70, 100)],
     ids=["sync_sgd", "sync_sgd, in the first round", "local_sgd"],
 )
-def test_waits_and_steps_that_the_end_cuts_short_count_up_to_it(
-    strategy: Strategy, waited: float, end_s: float
-) -> None:
+def test_waits_and_steps_cut_by_the_end_count_until_then(strategy: Strategy, waited: float, end_s: float) -> None:
     """Three are done after a second a step, and wait for the fourth; under local_sgd there is not one fold."""
     cluster = Cluster((Group(3, Constant(1.0)), Group(1, Constant(4.0))))
     run = simulated(strategy, cluster, steps=None, until=ps.Until(seconds=end_s))
@@ -147,7 +145,7 @@ def test_waits_and_steps_that_the_end_cuts_short_count_up_to_it(
 # Advice
 
 
-def test_nothing_is_advised_where_each_has_steps_of_its_own() -> None:
+def test_no_advice_when_each_worker_has_its_own_steps() -> None:
     """The slow one's take as long under every strategy; without an end to them others do more while it is at one."""
     assert simulated(ps.sync_sgd(), STRAGGLER, steps=40).advice == ""
     endless = simulated(ps.sync_sgd(), STRAGGLER, steps=None, until=ps.Until(seconds=4.0))
@@ -166,7 +164,7 @@ def test_nothing_is_advised_where_each_has_steps_of_its_own() -> None:
 @pytest.mark.parametrize(
     "engine", ["local", ps.Simulated(Cluster((Group(2, Constant(0.1)),)))], ids=["real", "simulated"]
 )
-def test_frozen_parameters_do_not_travel(strategy: Strategy, engine: ps.Simulated | str) -> None:
+def test_frozen_parameters_are_not_sent(strategy: Strategy, engine: ps.Simulated | str) -> None:
     run = ps.run(half_frozen, strategy, workers=2, engine=engine)
     assert run.steps == 10
     assert run.bytes == 2 * 10 * (8 + 16)
@@ -177,7 +175,7 @@ def test_frozen_parameters_do_not_travel(strategy: Strategy, engine: ps.Simulate
     ["local", ps.Simulated(Cluster((Group(1, Constant(0.2)), Group(2, Constant(0.02)))))],
     ids=["real", "simulated"],
 )
-def test_work_that_was_called_off_costs_the_parameters_only(engine: ps.Simulated | str) -> None:
+def test_cancelled_steps_cost_only_the_parameters_bytes(engine: ps.Simulated | str) -> None:
     """12 bytes there for each contribution that came, and back for each that was answered or called off."""
     paces = {} if isinstance(engine, ps.Simulated) else {"pace": ps.Pace(0.02), "faults": [ps.Slow(0, 10)]}
     run = ps.run(own, ps.first_of(2), workers=3, engine=engine, **paces)
@@ -191,7 +189,7 @@ def test_work_that_was_called_off_costs_the_parameters_only(engine: ps.Simulated
 # The times of evaluations
 
 
-def test_no_version_is_shown_before_it_was_made() -> None:
+def test_evaluations_are_not_earlier_than_their_version() -> None:
     """A step is under way at the stop, and is folded when it is done: that is when the last weights were there."""
     train = functools.partial(own, steps=None)
     options = {"workers": 2, "pace": ps.Pace(1.0), "evaluate": weight, "evaluate_every_s": 0.2}
@@ -205,7 +203,7 @@ def test_no_version_is_shown_before_it_was_made() -> None:
 # Samples of a resumed run
 
 
-def test_the_samples_of_evaluations_go_on_after_a_resume(tmp_path: Path) -> None:
+def test_samples_continue_after_a_resume(tmp_path: Path) -> None:
     options = {"workers": 2, "pace": ps.Pace(0.01), "evaluate": weight, "evaluate_every_s": 0.1}
     first = ps.run(
         epochs, ps.sync_sgd(), runs=tmp_path / "a", checkpoint=ps.Checkpoint(), until=ps.Until(samples=100), **options

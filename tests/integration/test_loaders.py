@@ -156,7 +156,7 @@ def rows_of(loader: LeasedLoader) -> list[int]:
 # It looks like the user's
 
 
-def test_what_the_users_loader_knows_is_asked_of_it() -> None:
+def test_a_leased_loader_forwards_attributes() -> None:
     data = loops.Numbered(ROWS)
     usual = DataLoader(data, batch_size=BATCH, shuffle=True, drop_last=True)
     loader = leased(usual)
@@ -184,7 +184,7 @@ def test_each_epoch_visits_each_row_once(
 
 @pytest.mark.parametrize(("load", "epoch"), APART.values(), ids=APART)
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.allreduce()], ids=["async_sgd", "allreduce"])
-def test_workers_that_would_share_out_different_orders_are_told_apart(
+def test_workers_with_different_orders_are_refused(
     load: Callable[[Any], Any], epoch: int, strategy: ps.Strategy
 ) -> None:
     told = rf"workers \d and \d drew different batches for epoch {epoch}: .*worker\.seed"
@@ -192,7 +192,7 @@ def test_workers_that_would_share_out_different_orders_are_told_apart(
         ps.run(partial(follow, load=load), strategy, workers=2, timeout_s=60)
 
 
-def test_nobody_elses_random_numbers_are_used_up() -> None:
+def test_drawing_an_order_leaves_global_generators_unchanged() -> None:
     def numbers() -> tuple[float, float, float]:
         return float(np.random.random()), random.random(), float(torch.rand(()))
 
@@ -204,13 +204,13 @@ def test_nobody_elses_random_numbers_are_used_up() -> None:
         assert numbers() == expected
 
 
-def test_an_epoch_that_is_passed_over_is_drawn_all_the_same() -> None:
+def test_skipped_epochs_still_draw_their_order() -> None:
     """As those are that were done before a run was resumed."""
     whole, rest = leased(loader_of(seeded_source())), leased(loader_of(seeded_source()), done=2)
     assert [rows_of(whole) for _ in range(3)][2] == [rows_of(rest) for _ in range(3)][2]
 
 
-def test_what_is_drawn_is_known_by_a_number_where_it_can_be() -> None:
+def test_orders_of_plain_indices_have_digests() -> None:
     def digest_of(sampler: Any) -> int:
         digests: list[int] = []
         next(iter(leased(DataLoader(Anything(), sampler=sampler, collate_fn=len), digests)))
@@ -234,7 +234,7 @@ def test_what_is_drawn_is_known_by_a_number_where_it_can_be() -> None:
     assert digest_of([slice(1)]) == digest_of([object()]) == 0, "not compared"
 
 
-def test_in_virtual_time_as_well() -> None:
+def test_different_orders_are_refused_in_virtual_time() -> None:
     class Asking:
         def __init__(self, digest: int) -> None:
             self.digest = digest
@@ -265,7 +265,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("loader", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_single_loader_of_the_whole_data_is_refused(loader: Callable[[], Any], words: str) -> None:
+def test_unsupported_loaders_are_refused(loader: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         leased(loader())
 
@@ -315,7 +315,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
-def test_a_look_at_the_data_changes_nothing(strategy: ps.Strategy) -> None:
+def test_peeking_at_a_batch_changes_nothing(strategy: ps.Strategy) -> None:
     """It is in no epoch, in no step and in no count."""
     plain, looked = (ps.run(partial(look, looks=looks), strategy, workers=1, timeout_s=60) for looks in (0, 2))
     assert (looked.steps, looked.samples) == (plain.steps, plain.samples) == (2 * ROWS // BATCH, 2 * ROWS)
@@ -324,7 +324,7 @@ def test_a_look_at_the_data_changes_nothing(strategy: ps.Strategy) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
-def test_a_batch_whose_gradient_is_kept_was_no_look(strategy: ps.Strategy, tmp_path: Path) -> None:
+def test_a_batch_with_an_accumulated_gradient_is_no_peek(strategy: ps.Strategy, tmp_path: Path) -> None:
     run = ps.run(partial(accumulate_by_next, folder=str(tmp_path)), strategy, workers=1, timeout_s=60)
     rows = (tmp_path / "rows.txt").read_text().split()
     assert len(set(rows)) == len(rows) == run.samples == 4 * BATCH
@@ -336,7 +336,7 @@ def test_a_batch_whose_gradient_is_kept_was_no_look(strategy: ps.Strategy, tmp_p
     [(ps.sync_sgd(), "local"), (ps.allreduce(), "local"), (ps.async_sgd(), ps.Simulated("uniform"))],
     ids=["sync_sgd", "allreduce", "async_sgd"],
 )
-def test_what_was_looked_at_is_trained_on_once_an_epoch(
+def test_peeked_batches_are_trained_on_once_an_epoch(
     strategy: ps.Strategy, engine: Any, processes: int, tmp_path: Path
 ) -> None:
     train = partial(look, looks=2, processes=processes, seen=str(tmp_path))
@@ -347,13 +347,13 @@ def test_what_was_looked_at_is_trained_on_once_an_epoch(
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("one-straggler")], ids=["local", "simulated"])
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.first_of(1), ps.local_sgd(every=5)], ids=str)
-def test_a_run_with_looks_is_replayed(strategy: ps.Strategy, engine: Any, tmp_path: Path) -> None:
+def test_a_run_with_peeks_is_replayed(strategy: ps.Strategy, engine: Any, tmp_path: Path) -> None:
     train = partial(look, looks=2)
     run = ps.run(train, strategy, workers=2, engine=engine, runs=tmp_path, timeout_s=60)
     assert str(ps.replay(run.folder, train)).startswith("bit-identical")
 
 
-def test_an_epoch_left_after_a_step_is_an_epoch() -> None:
+def test_the_rest_of_an_epoch_left_early_comes_first_in_the_next() -> None:
     """What is left of it comes first in the next: each batch is given out as often as any other."""
 
     def train(worker: ps.Worker) -> None:
@@ -392,14 +392,14 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
     [(ps.sync_sgd(), "local"), (ps.allreduce(), "local"), (ps.sync_sgd(), ps.Simulated("uniform"))],
     ids=["sync_sgd", "allreduce", "simulated"],
 )
-def test_in_lock_step_a_worker_without_a_part_may_not_loop_for_ever(strategy: ps.Strategy, engine: Any) -> None:
+def test_a_worker_without_batches_may_not_loop_forever_in_rounds(strategy: ps.Strategy, engine: Any) -> None:
     """The others would wait for it as long as it asks."""
     assert ps.run(partial(few, epochs=3), strategy, workers=3, engine=engine, timeout_s=60).samples == 3 * 8
     with pytest.raises(ConfigurationError, match=r"worker 2 got no batch in 50,000 epochs: .* or workers=2 at most"):
         ps.run(partial(few, epochs=None), strategy, workers=3, engine=engine, timeout_s=60)
 
 
-def test_an_order_is_drawn_once_for_all_who_share_a_process_and_kept_no_longer_than_they_need_it() -> None:
+def test_workers_of_a_process_share_an_epochs_order() -> None:
     """An epoch's order can be large: a worker keeps two, and nobody any that no worker does."""
     loader = DataLoader(range(ROWS), batch_size=BATCH, shuffle=True)
     one, other = _Order(loader, seed=5), _Order(loader, seed=5)
@@ -415,7 +415,7 @@ def test_an_order_is_drawn_once_for_all_who_share_a_process_and_kept_no_longer_t
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.integers(1, 300), st.integers(1, 70), st.booleans(), st.booleans(), st.integers(0, 2**63), st.integers(0, 2))
-def test_the_order_is_what_torchs_samplers_draw(
+def test_the_order_equals_torchs_samplers(
     samples: int, batch: int, shuffled: bool, drop_last: bool, seed: int, epoch: int
 ) -> None:
     loader = DataLoader(range(samples), batch_size=batch, shuffle=shuffled, drop_last=drop_last)
@@ -427,7 +427,7 @@ def test_the_order_is_what_torchs_samplers_draw(
     assert {type(index) for one in batches for index in one} <= {int}
 
 
-def test_an_epochs_order_is_no_python_object_for_each_sample() -> None:
+def test_an_epochs_order_is_stored_compactly() -> None:
     """Which would take 40 bytes for each, and the first batch of every epoch long to come."""
     loader = DataLoader(range(100_000), batch_size=10, shuffle=True)
     tracemalloc.start()
@@ -462,7 +462,7 @@ def scheduled(worker: ps.Worker, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=4), ps.hogwild()], ids=str)
-def test_all_workers_are_where_the_run_is(strategy: ps.Strategy) -> None:
+def test_progress_is_the_runs_for_every_worker(strategy: ps.Strategy) -> None:
     """A schedule by the steps of one would be over too early, or not at all."""
     run = ps.run(partial(scheduled, epochs=4), strategy, workers=3, engine=ps.Simulated("one-straggler"))
     ends = [one.metrics for one in run.summary.logged if "last" in one.metrics]
@@ -473,13 +473,13 @@ def test_all_workers_are_where_the_run_is(strategy: ps.Strategy) -> None:
     assert ahead == 0 if strategy.in_lock_step else ahead > 0
 
 
-def test_processes_are_told_as_simulated_ones_are() -> None:
+def test_real_workers_see_the_runs_progress() -> None:
     run = ps.run(partial(scheduled, epochs=4), ps.async_sgd(), workers=3, faults=[ps.Slow(worker=0, factor=5)])
     assert run.samples == 4 * ROWS
     assert min(one.metrics["left"] for one in run.summary.logged if "left" in one.metrics) <= 0.5
 
 
-def test_data_of_ones_own_has_no_epochs() -> None:
+def test_epoch_without_a_loader_is_refused() -> None:
     def train(worker: ps.Worker) -> None:
         model = loops.mlp()
         worker.prepare(model, loops.sgd(model), None)
@@ -490,7 +490,7 @@ def test_data_of_ones_own_has_no_epochs() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", None])
-def test_processes_are_started_as_the_user_said(method: str | None) -> None:
+def test_the_loaders_multiprocessing_context_is_kept(method: str | None) -> None:
     source = DataLoader(range(8), batch_size=2, num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type, var-annotated]
     got = _Relay(source)._loader.multiprocessing_context
     assert (got and got.get_start_method()) == method
@@ -511,7 +511,7 @@ def by_next_alone(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["processes", "simulated"])
-def test_who_takes_a_batch_of_an_epoch_that_others_took_is_told(engine: str | ps.Simulated) -> None:
+def test_next_on_an_empty_epoch_is_explained(engine: str | ps.Simulated) -> None:
     words = r"raised StopIteration: an epoch may hold no batch for a worker.*while True: for batch in loader"
     with pytest.raises(ps.WorkerError, match=words):
         ps.run(impatient, "async_sgd", workers=2, engine=engine, timeout_s=30.0)

@@ -38,7 +38,7 @@ class Sparse(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-def test_sparse_gradients(strategy: ps.Strategy) -> None:
+def test_sparse_gradients_match_plain_pytorch(strategy: ps.Strategy) -> None:
     """As in plain PyTorch; over local steps, too."""
     train = partial(loops.follow, build=Sparse, optimizers=loops.sgd, steps=12)
     got = ps.run(train, strategy, workers=1).state_dict
@@ -56,7 +56,7 @@ def muon(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("engine", ["local", SIMULATED], ids=["local", "simulated"])
-def test_an_optimizer_that_takes_matrices_only(engine: Any) -> None:
+def test_muon_matches_plain_pytorch(engine: Any) -> None:
     train = partial(loops.follow, build=without_biases, optimizers=muon, steps=6)
     got = ps.run(train, ps.sync_sgd(), workers=1, engine=engine).state_dict
     for name, value in loops.plain_pytorch(without_biases, muon, 6).items():
@@ -110,7 +110,7 @@ def by_rank(worker: ps.Worker, what: str) -> None:
         ("settings", r"group 0: wanted the settings \[.*\], got \[.*'use_muon'.*\]"),
     ],
 )
-def test_workers_with_different_optimizers(what: str, words: str, strategy: ps.Strategy) -> None:
+def test_workers_with_different_optimizers_are_refused(what: str, words: str, strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ConfigurationError, match=rf"worker 1 .* same optimizer as worker 0: {words}"):
         ps.run(partial(by_rank, what=what), strategy, workers=2)
 
@@ -118,7 +118,7 @@ def test_workers_with_different_optimizers(what: str, words: str, strategy: ps.S
 @pytest.mark.parametrize(
     ("what", "strategy"), [("values", ps.sync_sgd()), ("class", ps.local_sgd(every=2))], ids=["values", "local"]
 )
-def test_values_may_differ_and_so_may_optimizers_that_nobody_shares(what: str, strategy: ps.Strategy) -> None:
+def test_settings_and_unshared_optimizers_may_differ(what: str, strategy: ps.Strategy) -> None:
     assert ps.run(partial(by_rank, what=what), strategy, workers=2).steps == 8
 
 
@@ -151,7 +151,7 @@ def changed_amid(worker: ps.Worker, how: str) -> None:
     ],
     ids=["dtype", "shape", "memory"],
 )
-def test_a_model_that_changes_amid_training(how: str, words: str, strategy: ps.Strategy) -> None:
+def test_a_model_changed_during_training_is_refused(how: str, words: str, strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ModelMismatchError, match=words):
         ps.run(partial(changed_amid, how=how), strategy, workers=2)
 
@@ -207,15 +207,13 @@ def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
 @pytest.mark.parametrize(("how", "words"), REBUILT.values(), ids=REBUILT)
-def test_tensors_that_come_after_prepare_would_be_in_no_result(
-    how: Callable[[Any], None], words: str, strategy: ps.Strategy
-) -> None:
+def test_tensors_added_after_prepare_are_refused(how: Callable[[Any], None], words: str, strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ModelMismatchError, match=rf"{words}.*; add, .* before prepare"):
         ps.run(partial(rebuilt, how=how, at=3), strategy, workers=2, timeout_s=30.0)
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-def test_what_is_made_of_the_model_after_its_last_step_is_the_users(strategy: ps.Strategy) -> None:
+def test_changes_after_the_last_step_are_allowed(strategy: ps.Strategy) -> None:
     """To export it: the result has what was trained."""
     assert ps.run(partial(rebuilt, how=layer_added, at=5), strategy, workers=2, timeout_s=30.0).steps == 10
 
@@ -262,7 +260,7 @@ def wrap(model: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-def test_caches_and_wrappers_are_no_change(strategy: ps.Strategy) -> None:
+def test_caches_and_wrappers_are_allowed(strategy: ps.Strategy) -> None:
     def train(worker: ps.Worker) -> None:
         inputs, labels = loops.data()
         own = Caching()
@@ -297,7 +295,7 @@ def test_a_layer_unfrozen_after_prepare_is_refused(strategy: ps.Strategy) -> Non
         ps.run(partial(unfreezing, own=True), strategy, workers=2)
 
 
-def test_a_gradient_that_the_optimizer_never_asked_for_is_no_reason_to_stop() -> None:
+def test_gradients_outside_the_optimizer_are_allowed() -> None:
     assert ps.run(partial(unfreezing, own=False), ps.sync_sgd(), workers=2, engine=SIMULATED).version == 5
 
 
@@ -332,13 +330,13 @@ def two_heads(worker: ps.Worker, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.first_of(2), ps.buffered(2, correct="plain")], ids=str)
-def test_a_head_that_a_worker_does_not_use_gets_nothing_from_it(strategy: ps.Strategy) -> None:
+def test_an_unused_head_gets_no_gradient_from_that_worker(strategy: ps.Strategy) -> None:
     """The server makes the mean in a worker's slot: it must not come back as that worker's own."""
     run = ps.run(partial(two_heads, settings={}), strategy, workers=2, timeout_s=30.0)
     assert [float(weight) for weight in run.state_dict.values()] == [-2.0, -2.0]
 
 
-def test_what_an_optimizer_writes_into_a_gradient_is_not_sent_again() -> None:
+def test_changes_of_a_gradient_by_the_optimizer_are_not_resent() -> None:
     """torch's multi-tensor Nesterov adds the momentum to the gradient itself."""
     ends = [
         ps.run(partial(two_heads, settings={**nesterov, "foreach": foreach}), "sync_sgd", workers=1, timeout_s=30.0)
@@ -349,7 +347,7 @@ def test_what_an_optimizer_writes_into_a_gradient_is_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["buffered", "async_sgd"])
-def test_each_workers_first_momentum_is_its_gradient(strategy: str) -> None:
+def test_the_first_momentum_is_undampened(strategy: str) -> None:
     """As torch begins one: dampening holds from the second gradient on."""
 
     def once(worker: ps.Worker, dampening: float) -> None:
@@ -396,7 +394,7 @@ def saving(worker: ps.Worker, load: bool, at_server: bool) -> None:
 
 
 @pytest.mark.parametrize("strategy", SERVER, ids=str)
-def test_state_that_is_loaded_after_prepare_would_not_reach_the_server(strategy: ps.Strategy) -> None:
+def test_load_state_dict_after_prepare_is_refused_at_the_server(strategy: ps.Strategy) -> None:
     train = partial(saving, at_server=True)
     assert ps.run(partial(train, load=False), strategy, workers=1, engine=SIMULATED).steps == 1
     with pytest.raises(ps.ConfigurationError, match=r"load_state_dict after prepare: Adam steps at the server"):
@@ -404,7 +402,7 @@ def test_state_that_is_loaded_after_prepare_would_not_reach_the_server(strategy:
 
 
 @pytest.mark.parametrize("strategy", [LOCAL, ps.hogwild(), ps.allreduce()], ids=str)
-def test_state_in_the_worker_is_saved_and_loaded_as_ever(strategy: ps.Strategy) -> None:
+def test_optimizer_state_in_the_worker_saves_and_loads(strategy: ps.Strategy) -> None:
     assert ps.run(partial(saving, load=True, at_server=False), strategy, workers=1).steps == 1
 
 
@@ -429,7 +427,7 @@ def scheduled(worker: ps.Worker, first: bool) -> None:
 
 @pytest.mark.parametrize("first", [False, True], ids=["in order", "too early"])
 @pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
-def test_a_scheduler_made_before_prepare_is_told_of_steps(strategy: ps.Strategy, first: bool) -> None:
+def test_a_scheduler_made_before_prepare_sees_steps(strategy: ps.Strategy, first: bool) -> None:
     assert ps.run(partial(scheduled, first=first), strategy, workers=1, engine=SIMULATED).steps == 3
 
 
@@ -447,7 +445,7 @@ def exporting(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["as it was", "exported"])
-def test_what_was_not_written_is_not_warned_of(seed: int) -> None:
+def test_unwritten_parameters_do_not_warn(seed: int) -> None:
     assert ps.run(exporting, ps.sync_sgd(), workers=2, engine=SIMULATED, seed=seed).steps == 6
 
 
@@ -464,18 +462,18 @@ def marking(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-def test_what_is_written_into_a_frozen_parameter_stays_with_its_worker(strategy: ps.Strategy) -> None:
+def test_writes_to_frozen_parameters_stay_in_the_worker(strategy: ps.Strategy) -> None:
     assert ps.run(marking, strategy, workers=2, timeout_s=30.0).steps == 10
 
 
 @pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
-def test_and_that_it_is_in_no_result_is_told(strategy: ps.Strategy) -> None:
+def test_writes_to_frozen_parameters_warn(strategy: ps.Strategy) -> None:
     with pytest.warns(RuntimeWarning, match=r"wrote into parameters that need no gradient: 1\.weight\."):
         run = ps.run(marking, strategy, workers=2, engine=SIMULATED)
     assert not torch.equal(run.state_dict["1.weight"], torch.full((2, 1), 7.0))
 
 
-def test_a_warning_at_the_end_costs_no_run() -> None:
+def test_warnings_as_errors_do_not_fail_the_run() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ps.run(marking, ps.sync_sgd(), workers=2, engine=SIMULATED).steps == 10
@@ -505,7 +503,7 @@ LOST = r"wrote into buffers after its last exchange: temperature, scale\. .*to r
 
 
 @pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
-def test_buffers_that_are_written_into_after_the_last_exchange_are_told(strategy: ps.Strategy) -> None:
+def test_buffer_writes_after_the_last_exchange_warn(strategy: ps.Strategy) -> None:
     with pytest.warns(RuntimeWarning, match=LOST) as caught:
         run = ps.run(partial(tuning_last, steps=8), strategy, workers=2, engine=SIMULATED)
     assert len(caught) == 1
@@ -531,7 +529,7 @@ def told(train: Callable[..., None], strategy: ps.Strategy, folder: Path, **opti
     return run, file.read_text() if file.exists() else ""
 
 
-def test_and_so_they_are_without_a_server(tmp_path: Path) -> None:
+def test_buffer_writes_after_the_last_all_reduce_warn(tmp_path: Path) -> None:
     run, words = told(partial(tuning_last, steps=8), ps.allreduce(), tmp_path)
     assert len(re.findall(f"worker 0 is told: .*{LOST}", words)) == words.count("told") == 1
     assert (float(run.state_dict["temperature"]), float(run.state_dict["scale"])) == (7.0, 1.0)
@@ -547,14 +545,14 @@ def test_and_so_they_are_without_a_server(tmp_path: Path) -> None:
     ],
     ids=["not written", "not saved", "stopped"],
 )
-def test_nothing_is_told_where_nothing_is_lost(
+def test_buffer_writes_that_are_kept_do_not_warn(
     options: dict[str, Any], until: ps.Until | None, strategy: ps.Strategy, tmp_path: Path
 ) -> None:
     _, words = told(partial(tuning_last, **options), strategy, tmp_path, until=until)
     assert words == ""
 
 
-def test_what_goes_with_the_last_local_steps_is_exchanged() -> None:
+def test_buffers_of_the_last_local_steps_are_exchanged() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = ps.run(partial(tuning_last, steps=6), LOCAL, workers=2, engine=SIMULATED)
@@ -578,7 +576,7 @@ def restoring(worker: ps.Worker, write: bool = True) -> None:
 
 
 @pytest.mark.parametrize("strategy", [*SERVER, LOCAL], ids=str)
-def test_weights_that_are_restored_after_the_last_exchange_are_told(strategy: ps.Strategy) -> None:
+def test_weights_restored_after_the_last_exchange_warn(strategy: ps.Strategy) -> None:
     with pytest.warns(RuntimeWarning, match=r"wrote into parameters after its last exchange: 2\.0\.weight.*state_dict"):
         ps.run(restoring, strategy, workers=2, engine=SIMULATED)
     with warnings.catch_warnings():
@@ -586,6 +584,6 @@ def test_weights_that_are_restored_after_the_last_exchange_are_told(strategy: ps
         ps.run(partial(restoring, write=False), strategy, workers=2, engine=SIMULATED)
 
 
-def test_and_so_they_are_by_a_process(tmp_path: Path) -> None:
+def test_a_process_warns_of_weights_restored_after_the_last_exchange(tmp_path: Path) -> None:
     _, words = told(restoring, ps.sync_sgd(), tmp_path)
     assert words.count("told") == words.count("worker 0 is told: worker 0 wrote into parameters after its last") == 1

@@ -59,7 +59,7 @@ def half_prepared(worker: ps.Worker, told: bool, frozen: bool = False) -> None:
     [("sync_sgd", True), ("async_sgd", True), ("local_sgd", True), ("allreduce", True), ("hogwild", False)],
 )
 @pytest.mark.filterwarnings("ignore:nothing was trained")
-def test_what_no_group_holds_is_told_once_where_another_optimizer_would_be_in_vain(strategy: str, told: bool) -> None:
+def test_parameters_outside_all_groups_warn_once(strategy: str, told: bool) -> None:
     ps.run(partial(half_prepared, told=told), strategy, workers=2, timeout_s=30.0)
     ps.run(partial(half_prepared, told=False, frozen=True), strategy, workers=1, timeout_s=30.0)
 
@@ -81,7 +81,7 @@ def two_groups(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "hogwild"])
-def test_a_group_for_each_part_trains_both(strategy: str) -> None:
+def test_one_group_per_submodel_trains_both(strategy: str) -> None:
     run = ps.run(two_groups, strategy, workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["0.weight"], torch.full((1, 4), 0.9))
     assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
@@ -136,7 +136,7 @@ def joined_later(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce", "hogwild"])
-def test_a_group_joins_later_by_its_rate(strategy: str) -> None:
+def test_groups_can_be_unfrozen_by_their_lr(strategy: str) -> None:
     """What is said of add_param_group after prepare."""
     model = two_layers()
     joining(model, lambda model, optimizer: (model, optimizer, None))
@@ -181,9 +181,7 @@ def loading(worker: ps.Worker, when: str, told: bool) -> None:
         ("hogwild", "after", False, 5.0),
     ],
 )
-def test_weights_loaded_after_prepare_are_told_where_they_are_lost(
-    strategy: str, when: str, told: bool, weight: float
-) -> None:
+def test_weights_loaded_after_prepare_warn_where_lost(strategy: str, when: str, told: bool, weight: float) -> None:
     run = ps.run(partial(loading, when=when, told=told), strategy, workers=1, timeout_s=30.0)
     assert torch.equal(run.state_dict["weight"], torch.full((1, 4), weight))
 
@@ -201,7 +199,7 @@ def limiting(worker: ps.Worker) -> None:
     assert model.weight._version > before
 
 
-def test_a_forward_pass_that_writes_is_no_mistake() -> None:
+def test_weight_writes_in_forward_do_not_warn() -> None:
     assert ps.run(limiting, ps.sync_sgd(), workers=1, timeout_s=30.0).steps == 1
 
 
@@ -261,7 +259,7 @@ def wrapped(worker: ps.Worker) -> None:
     worker.prepare(model, Wrapping(torch.optim.SGD(model.parameters(), lr=0.1)), None)
 
 
-def test_an_optimizer_that_was_wrapped_before_is_told_the_order() -> None:
+def test_an_optimizer_wrapped_before_prepare_is_refused() -> None:
     with pytest.raises(
         ps.ConfigurationError, match=r"^Wrapping wraps SGD, .*: call worker\.prepare before Wrapping's own"
     ):
@@ -285,7 +283,7 @@ def closing(worker: ps.Worker, as_hinted: bool) -> None:
     optimizer.step()
 
 
-def test_a_closure_is_told_what_works() -> None:
+def test_a_closure_is_refused_with_a_remedy() -> None:
     hint = re.escape(
         "def optimizer_step(self, epoch, batch_idx, optimizer, closure): closure(); optimizer.optimizer.step()"
     )
@@ -345,7 +343,7 @@ def lazy(worker: ps.Worker, batch: bool) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "hogwild", "allreduce"])
-def test_a_lazy_module_is_to_be_run_before(strategy: str) -> None:
+def test_an_uninitialised_lazy_module_is_refused(strategy: str) -> None:
     with pytest.raises(
         ps.ConfigurationError, match=r"^1\.weight has no shape yet .*; run one batch through the model before"
     ):
@@ -361,7 +359,7 @@ def tied_by_memory(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", "allreduce"])
-def test_weights_tied_by_data_are_told_how_to_be_tied(strategy: str) -> None:
+def test_weights_tied_by_data_are_refused_with_a_remedy(strategy: str) -> None:
     """They were untied, and each trained on its own."""
     with pytest.raises(ps.ConfigurationError, match=r"tie them as one parameter \(1\.weight = 0\.weight, without"):
         ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)
@@ -394,6 +392,6 @@ def misprepared(worker: ps.Worker, how: str) -> None:
         ("complex", "phases: torch.complex64.* torch.view_as_real shows it, or a constant as a plain attribute"),
     ],
 )
-def test_what_prepare_cannot_take_is_told_with_what_to_do(how: str, words: str) -> None:
+def test_invalid_arguments_of_prepare_are_refused_with_a_remedy(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(partial(misprepared, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)

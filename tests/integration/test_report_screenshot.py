@@ -110,7 +110,7 @@ def palette() -> list[tuple[int, ...]]:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_draws_it(tmp_path: Path) -> None:
+def test_a_browser_draws_the_report(tmp_path: Path) -> None:
     page, picture = tmp_path / "report.html", tmp_path / "report.png"
     write_report(page, [fabricate(k) for k in range(STRATEGIES)], title="Eight of them", target=("accuracy", 0.9))
     command = [

@@ -94,7 +94,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def test_float64_holds_everywhere_and_not_in_the_next_run(tmp_path: Path) -> None:
+def test_default_dtype_reaches_all_processes_of_one_run(tmp_path: Path) -> None:
     before = TorchSettings.of_this_process()
     torch.set_default_dtype(torch.float64)
     run = seen(tmp_path / "first")
@@ -106,7 +106,7 @@ def test_float64_holds_everywhere_and_not_in_the_next_run(tmp_path: Path) -> Non
     assert run.state_dict["weight"].dtype is torch.float32
 
 
-def test_all_together_and_none_in_the_next_run(tmp_path: Path) -> None:
+def test_all_settings_reach_all_processes_of_one_run(tmp_path: Path) -> None:
     before = TorchSettings.of_this_process()
     for name in ("deterministic", "one backend's", "tf32", "mkldnn", "cudnn", "anomaly", "denormal", "uninitialized"):
         SETTINGS[name]()
@@ -122,7 +122,7 @@ def test_all_together_and_none_in_the_next_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_each_is_read_and_put_back(name: str) -> None:
+def test_each_setting_is_read_and_restored(name: str) -> None:
     before = TorchSettings.of_this_process()
     SETTINGS[name]()
     set_to = TorchSettings.of_this_process()
@@ -133,7 +133,7 @@ def test_each_is_read_and_put_back(name: str) -> None:
     assert TorchSettings.of_this_process() == set_to
 
 
-def test_training_is_with_gradients_wherever_it_is_started(tmp_path: Path) -> None:
+def test_gradients_are_enabled_in_workers_under_no_grad(tmp_path: Path) -> None:
     with torch.no_grad():
         seen(tmp_path / "first")
     assert_all_see(tmp_path / "first", TorchSettings.of_this_process(), "torch.float32")
@@ -169,7 +169,7 @@ HELPING = "import torch\nMADE = torch.ones(1)\n"
 
 
 @pytest.mark.parametrize("command", ["python", "plesio run"])
-def test_what_a_script_sets_at_its_top_and_under_main(command: str, tmp_path: Path) -> None:
+def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_path: Path) -> None:
     """A module that it imports after that is imported under the same in workers."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helping.py").write_text(HELPING)
@@ -194,7 +194,7 @@ def doubled(worker: ps.Worker) -> None:
         optimizer.step()
 
 
-def test_a_replay_is_under_those_of_its_run(tmp_path: Path) -> None:
+def test_a_replay_uses_the_settings_of_its_run(tmp_path: Path) -> None:
     """Set under `if __name__ == "__main__"`, say, they are not set where the run is done again."""
     here = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -76,7 +76,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_momentum_that_is_not_looked_ahead_by_is_told_once(tmp_path: Path) -> None:
+def test_momentum_without_look_ahead_warns_once(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(WARNED)
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     script = [sys.executable, str(tmp_path / "script.py")]
@@ -115,7 +115,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_are_given_the_programs_arguments(tmp_path: Path) -> None:
+def test_sys_argv_reaches_train_evaluate_and_their_imports(tmp_path: Path) -> None:
     """In `train`, in `evaluate` and in modules they import; also those that are not in UTF-8."""
     (tmp_path / "script.py").write_text(PARSING)
     (tmp_path / "options.py").write_text(OPTIONS)
@@ -147,7 +147,7 @@ def run_loop(steps: int, prepare: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=1), ps.hogwild()], ids=str)
-def test_the_usual_loop_keeps_its_meaning(strategy: ps.Strategy) -> None:
+def test_schedules_groups_accumulation_and_clipping_match_plain_pytorch(strategy: ps.Strategy) -> None:
     """Schedulers, groups, accumulation and clipping: with one worker, bit for bit what they do without plesio."""
     got = ps.run(partial(usual_loop, steps=10), strategy, workers=1).state_dict
     want = run_loop(10, lambda model, optimizer: (model, optimizer)).state_dict()
@@ -173,7 +173,7 @@ def goes_on_as_without_plesio(name: str, strategy: ps.Strategy, **settings: Any)
 
 
 @pytest.mark.parametrize("name", SGDS)
-def test_the_state_that_an_optimizer_brings_goes_to_the_server(name: str) -> None:
+def test_initial_optimizer_state_reaches_the_server(name: str) -> None:
     goes_on_as_without_plesio(name, ps.async_sgd(), workers=1, engine=ps.Simulated("uniform"))
 
 
@@ -181,17 +181,17 @@ REAL = [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(every=1), ps.allreduce(), ps
 
 
 @pytest.mark.parametrize("strategy", REAL, ids=str)
-def test_a_warm_optimizer_goes_on_wherever_it_steps(strategy: ps.Strategy) -> None:
+def test_initial_optimizer_state_is_kept_by_every_strategy(strategy: ps.Strategy) -> None:
     """AMSGrad keeps three tensors for each, more than a ring for one worker has free."""
     goes_on_as_without_plesio("AdamW", strategy, workers=1)
 
 
 @pytest.mark.parametrize("name", ["SGD with momentum", "AdamW"])
-def test_in_step_everybody_goes_on_from_what_worker_0_brings(name: str) -> None:
+def test_rounds_start_from_worker_0s_optimizer_state(name: str) -> None:
     goes_on_as_without_plesio(name, ps.sync_sgd(), workers=3, engine=ps.Simulated("uniform"))
 
 
-def test_state_that_would_need_two_counts_for_one_tensor_is_refused() -> None:
+def test_partial_initial_optimizer_state_is_refused() -> None:
     wanted = r"holds nothing for 0\.weight and exp_avg, exp_avg_sq, step=3 for 0\.bias; .*groups of their own"
     with pytest.raises(ps.ConfigurationError, match=wanted):
         ps.run(half_warm, ps.async_sgd(), workers=1, engine=ps.Simulated("uniform"))
@@ -206,7 +206,7 @@ def half_warm(worker: ps.Worker) -> None:
     worker.prepare(model, optimizer, None)
 
 
-def test_shared_memory_is_what_the_formula_says() -> None:
+def test_shared_memory_matches_the_formula() -> None:
     """N + 2 versions (one more to evaluate), N slots, and the state that optimizer and correction keep."""
     model = loops.mlp()
     described, _ = describe(model, loops.momentum(model))
@@ -225,7 +225,7 @@ def accuracy(model: nn.Module) -> dict[str, float]:
     return {"accuracy": (model(inputs).argmax(1) == labels).float().mean().item()}
 
 
-def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
+def test_a_run_folder_holds_every_file(tmp_path: Path) -> None:
     train = partial(loops.endless, pause_s=0.001)
     run = ps.run(
         train,
@@ -255,7 +255,7 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     assert "<svg" in (run.folder / "report.html").read_text()
 
 
-def test_snapshots_are_consistent_and_the_last_is_judged() -> None:
+def test_snapshots_are_consistent_and_the_last_is_evaluated() -> None:
     """The last evaluation is of the weights that the run brings back."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=40)
     run = ps.run(train, ps.async_sgd(), workers=3, evaluate=weight_sum, evaluate_every_s=0.02)
@@ -269,7 +269,7 @@ def weight_sum(model: nn.Module) -> dict[str, float]:
     return {"sum": sum(value.double().sum().item() for value in model.state_dict().values())}
 
 
-def test_a_straggler_holds_the_others_or_not() -> None:
+def test_a_straggler_holds_the_others_under_sync_sgd_only() -> None:
     """Waiting and staleness say what the strategy cost (shares, not times)."""
     train = partial(loops.endless, pause_s=0.0)
     settings = {
@@ -287,7 +287,7 @@ def test_a_straggler_holds_the_others_or_not() -> None:
     assert set(sync.summary.timeline[0].__struct_fields__) == {"worker", "kind", "start_s", "end_s", "steps"}
 
 
-def test_printing_a_run_says_what_it_cost() -> None:
+def test_printing_a_run_shows_its_figures() -> None:
     run = ps.run(partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=5), ps.buffered(2), workers=2)
     words = str(run)
     for part in ("buffered(k=2)", "version 5", "steps/s", "waiting", "staleness", "shared memory", "loss"):
@@ -322,17 +322,17 @@ def test_printing_a_run_says_what_it_cost() -> None:
         ({"workers": 2, "on_nonfinite": "ignore"}, r"unknown on_nonfinite 'ignore'; known: discard, raise"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_before_anything_starts(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_refused_before_anything_starts(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises((ps.ConfigurationError, ps.StrategyError), match=words):
         ps.run(loops.endless, **{"strategy": ps.async_sgd(), **arguments})
 
 
-def test_a_metric_nobody_measures_is_not_waited_for() -> None:
+def test_an_unknown_target_metric_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match="unknown metric 'acuracy'; known: accuracy; did you mean"):
         ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=accuracy, until=ps.Until(acuracy=0.9, seconds=20))
 
 
-def test_an_evaluation_that_returns_no_numbers_is_explained() -> None:
+def test_an_evaluation_returning_no_dict_is_explained() -> None:
     with pytest.raises(ps.PlesioError, match=r"evaluate returned 0\.5; it is to return names and numbers"):
         ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=half, until=ps.Until(seconds=20))
 
@@ -348,7 +348,7 @@ class MeasuresThisThenThat:
         return {"accuracy": 0.1} if self.calls % 2 else {"auc": 0.5 + 0.1 * self.calls}
 
 
-def test_not_every_evaluation_need_measure_everything() -> None:
+def test_evaluations_may_return_different_metrics() -> None:
     run = ps.run(
         partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=100),
         ps.async_sgd(),
@@ -379,7 +379,9 @@ class Tires:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["local", "simulated"])
-def test_an_evaluation_that_raises_ends_the_run_and_costs_nothing(engine: str | ps.Simulated, tmp_path: Path) -> None:
+def test_an_evaluation_that_raises_ends_the_run_and_keeps_its_results(
+    engine: str | ps.Simulated, tmp_path: Path
+) -> None:
     """Its words, its line, the weights, the figures, the evaluations before: in the exception and on the disk."""
     train = partial(loops.endless, pause_s=0.002) if engine == "local" else loops.follow
     if engine != "local":
@@ -408,7 +410,7 @@ def leaves(model: nn.Module) -> dict[str, float]:
     raise SystemExit("no such file: labels.csv")
 
 
-def test_an_evaluation_that_exits_is_told_too() -> None:
+def test_an_evaluation_that_exits_ends_the_run() -> None:
     with pytest.raises(ps.EvaluateError, match=r"evaluate raised SystemExit: no such file: labels\.csv"):
         ps.run(loops.endless, ps.async_sgd(), workers=1, evaluate=leaves, until=ps.Until(seconds=20))
 
@@ -422,19 +424,19 @@ def test_without_a_folder_the_exception_holds_the_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["seconds", "samples", "steps", "accuracy"])
-def test_until_counts_no_truths(name: str) -> None:
+def test_until_refuses_booleans(name: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=rf"Until\({name}=True\)"):
         ps.Until(**{name: True})
 
 
-def test_a_training_function_that_prepares_nothing_is_no_death() -> None:
+def test_a_training_function_without_prepare_warns() -> None:
     with pytest.warns(RuntimeWarning, match=r"no worker called worker\.prepare"):
         run = ps.run(loops.idle, ps.async_sgd(), workers=2)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict == {}
 
 
-def test_a_run_folder_that_cannot_be_written_loses_no_result(tmp_path: Path) -> None:
+def test_an_unwritable_run_folder_keeps_the_result_in_memory(tmp_path: Path) -> None:
     def block(_: object) -> None:
         for folder in tmp_path.iterdir():
             (folder / "summary.json").mkdir(exist_ok=True)
@@ -449,7 +451,7 @@ def test_a_run_folder_that_cannot_be_written_loses_no_result(tmp_path: Path) -> 
     }  # fmt: skip
 
 
-def test_on_a_full_disk_the_weights_are_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_weights_are_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come first; half of a file is taken away again."""
 
     def full(path: Path, data: bytes) -> int:
@@ -466,7 +468,7 @@ def test_on_a_full_disk_the_weights_are_what_is_there(tmp_path: Path, monkeypatc
     assert {one.name for one in run.folder.iterdir()} == {"run.toml", "journal.bin", "weights.safetensors"}
 
 
-def test_a_page_that_cannot_be_drawn_loses_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_report_keeps_all_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plesio.observe.files.write_report", lambda *_, **__: 1 / 0)
     with pytest.warns(RuntimeWarning, match=r"it lacks report\.html \(ZeroDivisionError: division by zero\)"):
         run = ps.run(SMALL, "sync_sgd", workers=1, runs=tmp_path, engine=SIMULATED)
@@ -483,7 +485,7 @@ def logs(worker: ps.Worker, name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", SIMULATED])
-def test_a_metric_that_no_file_can_name_is_written_all_the_same(engine: Any, tmp_path: Path) -> None:
+def test_metric_names_outside_utf8_are_escaped(engine: Any, tmp_path: Path) -> None:
     name, written = "\ud800x", "\\ud800x"
 
     def evaluate(model: nn.Module) -> dict[str, float]:
