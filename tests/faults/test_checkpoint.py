@@ -55,7 +55,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adafactor"])
-def test_in_lock_step_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
     whole = trained(ps.sync_sgd(), tmp_path / "whole", functools.partial(chancy, epochs=12, kind=kind))
     folder, train = interrupted(ps.sync_sgd(), tmp_path / "broken", epochs=12, kind=kind)
     at = latest(folder).manifest.version
@@ -67,7 +67,7 @@ def test_in_lock_step_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(kind: s
     assert re.search(r"\b(1 update|\d+ updates) undone$", resumed.incidents[0].what)
 
 
-def test_local_sgd_too(tmp_path: Path) -> None:
+def test_a_resumed_local_sgd_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
     """Its inner optimizer is the worker's and begins anew, so one without momentum: then nothing is lost."""
     whole = trained(ps.local_sgd(every=2), tmp_path / "whole", functools.partial(chancy, epochs=12, kind="plain"))
     folder, train = interrupted(ps.local_sgd(every=2), tmp_path / "broken", epochs=12, kind="plain")
@@ -75,7 +75,7 @@ def test_local_sgd_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ON_THE_SERVER, ids=lambda one: one.name)
-def test_every_recipe_goes_on_and_its_journal_replays(strategy: Strategy, tmp_path: Path) -> None:
+def test_every_recipe_resumes_and_its_journal_replays(strategy: Strategy, tmp_path: Path) -> None:
     folder, train = interrupted(strategy, tmp_path / "broken", epochs=12)
     resumed = trained(strategy, tmp_path / "resumed", train, resume=folder)
     assert resumed.batches_unvisited == 0
@@ -84,7 +84,7 @@ def test_every_recipe_goes_on_and_its_journal_replays(strategy: Strategy, tmp_pa
     assert same(resumed, ps.Run(resumed.summary, again.state_dict, None))
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes(tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=40)  # long enough to be stopped in the middle
     kept = ps.Checkpoint(tmp_path / "ck")
     first = trained(ps.async_sgd(), tmp_path / "a", train, checkpoint=kept, until=ps.Until(steps=20))
@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("of", "most"), [("steps", 1), ("samples", 6)])
-def test_until_counts_what_was_before_a_resume(of: str, most: int, tmp_path: Path) -> None:
+def test_until_counts_work_before_the_resume(of: str, most: int, tmp_path: Path) -> None:
     """As in other trainers; and steps that were called off count on neither side. `most`: in a step."""
     train = functools.partial(chancy, epochs=40)
     kept = ps.Checkpoint(tmp_path / "ck")
@@ -120,7 +120,7 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
 
 
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
-def test_what_waits_to_be_folded_is_done_again_and_counts_then(strategy: Strategy) -> None:
+def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strategy) -> None:
     """Whether its worker waits with it, or was answered and went on; and what was folded counts though its worker died."""
     keeper, sequencer = Checkpointer(Keeping(), strategy, workers=2), Sequencer(strategy, workers=2)
     for worker in (0, 1):
@@ -138,7 +138,7 @@ def test_what_waits_to_be_folded_is_done_again_and_counts_then(strategy: Strateg
 
 
 @pytest.mark.parametrize("strategy", [ps.buffered(7), ps.rennala(7)], ids=lambda one: one.name)
-def test_what_lies_in_a_buffer_counts_once_in_a_resumed_runs_total(strategy: Strategy, tmp_path: Path) -> None:
+def test_buffered_contributions_count_once_over_a_resume(strategy: Strategy, tmp_path: Path) -> None:
     """64 batches, one worker: so many steps in all, wherever it was stopped."""
     paced = ps.Pace(step_s=0.05)  # so that it is stopped before the 21st
     first = ps.run(
@@ -151,7 +151,7 @@ def test_what_lies_in_a_buffer_counts_once_in_a_resumed_runs_total(strategy: Str
     assert manifest.steps + second.steps == 64
 
 
-def test_a_training_function_that_has_changed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_training_function_warns_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on with the new one, and no replay can have both."""
     first = trained(ps.sync_sgd(), tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=12))
     at = latest(first.folder or tmp_path).manifest.version
@@ -164,7 +164,7 @@ def test_a_training_function_that_has_changed_is_told(tmp_path: Path, monkeypatc
     assert second.batches_unvisited == 0
 
 
-def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) -> None:
+def test_weights_are_plain_safetensors_and_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
@@ -176,7 +176,7 @@ def test_weights_are_plain_safetensors_and_older_checkpoints_go(tmp_path: Path) 
     assert weights.keys() == run.state_dict.keys()
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=12), checkpoint=OFTEN)
     assert run.folder is not None
     older, newer = sorted((run.folder / FOLDER).iterdir())[-2:]
@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, resume=run.folder)
 
 
-def test_a_checkpoint_that_goes_while_it_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     """As that of a run which still goes on, and deletes its older ones."""
     run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
     assert run.folder is not None
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path: Path) -> None:
         read(saved.path)
 
 
-def test_another_run_is_refused(tmp_path: Path) -> None:
+def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
     with pytest.raises(ps.CheckpointError, match="strategy=async_sgd, this one has strategy=sync_sgd"):
         trained(ps.sync_sgd(), tmp_path, resume=run.folder)
@@ -219,7 +219,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, endless, resume=run.folder)
 
 
-def test_what_cannot_be_resumed_says_why_and_what_can(tmp_path: Path) -> None:
+def test_an_invalid_resume_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     """It is told before anything is started."""
     run = trained(ps.async_sgd(), tmp_path / "runs", checkpoint=OFTEN)
     without = trained(ps.async_sgd(), tmp_path / "runs")
@@ -243,7 +243,7 @@ def test_what_cannot_be_resumed_says_why_and_what_can(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_checkpoints_without_a_server_or_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ps.ConfigurationError, match="need a server, and under hogwild"):
         trained(ps.hogwild(), tmp_path, checkpoint=OFTEN)
     with pytest.raises(ps.ConfigurationError, match="give runs="):
@@ -252,7 +252,7 @@ def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
         ps.Checkpoint(every_s=0)
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path / "runs", fills_the_disk, checkpoint=ps.Checkpoint(every_s=0.02))
     assert run.version > 0
     told = [one.what for one in run.incidents if one.what.startswith("the checkpoint ")]
@@ -262,7 +262,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_resumes_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")
     common = ["run", str(script), "--workers", "2", "--strategy", "sync_sgd"]

@@ -83,13 +83,13 @@ def put(store: CheckpointStore, version: int, value: float = 0.0) -> Path:
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.5, "2"])
-def test_at_least_one_is_kept(keep: Any) -> None:
+def test_keep_must_be_a_whole_number_of_at_least_1(keep: Any) -> None:
     with pytest.raises(ps.ConfigurationError, match=rf"^Checkpoint\(keep={keep!r}\): a whole number of at least 1$"):
         ps.Checkpoint(keep=keep)
 
 
 @pytest.mark.parametrize("every_s", [0, -1.0, float("nan"), "60"])
-def test_checkpoints_are_some_time_apart(every_s: Any) -> None:
+def test_every_s_must_be_a_positive_number(every_s: Any) -> None:
     with pytest.raises(
         ps.ConfigurationError, match=rf"^Checkpoint\(every_s={every_s!r}\): a number of seconds above 0$"
     ):
@@ -99,7 +99,7 @@ def test_checkpoints_are_some_time_apart(every_s: Any) -> None:
 # Another run's
 
 
-def test_a_new_run_does_not_write_among_anothers_checkpoints(tmp_path: Path) -> None:
+def test_a_folder_with_another_runs_checkpoints_is_refused(tmp_path: Path) -> None:
     """It is refused before anything is started, and what lies there is as it was."""
     folder = tmp_path / "ck"
     trained(tmp_path, checkpoint=ps.Checkpoint(folder))
@@ -115,7 +115,7 @@ def test_a_new_run_does_not_write_among_anothers_checkpoints(tmp_path: Path) -> 
     assert not (tmp_path / "other").exists()
 
 
-def test_nor_does_a_run_that_is_resumed_from_elsewhere_or_from_an_older_one(tmp_path: Path) -> None:
+def test_a_folder_is_refused_unless_resumed_from_its_newest_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "ck"
     trained(tmp_path, checkpoint=ps.Checkpoint(folder, every_s=OFTEN, keep=3))
     other = trained(tmp_path, checkpoint=ps.Checkpoint())
@@ -129,7 +129,7 @@ def test_nor_does_a_run_that_is_resumed_from_elsewhere_or_from_an_older_one(tmp_
     assert contents(folder) == before
 
 
-def test_a_resumed_run_that_is_stopped_before_its_next_version_can_be_resumed(tmp_path: Path) -> None:
+def test_a_resumed_run_stopped_at_once_can_be_resumed(tmp_path: Path) -> None:
     """Its folder holds the version that it began from."""
     first = trained(tmp_path, loops.endless, until=ps.Until(steps=4), checkpoint=ps.Checkpoint())
     slow = functools.partial(loops.endless, pause_s=1.0)
@@ -139,7 +139,9 @@ def test_a_resumed_run_that_is_stopped_before_its_next_version_can_be_resumed(tm
     assert third.version > second.version
 
 
-def test_its_own_folder_is_known_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_folder_is_recognised_through_links_and_relative_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(CheckpointStore(tmp_path / "ck", keep=1), 1)
     (tmp_path / "link").symlink_to("ck")
     monkeypatch.chdir(tmp_path)
@@ -151,7 +153,7 @@ def test_its_own_folder_is_known_by_any_name(tmp_path: Path, monkeypatch: pytest
         check_free(Path("link"), None)
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_as_checkpoint_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for place in (file, file / "below"):
@@ -165,7 +167,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 # Damaged ones
 
 
-def test_a_resumed_run_goes_on_in_its_folder_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_in_a_folder_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "ck"
     trained(tmp_path, checkpoint=ps.Checkpoint(folder, every_s=OFTEN, keep=3))
     *_, older, newest = versions(folder)
@@ -205,7 +207,7 @@ def test_damaged_checkpoints_go_before_good_ones(keep: int, left: list[int], tmp
     assert latest(tmp_path).manifest.version == 15
 
 
-def test_what_another_run_wrote_meanwhile_is_neither_replaced_nor_deleted(tmp_path: Path) -> None:
+def test_checkpoints_of_a_concurrent_run_are_neither_replaced_nor_deleted(tmp_path: Path) -> None:
     mine, other = CheckpointStore(tmp_path, keep=1), CheckpointStore(tmp_path, keep=1)
     put(mine, 1)
     put(other, 2, value=7.0)
@@ -216,7 +218,7 @@ def test_what_another_run_wrote_meanwhile_is_neither_replaced_nor_deleted(tmp_pa
     assert read(at(tmp_path, 2)).weights()["w"].tolist() == [7.0] * 3
 
 
-def test_a_run_folder_that_is_gone_is_not_made_again_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_deleted_run_folder_is_not_recreated_and_training_goes_on(tmp_path: Path) -> None:
     """It would hold checkpoints and neither run.toml nor journal, and nobody would know why."""
 
     def delete(live: Any) -> None:
@@ -238,7 +240,7 @@ def test_a_run_folder_that_is_gone_is_not_made_again_and_training_goes_on(tmp_pa
         put(CheckpointStore(tmp_path / "gone" / FOLDER, keep=1), 1)
 
 
-def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
+def test_temporary_folders_of_dead_servers_are_removed(tmp_path: Path) -> None:
     """But not what a process that is alive is writing."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -251,7 +253,7 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([alive.name, at(tmp_path, 1).name])
 
 
-def test_what_a_killed_server_of_the_same_number_left_is_removed(tmp_path: Path) -> None:
+def test_temporary_folders_with_the_servers_own_pid_are_removed(tmp_path: Path) -> None:
     """In a container the same numbers come again and again. What no server names so is left alone."""
     mine, others = (tmp_path / f".{PREFIX}00000001.{end}" for end in (os.getpid(), "kept"))
     for one in (mine, others):
@@ -331,7 +333,7 @@ def test_another_optimizer_is_refused(strategy: Strategy, was: str, now: str, wo
 
 
 @pytest.mark.parametrize(("was", "now"), [("plain", "adam"), ("plain", "sgd"), ("sgd", "plain")])
-def test_so_is_one_that_is_folded_in_another_way(was: str, now: str, tmp_path: Path) -> None:
+def test_an_optimizer_folded_in_another_way_is_refused(was: str, now: str, tmp_path: Path) -> None:
     """Under async_sgd, which looks ahead where there is momentum."""
     names = {"sgd": "sgd.SGD", "plain": "sgd.SGD", "adam": "adamw.AdamW"}
     first = trained(tmp_path, functools.partial(LONG, kind=was), ps.async_sgd(), checkpoint=ps.Checkpoint())
@@ -357,7 +359,7 @@ def test_so_is_one_that_is_folded_in_another_way(was: str, now: str, tmp_path: P
     ],
     ids=["garbage", "empty", "cut"],
 )
-def test_a_damaged_old_journal_is_told_and_the_run_goes_on(
+def test_a_damaged_old_journal_warns_and_the_run_resumes(
     damaged: Callable[[bytes], bytes], words: str, tmp_path: Path
 ) -> None:
     first = kept_in_run(trained(tmp_path, checkpoint=ps.Checkpoint()))
@@ -374,7 +376,7 @@ def test_a_damaged_old_journal_is_told_and_the_run_goes_on(
     assert read_journal(kept_in_run(second)).missing is None
 
 
-def test_updates_after_the_checkpoint_are_counted_by_the_old_journal(tmp_path: Path) -> None:
+def test_the_old_journal_gives_the_number_of_undone_updates(tmp_path: Path) -> None:
     first = trained(tmp_path, checkpoint=ps.Checkpoint(every_s=OFTEN, keep=9))
     folder = kept_in_run(first)
     *_, older, newest = versions(folder / FOLDER)
@@ -388,7 +390,7 @@ def test_updates_after_the_checkpoint_are_counted_by_the_old_journal(tmp_path: P
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["deleted", "never kept"])
-def test_without_the_old_journal_nobody_knows_what_is_undone(kept: bool, tmp_path: Path) -> None:
+def test_without_the_old_journal_undone_updates_are_unknown(kept: bool, tmp_path: Path) -> None:
     """That is put on record and no reason to warn."""
     checkpoint = ps.Checkpoint(tmp_path / "ck")
     first = ps.run(

@@ -77,7 +77,7 @@ def test_the_fork_servers_death_is_one_clear_error(name: str) -> None:
     assert alive(ForkServer.shared().pid)
 
 
-def test_so_is_its_death_before_training_begins() -> None:
+def test_the_fork_servers_death_before_training_is_one_clear_error() -> None:
     start = Processes.start
 
     def bereft(self: Processes, job: Job) -> None:
@@ -124,7 +124,9 @@ def on_its_own(worker: ps.Worker, folder: str, steps: int, pause_s: float) -> No
         ("hogwild", 10**9, None, ""),  # they never need it
     ],
 )
-def test_a_frozen_server_is_noticed(name: str, steps: int, until: ps.Until | None, words: str, tmp_path: Path) -> None:
+def test_a_frozen_server_is_a_deadline_error(
+    name: str, steps: int, until: ps.Until | None, words: str, tmp_path: Path
+) -> None:
     """Whether the workers end or not: in the time given, and a grace."""
 
     def freeze() -> None:
@@ -155,7 +157,7 @@ def given_up(run: ps.Run) -> list[str]:
     return [one.what for one in run.incidents if "the last evaluation, of version" in one.what]
 
 
-def test_a_last_evaluation_that_never_ends_is_given_up() -> None:
+def test_an_endless_last_evaluation_is_given_up() -> None:
     """What was trained comes back."""
     run = ps.run(SHORT, "async_sgd", workers=2, evaluate=never_returns, timeout_s=2.0)
     assert run.ended == "finished"
@@ -167,14 +169,14 @@ def test_a_last_evaluation_that_never_ends_is_given_up() -> None:
     ]
 
 
-def test_a_last_evaluation_that_is_dropped_after_a_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_the_last_evaluation_after_a_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plesio.launch.local.engine.JUDGE_S", 1.0)
     run = ps.run(loops.endless, "async_sgd", workers=2, evaluate=never_returns, until=ps.Until(steps=40))
     (told,) = given_up(run)
     assert told.endswith("was given up: evaluate did not return within 1 s of the run being asked to stop")
 
 
-def test_a_last_evaluation_that_ctrl_c_did_not_wait_for_is_told() -> None:
+def test_giving_up_the_last_evaluation_after_ctrl_c_is_reported() -> None:
     press = once(20, partial(signal.raise_signal, signal.SIGINT))
     with pytest.raises(ps.RunInterrupted) as caught:
         ps.run(loops.endless, "async_sgd", workers=2, evaluate=never_returns, watch=press)
@@ -216,7 +218,7 @@ def test_a_process_with_many_open_files_can_run(fresh: bool, limit: Callable[[in
 
 
 @pytest.mark.parametrize("more", [0, 20, 60, 100])
-def test_too_few_descriptors_are_said(more: int, limit: Callable[[int], None]) -> None:
+def test_too_few_descriptors_are_a_clear_error(more: int, limit: Callable[[int], None]) -> None:
     """Whatever opening it is that fails; and nothing stays open. When there are more, the same fork server will do."""
     fork_server = ForkServer.shared().pid
     may = limit_that_leaves(more)
@@ -234,7 +236,7 @@ def test_too_few_descriptors_are_said(more: int, limit: Callable[[int], None]) -
     del caught
 
 
-def test_a_fork_server_begun_with_few_descriptors_is_told_of_more(limit: Callable[[int], None]) -> None:
+def test_a_fork_server_learns_of_a_raised_descriptor_limit(limit: Callable[[int], None]) -> None:
     """Else it, and its children, would silently lose those that are passed to them."""
     ForkServer.close_shared()
     limit(limit_that_leaves(24))
@@ -245,7 +247,7 @@ def test_a_fork_server_begun_with_few_descriptors_is_told_of_more(limit: Callabl
 
 
 @pytest.mark.parametrize("free", [0, 1, 3])
-def test_too_few_descriptors_for_the_fork_server_itself(free: int, limit: Callable[[int], None]) -> None:
+def test_too_few_descriptors_for_the_fork_server_are_a_clear_error(free: int, limit: Callable[[int], None]) -> None:
     ForkServer.close_shared()
     before = open_descriptors()
     limit(limit_that_leaves(free))
@@ -300,7 +302,7 @@ def keep_few_answers(worker: ps.Worker) -> None:
     fcntl.fcntl(worker._exchange._doorbell._answer, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
 
 
-def test_a_frozen_worker_that_is_called_off_holds_up_nobody_and_is_evicted(tmp_path: Path) -> None:
+def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> None:
     train = partial(one_stands_still, how="freezes", folder=tmp_path)
     run = ps.run(train, ps.first_of(2), workers=3, timeout_s=2.0)
     assert any(one.worker == 2 and one.what.endswith("evicted") for one in run.incidents)
@@ -360,7 +362,7 @@ def talkative(worker: ps.Worker, folder: Path) -> None:
             steps.write(b".")
 
 
-def test_training_goes_on_while_the_process_that_began_it_stands_still(tmp_path: Path) -> None:
+def test_training_goes_on_while_the_launcher_is_stopped(tmp_path: Path) -> None:
     """As after Ctrl-Z: it reads no messages, and more are written than there is room for on the way."""
     steps = tmp_path / "steps"
 
@@ -379,7 +381,7 @@ def test_training_goes_on_while_the_process_that_began_it_stands_still(tmp_path:
         assert [one.time_s for one in logged] == sorted(one.time_s for one in logged)
 
 
-def test_what_happened_is_told_later_to_a_process_that_stands_still_and_progress_is_not() -> None:
+def test_incidents_for_a_stopped_launcher_are_kept_and_progress_is_dropped() -> None:
     ours, its = channel_pair()
     server = SimpleNamespace(_engine=Channel(ours, Stop, "the engine"))
     engine: Channel[Progress | Trouble] = Channel(its, Progress | Trouble, "the server")

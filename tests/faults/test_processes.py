@@ -78,7 +78,7 @@ def steps_at(times: list[tuple[float, int]], when_s: float) -> int:
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "first_of", "bounded_staleness", "allreduce"])
-def test_a_dead_workers_data_is_visited_by_others(name: str, tmp_path: Path) -> None:
+def test_a_dead_workers_batches_are_visited_by_others(name: str, tmp_path: Path) -> None:
     """Each sample of each epoch but the last goes into the model once or more, though a worker died with some."""
     rows, epochs = 120, 6
     train = partial(loops.visit, folder=str(tmp_path), rows=rows, epochs=epochs, pause_s=0.004)
@@ -111,7 +111,7 @@ def test_each_epoch_visits_each_sample_once(tmp_path: Path) -> None:
     assert run.workers[0].steps < min(run.workers[1].steps, run.workers[2].steps)
 
 
-def test_shards_give_each_worker_its_equal_part(tmp_path: Path) -> None:
+def test_shards_give_each_worker_an_equal_part(tmp_path: Path) -> None:
     """data="shards": a slow worker does its own part, and nobody does it for it."""
     train = partial(loops.visit, folder=str(tmp_path), rows=96, epochs=2, pause_s=0.002)
     run = ps.run(train, ps.async_sgd(), workers=3, data="shards", faults=[ps.Slow(worker=0, factor=4)])
@@ -136,7 +136,7 @@ def test_the_servers_death_is_one_clear_error(name: str) -> None:
     assert time.monotonic() - seen[-1] < 4.0
 
 
-def test_the_last_worker_raised_though_others_were_to_go_on() -> None:
+def test_a_run_whose_only_worker_raised_is_an_error() -> None:
     train = partial(loops.raising, who=0, after=2)
     with pytest.raises(
         ps.WorkerLostError, match=r"every worker died; .*; worker 0 raised ValueError: the disk is on fire$"
@@ -144,7 +144,7 @@ def test_the_last_worker_raised_though_others_were_to_go_on() -> None:
         ps.run(train, ps.async_sgd(), workers=1, on_worker_error="continue", timeout_s=30)
 
 
-def test_all_workers_dead() -> None:
+def test_a_run_whose_workers_all_died_is_an_error() -> None:
     with pytest.raises(ps.WorkerLostError, match="every worker died"):
         ps.run(
             loops.endless,
@@ -189,7 +189,7 @@ def test_a_contribution_that_is_not_finite_is_discarded(name: str, value: float)
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
-def test_a_run_of_nothing_but_nan_is_an_error(name: str, tmp_path: Path) -> None:
+def test_a_run_with_only_nan_is_an_error(name: str, tmp_path: Path) -> None:
     """Its folder is written all the same."""
     with pytest.raises(
         ps.NonFiniteError, match=r"nothing was trained: no contribution was finite \(\d+ with"
@@ -201,7 +201,7 @@ def test_a_run_of_nothing_but_nan_is_an_error(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
-def test_a_run_that_diverged_says_so_in_few_lines(name: str) -> None:
+def test_repeated_non_finite_contributions_are_reported_rarely(name: str) -> None:
     """Of 40 a worker that are not finite: the 1st, 2nd, 4th, 8th, 16th and 32nd."""
     run = ps.run(partial(loops.hopeless, steps=41, good=1), name, workers=2, timeout_s=30)
     assert run.discarded == {"not finite": 80}
@@ -213,7 +213,7 @@ def test_a_run_that_diverged_says_so_in_few_lines(name: str) -> None:
         ]  # fmt: skip
 
 
-def test_not_finite_can_end_the_run() -> None:
+def test_on_nonfinite_raise_ends_the_run() -> None:
     with pytest.raises(ps.NonFiniteError, match=r"contribution 5 of worker 1 .* on_nonfinite='raise'"):
         ps.run(
             partial(loops.poisoned, who=1, at=4, value=float("nan"), steps=200),
@@ -261,7 +261,7 @@ def test_misuse_in_a_worker_is_explained(action: str, words: str) -> None:
         ps.run(partial(loops.one_step, action=action), ps.async_sgd(), workers=1, timeout_s=30)
 
 
-def test_too_little_shared_memory_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_an_error_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the size needed, the size there is, and what to do."""
     from plesio.transport import memory
 
@@ -340,7 +340,7 @@ def once_interrupted() -> Callable[[Live], None]:
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
-def test_ctrl_c_leaves_what_there_is(name: str, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_summary_report_and_weights(name: str, tmp_path: Path) -> None:
     """Summary, report and weights, in the folder and in the exception."""
     with pytest.raises(ps.RunInterrupted, match=f"interrupted at version .*; written to {tmp_path}") as caught:
         ps.run(loops.endless, RECIPES[name](), workers=2, runs=tmp_path, watch=once_interrupted(), timeout_s=30)
@@ -360,7 +360,7 @@ def slow_to_stop(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
-def test_who_is_slow_to_stop_has_not_died(name: str, tmp_path: Path) -> None:
+def test_a_worker_slow_to_stop_is_reported_as_stopped(name: str, tmp_path: Path) -> None:
     """After Ctrl-C it is ended by the engine, and both table and report say so."""
     with pytest.raises(ps.RunInterrupted) as caught:
         ps.run(slow_to_stop, RECIPES[name](), workers=2, runs=tmp_path, watch=once_interrupted(), timeout_s=30)
@@ -378,7 +378,7 @@ def test_a_budget_ends_a_worker_that_is_slow_to_stop() -> None:
     assert any("worker 1 did not end within 3 s of being asked to" in one.what for one in run.incidents)
 
 
-def test_ctrl_c_says_where_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_names_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
     """From this run's checkpoint; or from the one it was resumed from itself, if it kept none."""
     first = interrupted(tmp_path, checkpoint=ps.Checkpoint(every_s=60))
     assert first.resume == first.folder
@@ -405,7 +405,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     script.communicate(timeout=5)  # what is left is the interpreter's own end
 
 
-def test_a_killed_engine_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     script = start_script(tmp_path, 0.005)
     pids = pids_of(tmp_path)
     assert all(alive(pid) for pid in pids)
@@ -420,7 +420,7 @@ def test_a_worker_that_never_prepares_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_another_hands_over_the_weights_when_the_first_died_at_it(name: str) -> None:
+def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -> None:
     """Killed after the first tensor: nobody trains from half a model, or from half an optimizer's state."""
     train = partial(loops.dies_handing_over, rate=0.0)
     run = ps.run(train, RECIPES[name](), workers=3, timeout_s=30)
@@ -431,7 +431,7 @@ def test_another_hands_over_the_weights_when_the_first_died_at_it(name: str) -> 
 
 
 @pytest.mark.parametrize("evaluate", [None, lambda model: {"a": 1.0}], ids=["", "evaluated"])
-def test_weights_that_were_left_whole_stay_whole(evaluate: Callable[..., Any] | None) -> None:
+def test_final_weights_stay_whole_after_a_death_handing_them_over(evaluate: Callable[..., Any] | None) -> None:
     """Whoever goes on under all-reduce and is killed while it leaves its own, leaves those alone."""
     run = ps.run(replicas.dies_handing_over, ps.allreduce(), workers=2, evaluate=evaluate, timeout_s=30)
     assert [one.left for one in run.workers] == ["died", "finished"]
@@ -442,7 +442,7 @@ def test_weights_that_were_left_whole_stay_whole(evaluate: Callable[..., Any] | 
     )
 
 
-def test_the_state_handed_over_is_whole_when_the_first_died_at_it() -> None:
+def test_initial_optimizer_state_comes_whole_after_a_death_handing_it_over() -> None:
     whole, again = (
         ps.run(partial(loops.dies_handing_over, rate=0.1, who=who), ps.sync_sgd(), workers=workers, timeout_s=30)
         for who, workers in ((None, 1), (0, 2))
@@ -472,7 +472,7 @@ def end_itself(model: object) -> dict[str, float]:
     return {}
 
 
-def test_the_evaluators_death_is_told_and_training_goes_on() -> None:
+def test_the_evaluators_death_is_reported_and_training_goes_on() -> None:
     train = partial(loops.endless, pause_s=0.005)
     run = ps.run(train, ps.async_sgd(), workers=2, evaluate=end_itself, until=ps.Until(steps=60))
     assert run.history == ()

@@ -78,7 +78,7 @@ def once_stepped() -> Callable[[Live], None]:
     return watch
 
 
-def test_a_run_that_was_stopped_amid_its_rounds_is_resumed_to_the_same_end(tmp_path: Path) -> None:
+def test_a_run_stopped_within_a_round_resumes_to_the_same_weights(tmp_path: Path) -> None:
     """Its checkpoint is a version of the uninterrupted run: none is of the end, when workers have left one by one."""
     train = partial(stopping.lingering, pause_s=0.3)
     whole = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=30)
@@ -100,7 +100,7 @@ def unevenly(worker: ps.Worker) -> None:
         optimizer.step()
 
 
-def test_the_last_checkpoint_is_of_the_moment_of_the_stop(tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_of_the_version_at_the_stop(tmp_path: Path) -> None:
     """Each worker is amid a step then, which counts, and hears of the stop with the answer to it."""
     kept = ps.Checkpoint(every_s=0.05)
     run = ps.run(unevenly, ps.async_sgd(), workers=3, runs=tmp_path, checkpoint=kept, until=ps.Until(steps=12))
@@ -114,7 +114,7 @@ def checkpoint_of(folder: Path, version: int) -> bool:
     return one.name.startswith(PREFIX) and latest(folder).manifest.version <= version
 
 
-def test_a_stop_waits_for_its_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_last_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
     """Nobody is killed for what the server takes to write it."""
     run = ps.run(
         slow_disk(loops.endless),
@@ -133,7 +133,7 @@ def test_a_stop_waits_for_its_checkpoint(slow_disk: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("every_s", [1000.0, pytest.param(0.3, marks=pytest.mark.slow)])
-def test_ctrl_c_waits_for_its_checkpoint(every_s: float, slow_disk: Any, tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_the_last_checkpoint(every_s: float, slow_disk: Any, tmp_path: Path) -> None:
     """And for one that is being written when it is pressed."""
     pressed = press_when(tmp_path / "writing") if every_s < 1 else None
     with pytest.raises(ps.RunInterrupted, match=r"interrupted at version .*; go on with resume=") as caught:
@@ -154,7 +154,7 @@ def test_ctrl_c_waits_for_its_checkpoint(every_s: float, slow_disk: Any, tmp_pat
     assert pressed is None or pressed.join() is None
 
 
-def test_ctrl_c_while_the_last_checkpoint_is_written_loses_nothing(slow_disk: Any, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_last_checkpoint_loses_nothing(slow_disk: Any, tmp_path: Path) -> None:
     pressed = press_when(tmp_path / "writing")
     with pytest.raises(ps.RunInterrupted, match="interrupted at version 40; ") as caught:
         ps.run(
@@ -170,7 +170,7 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_loses_nothing(slow_disk: An
     assert checkpoint_of(caught.value.folder / FOLDER, 40)
 
 
-def test_a_second_ctrl_c_waits_for_no_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
     started_s = time.monotonic()
     pressed = press_when(tmp_path / "writing", 1.0)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -187,7 +187,7 @@ def test_a_second_ctrl_c_waits_for_no_checkpoint(slow_disk: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("ctrl_c", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_checkpoint_that_does_not_get_done_is_given_up(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
+def test_an_endless_checkpoint_is_a_deadline_error(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
     """In the time given, and a grace; the server is named, and what it was at."""
     words = r"the server process \(\d+\) said nothing for 8 s at version .*: it is writing a checkpoint into '.*ck' and"
     started_s = time.monotonic()
@@ -220,7 +220,7 @@ def presses_while_it_is_written(monkeypatch: pytest.MonkeyPatch, times: int) -> 
     monkeypatch.setattr(RunFolder, "write", pressed)
 
 
-def test_ctrl_c_while_the_run_folder_is_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_writing_the_run_folder_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     presses_while_it_is_written(monkeypatch, 1)
     with pytest.raises(ps.RunInterrupted, match="interrupted at version 40; written to") as caught:
         ps.run(SHORT, ps.async_sgd(), workers=2, runs=tmp_path)
@@ -230,7 +230,7 @@ def test_ctrl_c_while_the_run_folder_is_written_loses_nothing(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_second_ctrl_c_waits_for_no_run_folder(
+def test_a_second_ctrl_c_does_not_wait_for_the_run_folder(
     interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of them may have ended the training."""
@@ -242,7 +242,7 @@ def test_a_second_ctrl_c_waits_for_no_run_folder(
     assert not list(tmp_path.glob("*/summary.json"))
 
 
-def test_an_error_is_told_though_a_loaders_process_dies_meanwhile() -> None:
+def test_an_error_is_reported_despite_a_dying_loader_process() -> None:
     """Torch raises for the latter, wherever the worker is: also where it tells of its error."""
     with pytest.raises(ps.WorkerError, match="worker 1 raised Unlucky: the user's error") as caught:
         ps.run(stopping.unlucky, ps.async_sgd(), workers=2, timeout_s=30)
@@ -250,7 +250,7 @@ def test_an_error_is_told_though_a_loaders_process_dies_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("[Errno 104]"), EOFError(), ValueError("no")])
-def test_a_broken_line_to_a_loaders_process_is_explained(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_pipe_to_a_loader_process_is_explained(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what torch says a moment later; and then torch says no more."""
 
     def torchs(*_: object) -> None:
@@ -277,7 +277,7 @@ sys.stdin.read()
 """
 
 
-def test_a_fork_server_does_not_outlive_its_engine_in_its_imports(tmp_path: Path) -> None:
+def test_a_fork_server_ends_with_its_launcher_even_while_importing(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)")
     script = subprocess.Popen(
         [sys.executable, "-c", ENDS_EARLY],
@@ -308,7 +308,7 @@ def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "allreduce"])
-def test_the_last_round_is_a_whole_one(strategy: str) -> None:
+def test_the_last_round_is_complete(strategy: str) -> None:
     """Who asks for data when the run is stopped gets some: without it the others would be a smaller round, at full weight."""
     run = ps.run(stopping.late_for_data, strategy, workers=3, data="shards", until=ps.Until(seconds=0.7))
     assert run.ended.startswith("0.7 seconds")
@@ -330,7 +330,7 @@ def test_ctrl_c_does_not_wait_for_what_train_refers_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nor_does_one_that_took_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_run_works_after_a_start_that_timed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ForkServer.shared(PRELOAD)
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
     with monkeypatch.context() as brief:
@@ -340,7 +340,7 @@ def test_nor_does_one_that_took_too_long(tmp_path: Path, monkeypatch: pytest.Mon
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
 
 
-def test_a_start_that_is_broken_off_half_way_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_interrupted_half_way_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the server and one worker were started."""
     started: list[int] = []
 
@@ -361,7 +361,7 @@ def test_a_start_that_is_broken_off_half_way_leaves_no_process(monkeypatch: pyte
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
 
 
-def test_who_never_steps_is_told_by_the_loader() -> None:
+def test_a_worker_that_never_steps_ends_with_the_run() -> None:
     run = ps.run(stopping.only_reads, "sync_sgd", workers=2, until=ps.Until(seconds=0.3))
     assert run.ended.startswith("0.3 seconds")
     assert [one.left for one in run.workers] == ["finished", "finished"]

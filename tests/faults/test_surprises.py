@@ -42,7 +42,7 @@ def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: 
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "allreduce", "hogwild"])
-def test_a_death_is_noticed_though_the_loaders_processes_live_on(name: str) -> None:
+def test_a_death_is_noticed_despite_surviving_loader_processes(name: str) -> None:
     """They notice it themselves 5 s later; until then the line to their dead parent must not be theirs.
 
     Under `allreduce` they hold gloo's connections, too: the server, which knows, has to tell the neighbours.
@@ -59,7 +59,7 @@ def test_a_death_is_noticed_though_the_loaders_processes_live_on(name: str) -> N
     assert any("worker 1 died" in one.what for one in run.incidents)
 
 
-def test_a_run_does_not_wait_for_a_loaders_idle_processes() -> None:
+def test_a_run_does_not_wait_for_idle_loader_processes() -> None:
     train = partial(fed_by_processes, epochs=2, persistent=True)
     run = ps.run(train, ps.async_sgd(), workers=2, until=ps.Until(seconds=4.5), timeout_s=30)
     assert run.ended == "finished"
@@ -85,7 +85,7 @@ def killed_while_its_loader_begins(worker: ps.Worker, folder: Path) -> None:
     raise ValueError("the run ends, and worker 0 is killed")
 
 
-def test_the_processes_of_a_loader_die_with_their_worker(tmp_path: Path) -> None:
+def test_loader_processes_die_with_their_worker(tmp_path: Path) -> None:
     with pytest.raises(ps.WorkerError, match="the run ends"):
         ps.run(partial(killed_while_its_loader_begins, folder=tmp_path), ps.async_sgd(), workers=2, timeout_s=30)
     started = {int(path.name) for path in tmp_path.iterdir()}
@@ -93,7 +93,7 @@ def test_the_processes_of_a_loader_die_with_their_worker(tmp_path: Path) -> None
     assert gone_within(started, 1.0)
 
 
-def test_the_processes_of_an_evaluations_loader_do_not_outlive_the_run(tmp_path: Path) -> None:
+def test_loader_processes_of_an_evaluation_end_with_the_run(tmp_path: Path) -> None:
     kept: list[DataLoader[Any]] = []
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
@@ -134,7 +134,7 @@ def freezing(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
-def test_a_run_does_not_wait_for_ever_for_the_last_one(name: str) -> None:
+def test_a_frozen_last_worker_is_evicted(name: str) -> None:
     """What it had of the data is counted as not visited."""
     run = ps.run(freezing, name, workers=3, timeout_s=3.0, until=ps.Until(seconds=20.0), pace=0.01)
     assert run.ended == "finished"
@@ -168,7 +168,7 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     ForkServer.close_shared()  # it knows a module that is no longer there
 
 
-def test_edits_between_two_runs_are_seen(
+def test_edited_modules_and_environment_reach_the_next_run(
     edited: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In modules that were reloaded, and in the environment."""
@@ -206,7 +206,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("name", ["select.py", "plesio/__init__.py"])
-def test_the_processes_of_a_run_import_from_where_the_script_does(name: str, tmp_path: Path) -> None:
+def test_processes_import_from_the_scripts_paths(name: str, tmp_path: Path) -> None:
     """Not from the current folder, and from where only the script says too."""
     script, shadow = tmp_path / "script" / "train.py", tmp_path / "current" / name
     for file, text in ((script, ELSEWHERE), (shadow, "raise SystemExit('the current folder was searched')")):
@@ -233,14 +233,14 @@ def cell() -> Callable[[ps.Worker], None]:
     return train
 
 
-def test_what_a_run_brought_is_gone_with_it() -> None:
+def test_classes_of_earlier_runs_are_forgotten() -> None:
     """A notebook's cell that is run again and again fills no memory: a worker finds its own class alone."""
     for _ in range(3):
         run = ps.run(cell(), ps.async_sgd(), workers=1)
         assert run.logged[0].metrics["there"] == 1.0
 
 
-def test_a_training_function_may_refer_to_more_data_than_a_message_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_function_may_be_larger_than_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data at the top of a script, or of a notebook, travels with the function."""
     monkeypatch.setattr("plesio.transport.channel.MESSAGE_BYTES_MAX", 1_000_000)
     data = torch.arange(1_000_000)
@@ -253,7 +253,7 @@ def test_a_training_function_may_refer_to_more_data_than_a_message_holds(monkeyp
     assert run.logged[0].metrics["total"] == data.sum()
 
 
-def test_nothing_is_left_open_at_the_end_of_a_program() -> None:
+def test_a_program_ends_without_resource_warnings() -> None:
     """Python warns of it in development mode; nobody else would notice."""
     program = (
         "from functools import partial; import plesio as ps; from support import loops\n"
@@ -268,7 +268,7 @@ def test_nothing_is_left_open_at_the_end_of_a_program() -> None:
 SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=5)
 
 
-def test_a_run_beside_another_is_refused() -> None:
+def test_a_concurrent_run_is_refused() -> None:
     """By whichever thread it is asked for; the one under way goes on."""
     refused: list[str] = []
 
@@ -310,7 +310,7 @@ class Generates:
         (partial(awaits), "is an async def"),
     ],
 )
-def test_a_function_that_would_not_run_is_refused(train: Callable[..., object], words: str) -> None:
+def test_generators_and_coroutines_are_refused_as_train(train: Callable[..., object], words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(train, ps.async_sgd(), workers=1)
 
@@ -320,7 +320,7 @@ def idle(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
-def test_a_run_that_trained_nothing_says_so(engine: str | ps.Simulated) -> None:
+def test_a_run_that_trained_nothing_warns(engine: str | ps.Simulated) -> None:
     with pytest.warns(RuntimeWarning, match=r"nothing was trained: no worker called worker\.prepare") as caught:
         run = ps.run(idle, ps.async_sgd(), workers=2, engine=engine)
     assert run.version == 0
@@ -349,7 +349,7 @@ def cannot_judge(model: torch.nn.Module) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
-def test_text_that_utf8_has_not_is_told_all_the_same(engine: str | ps.Simulated, tmp_path: Path) -> None:
+def test_messages_outside_utf8_are_escaped(engine: str | ps.Simulated, tmp_path: Path) -> None:
     words = r"cannot read caf\\udce9\.png"
     with pytest.raises(ps.WorkerError, match=words):
         ps.run(partial(stumbles, how="raises"), ps.async_sgd(), workers=2, engine=engine)
@@ -377,7 +377,7 @@ def leaving_a_child(worker: Any, note: str) -> None:
     optimizer.step()
 
 
-def test_a_process_that_training_leaves_does_not_keep_the_run(tmp_path: Path) -> None:
+def test_a_child_process_left_by_training_does_not_hold_the_run(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     assert ps.run(partial(leaving_a_child, note=str(note)), ps.sync_sgd(), workers=1, timeout_s=60).version == 1
     assert gone_within({int(note.read_text())}, 10.0)
