@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from _report import Row, parser, progress, report
-from plesio.launch.simulated.engine import Simulated
+from plesio.config.simulated import Simulated
 
 TRAINING = 1024
 """Images trained on; the other 773 are the test set. 128 batches share out evenly: else, at the end, a barrier would step

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plesio import cluster
     from plesio.cluster import Cluster
+    from plesio.config.checkpoint import Checkpoint
+    from plesio.config.faults import Kill, Pace, Slow
+    from plesio.config.simulated import Simulated
+    from plesio.config.until import Until
     from plesio.errors import (
         CheckpointError,
         ConfigurationError,
@@ -24,12 +28,9 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerLostError,
     )
-    from plesio.faults import Kill, Pace, Slow
     from plesio.launch.replayed.replay import Replayed, ReplayError, replay
-    from plesio.launch.simulated.engine import Simulated
     from plesio.protocol.journal import JournalError
-    from plesio.runner import EvaluateError, Run, Until, run
-    from plesio.server.checkpoints import Checkpoint
+    from plesio.runner import EvaluateError, Run, run
     from plesio.strategy import Strategy
     from plesio.strategy.answers import Seconds, Steps
     from plesio.strategy.recipes import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "plesio.cluster": ("Cluster",),
-    "plesio.server.checkpoints": ("Checkpoint",),
+    "plesio.config.checkpoint": ("Checkpoint",),
     "plesio.errors": (
         "CheckpointError",
         "ConfigurationError",
@@ -66,7 +67,7 @@ _HOMES = {
         "WorkerError",
         "WorkerLostError",
     ),
-    "plesio.faults": ("Kill", "Pace", "Slow"),
+    "plesio.config.faults": ("Kill", "Pace", "Slow"),
     "plesio.protocol.journal": ("JournalError",),
     "plesio.strategy.recipes": (
         "allreduce",
@@ -83,8 +84,9 @@ _HOMES = {
     ),
     "plesio.launch.replayed.replay": ("Replayed", "ReplayError", "replay"),
     "plesio.strategy.answers": ("Seconds", "Steps"),
-    "plesio.runner": ("EvaluateError", "Run", "Until", "run"),
-    "plesio.launch.simulated.engine": ("Simulated",),
+    "plesio.runner": ("EvaluateError", "Run", "run"),
+    "plesio.config.simulated": ("Simulated",),
+    "plesio.config.until": ("Until",),
     "plesio.strategy.strategy": ("Strategy",),
     "plesio.worker.worker": ("Worker",),
 }

@@ -15,25 +15,25 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.choices import DATA, ON_NONFINITE, ON_WORKER_ERROR, check_choice
-from plesio.config import as_pace, as_strategy, check_kinds, check_numbers
+from plesio.config import RunConfig
+from plesio.config.checkpoint import Checkpoint
+from plesio.config.faults import Fault, Pace
+from plesio.config.simulated import Simulated
+from plesio.config.until import Until
 from plesio.errors import ConfigurationError, NonFiniteError, PlesioError, RunInterrupted
-from plesio.faults import Fault, Pace, check_faults
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.provenance import name_of, without_arguments
-from plesio.launch.resume import Resumption, check_keeping, kept, resumable, resumption
-from plesio.launch.simulated.engine import Simulated, SimulatedEngine
+from plesio.launch.resume import Resumption, kept, resumable, resumption
+from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.simulated.limits import Limits
 from plesio.launch.simulated.whatif import advice
-from plesio.launch.until import Until
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
 from plesio.observe.summary import Evaluation, Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
-from plesio.server.checkpoints import Checkpoint
 from plesio.strategy import Strategy
 
 _turn = threading.Lock()
@@ -104,7 +104,6 @@ def alone(refusal: str) -> Iterator[None]:
         _turn.release()
 
 
-@alone("another run is under way in this process, and there is one at a time: wait for its end, or use another process")
 def run(
     train: Callable[..., object],
     strategy: Strategy | str | Callable[..., Strategy],
@@ -131,20 +130,20 @@ def run(
     Args:
         train: called with a `Worker` in each worker process; an ordinary PyTorch loop.
         strategy: `ps.async_sgd()` and the like, or the name of a recipe.
-        workers: how many.
+        workers: how many workers.
         engine: where they run: "local", processes of this host; or `ps.Simulated(cluster)`, greenlets in virtual time.
         seed: seeds everything random: initial weights, order of data, jitter.
-        data: "leases": fast workers take more of the data; "shards": each gets an equal part. Strategies in lock step
-            always share out evenly.
+        data: leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always
+            share out evenly.
         faults: what goes wrong on purpose: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
         pace: the least time a step takes, to stand in for an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
         evaluate: called with the model while training goes on, on consistent snapshots (under `hogwild` they may be
             torn); returns a dict of metric names and numbers.
-        evaluate_every_s: seconds it pauses between two snapshots.
+        evaluate_every_s: pause between two evaluations, in seconds.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
-        on_worker_error: an exception in one worker: "raise" ends the run, "continue" goes on without that worker.
-        on_nonfinite: a contribution with a NaN or an infinity: "discard" drops and counts it, "raise" ends the run. If all
-            contributions of a run were dropped for that reason, it ends with an error either way.
+        on_worker_error: an exception in one worker: raise ends the run, continue goes on without that worker.
+        on_nonfinite: a contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that
+            drops all of its contributions ends with an error either way.
         timeout_s: seconds after which any wait of a process for another ends in a DeadlineError.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
@@ -171,54 +170,36 @@ def run(
         run = ps.run(train, ps.async_sgd(), workers=4)
         print(run)
     """
+    given = dict(locals())  # all of the above, by name
+    functions = {name: given.pop(name) for name in ("train", "evaluate", "watch")}
+    return start(RunConfig(**given), **functions)
+
+
+@alone("another run is under way in this process, and there is one at a time: wait for its end, or use another process")
+def start(
+    config: RunConfig,
+    train: Callable[..., object],
+    evaluate: Callable[..., Mapping[str, float]] | None = None,
+    watch: Callable[[Live], object] | None = None,
+) -> Run:
+    """`run`, with its settings as one object."""
     check_working_directory()
-    strategy = as_strategy(strategy)
-    pace = as_pace(pace)
-    simulated = isinstance(engine, Simulated)
-    check_choice("data", data, DATA)
-    check_choice("on_worker_error", on_worker_error, ON_WORKER_ERROR)
-    check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-    check_numbers(workers, seed, evaluate_every_s, timeout_s, simulated)
-    check_kinds(train, engine, evaluate, until, watch, runs)
-    _check_runs_when_called(train)
-    strategy.check_workers(workers)
-    check_faults(faults, workers)
-    job = Job(
-        train=train,
-        strategy=strategy,
-        workers=workers,
-        seed=seed,
-        stealing=data == "leases" and not strategy.in_lock_step,
-        evaluate=evaluate,
-        evaluate_every_s=evaluate_every_s,
-        faults=tuple(faults),
-        pace=pace,
-        timeout_s=timeout_s,
-        continue_on_worker_error=on_worker_error == "continue",
-        raise_on_nonfinite=on_nonfinite == "raise",
-    )
-    begin_from = resumption(resume, job) if resume is not None else None
-    if checkpoint is not None or resume is not None:
-        check_keeping(job, checkpoint, runs, simulated, begin_from)
-    configuration = {
-        **_configuration(job, until),
-        "engine": str(engine),
-        "checkpoint": str(checkpoint) if checkpoint is not None else "none",
-        "resumed_from": str(resume) if resume is not None else "nothing",
-    }
-    target = next(iter(until.metrics.items()), None) if until is not None else None
-    folder = RunFolder.create(runs, strategy, configuration, target) if runs is not None else None
+    _check_functions(config, train, evaluate, watch)
+    cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
+    job = Job(config=config, train=train, evaluate=evaluate)
+    begin_from = resumption(job)
+    folder = _new_folder(job) if config.runs is not None else None
     path = folder.path if folder is not None else None
-    job = kept(job, path, checkpoint, begin_from, simulated)
-    seen = functools.partial(_watch, until, watch, begin_from)
+    job = kept(job, path, begin_from)
+    seen = functools.partial(_watch, config.until, watch, begin_from)
     with CtrlC() as ctrl_c:  # until all is written
-        if isinstance(engine, Simulated):
-            outcome = SimulatedEngine(job, engine.on(workers), seen, _limits(until), ctrl_c).run()
+        if cluster is not None:
+            outcome = SimulatedEngine(job, cluster, seen, _limits(config.until), ctrl_c).run()
         else:
             outcome = LocalEngine(job, seen, ctrl_c).run()
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
-        done = _done(job, outcome, folder, simulated, shared_out=data == "leases")
+        done = _done(config, outcome, folder)
     if ctrl_c.pressed:
         raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
     assert done is not None, "a run that was not interrupted has a result"
@@ -227,6 +208,23 @@ def run(
     _check_finite(done)
     _warn_of_nothing(done)
     return done
+
+
+def _check_functions(config: RunConfig, train: object, evaluate: object, watch: object) -> None:
+    """Raise `ConfigurationError` for a function of the user's that cannot be called, or one that is missing."""
+    if not callable(train):
+        raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
+    if watch is not None and not callable(watch):
+        raise ConfigurationError(f"watch={watch!r}: a function that takes the state of the run")
+    if evaluate is not None and not callable(evaluate):
+        raise ConfigurationError(
+            f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers"
+        )
+    if config.until is not None and config.until.metrics and evaluate is None:
+        raise ConfigurationError(
+            f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
+        )
+    _check_runs_when_called(train)
 
 
 def _check_runs_when_called(train: Callable[..., object]) -> None:
@@ -252,14 +250,47 @@ def _watch(
     return until.reached(live, before.steps, before.samples) if before is not None else until.reached(live)
 
 
-def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool, shared_out: bool) -> Run | None:
+def _new_folder(job: Job) -> RunFolder:
+    """The run folder, with run.toml in it."""
+    config = job.config
+    assert config.runs is not None
+    told = _told(job)
+    shown = {name: value for name, value in told.items() if value not in ([], "none", "nothing") and name != "train"}
+    note = ", ".join(f"{name}={value}" for name, value in shown.items())
+    document = {**config.as_document(), "run": told}
+    return RunFolder.create(config.runs, document, told["train"], note, config.until.target if config.until else None)
+
+
+def _told(job: Job) -> dict[str, Any]:
+    """The settings in words, for run.toml."""
+    config = job.config
+    return {
+        "train": name_of(job.train),
+        "plesio": version("plesio"),
+        "workers": config.workers,
+        "seed": config.seed,
+        "data": "leases" if config.stealing else "shards",
+        "timeout_s": config.timeout_s,
+        "evaluate_every_s": config.evaluate_every_s,
+        "on_worker_error": config.on_worker_error,
+        "on_nonfinite": config.on_nonfinite,
+        "faults": [str(fault) for fault in config.faults],
+        "pace": str(config.pace) if config.pace else "none",
+        "until": repr(config.until) if config.until else "the training functions return",
+        "engine": str(config.engine),
+        "checkpoint": str(config.checkpoint) if config.checkpoint is not None else "none",
+        "resumed_from": str(config.resume) if config.resume is not None else "nothing",
+    }
+
+
+def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:
     """The finished run, once its folder is written; None if it was interrupted before there was anything to write."""
     final = outcome.final
     if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
         return None
-    summary = _summary(job.strategy, outcome, final, simulated)
-    if shared_out and not outcome.interrupted:  # shards cannot be taken over; after Ctrl-C nobody waits for advice
-        summary = msgspec.structs.replace(summary, advice=advice(summary, job.strategy) or "")
+    summary = _summary(config, outcome, final)
+    if config.data == "leases" and not outcome.interrupted:  # shards cannot be taken over; after Ctrl-C nobody waits
+        summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or "")
     if folder is not None:
         lacking = folder.write(summary, outcome.state_dict)
         if lacking:  # a full disk is no reason to lose what was trained
@@ -268,7 +299,7 @@ def _done(job: Job, outcome: Outcome, folder: RunFolder | None, simulated: bool,
                 f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); its figures and "
                 "weights are in what run returns: save run.state_dict where there is room",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
     return Run(summary, outcome.state_dict, folder.path if folder else None)
 
@@ -293,58 +324,27 @@ def _warn_of_nothing(done: Run) -> None:
     elif not done.steps and not done.version:
         missed = "step() of the optimizer that worker.prepare returned"
     if missed:
-        warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=5)
 
 
 def _limits(until: Until | None) -> Limits:
     """What virtual time is cut off at exactly."""
-    if until is None:
-        return Limits()
-    given = {"seconds": until.seconds, "steps": until.steps, "samples": until.samples}
-    return Limits(**{name: float(value) for name, value in given.items() if value is not None})
+    return Limits(**until.limits) if until is not None else Limits()
 
 
-def _configuration(job: Job, until: Until | None) -> dict[str, Any]:
-    """The resolved configuration, for the run folder."""
-    return {
-        "train": name_of(job.train),
-        "plesio": version("plesio"),
-        "workers": job.workers,
-        "seed": job.seed,
-        "data": "leases" if job.stealing else "shards",
-        "timeout_s": job.timeout_s,
-        "evaluate_every_s": job.evaluate_every_s,
-        "on_worker_error": "continue" if job.continue_on_worker_error else "raise",
-        "on_nonfinite": "raise" if job.raise_on_nonfinite else "discard",
-        "faults": [str(fault) for fault in job.faults],
-        "pace": str(job.pace) if job.pace else "none",
-        "until": repr(until) if until else "the training functions return",
-    }
-
-
-def _summary(strategy: Strategy, outcome: Outcome, final: Final, simulated: bool) -> Summary:
+def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
+    names = Summary.__struct_fields__
+    measured = {name: value for name, value in msgspec.structs.asdict(final).items() if name in names}
     return Summary(
-        strategy=strategy.name,
-        recipe=strategy.name.split("(")[0],
-        workers=final.workers,
-        wall_s=final.wall_s,
+        **measured,
+        strategy=config.strategy.name,
+        recipe=config.strategy.name.split("(")[0],
         start_up_s=outcome.start_up_s,
-        version=final.version,
-        steps=final.steps,
-        samples=final.samples,
-        folded=final.folded,
-        discarded=final.discarded,
-        missing_gradients=final.missing_gradients,
-        batches_unvisited=final.batches_unvisited,
-        bytes=final.bytes,
-        shared_bytes=final.shared_bytes,
-        staleness=final.staleness,
         history=tuple(outcome.history),
         logged=tuple(outcome.logged),
-        timeline=final.timeline,
         incidents=tuple(outcome.incidents),
         ended=outcome.ended,
-        clock="virtual" if simulated else "wall",
+        clock="virtual" if config.simulated else "wall",
     )
 
 

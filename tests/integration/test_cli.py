@@ -21,6 +21,7 @@ from plesio.cli.live import Board
 from plesio.cli.main import main
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
+from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.tables import Failed, compare_table, render
 from plesio.strategy.recipes import RECIPES
@@ -281,8 +282,8 @@ def test_a_refusal_does_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("--seed -1", "--seed -1: at least 0"),
-        ("--workers 500", "--workers 500: at most 80"),
+        ("--seed -1", "--seed -1: a whole number of at least 0 and below 2**63"),
+        ("--workers 500", "--workers 500: a whole number from 1 to 80 on one host"),
         ("--timeout-s 0", "--timeout-s 0: a number of seconds above 0"),
         ("--evaluate-every-s nan", "--evaluate-every-s nan: a number of seconds above 0"),
         ("--slow 0:0.5", "--slow 0:0.5: at least 1 (10: ten times slower)"),
@@ -492,7 +493,7 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("run script.py --strategy asynch_sgd", "did you mean 'async_sgd'?"),
         ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: correct, lr_scale, weigh"),
         ("run script.py --strategy first_of --set m=9", "the first 9 of 4 workers will never come"),
-        ("run script.py --workers 0", "--workers 0: at least 1"),
+        ("run script.py --workers 0", "--workers 0: a whole number from 1 to 80"),
         ("run script.py --workers many", "--workers"),
         ("run script.py --slow 4:10", "there are workers 0 to 3"),
         ("run script.py --slow fast", "write it like 0:10"),
@@ -582,7 +583,7 @@ def board(width: int) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width)
     names = ["sync_sgd", "local_sgd(every 0.3 s)"]
-    with Board(console, names, ("accuracy", 0.9), 30.0) as shown:
+    with Board(console, names, Until(accuracy=0.9, seconds=30)) as shown:
         shown.watch(0)(_live())
         shown.watch(0)
         shown.failed(1, "worker 0 raised ValueError: " + "far too long " * 20)

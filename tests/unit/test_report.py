@@ -9,13 +9,14 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from plesio.cli.compare import closing
 from plesio.cli.live import ended
-from plesio.cli.work import work_of
+from plesio.config.until import Until
 from plesio.observe.report import byte_size, finding, setting, write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
@@ -352,35 +353,37 @@ def test_finding_for_a_loss_is_lower_is_better() -> None:
 
 
 @pytest.mark.parametrize(
-    ("untils", "ended", "expected"),
+    ("goals", "ended", "expected"),
     [
-        (["accuracy=0.95"], "30 seconds were up", "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with "
+        ({"accuracy": 0.95}, "30 seconds were up", "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with "
          "0.9000 after 1.00 s. Try more than --budget-s 30, or a lower target."),
-        (["accuracy=0.95"], "finished", "All were through with train(worker) by then: try more epochs, or a lower target."),
-        (["accuracy=0.95"], "worker 0 stopped the run: enough", "All were through with train(worker) by then: try more epochs"),
-        (["steps=2000", "samples=5000"], "30 seconds were up", "No strategy got to 2,000 steps or 5,000 samples within 30 s. "),
-        (["steps=2000"], "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
+        ({"accuracy": 0.95}, "finished", "All were through with train(worker) by then: try more epochs, or a lower target."),
+        ({"accuracy": 0.95}, "worker 0 stopped the run: enough", "All were through with train(worker) by then: try more epochs"),
+        ({"steps": 2000, "samples": 5000}, "30 seconds were up", "No strategy got to 2,000 steps or 5,000 samples within 30 s. "),
+        ({"steps": 2000}, "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
     ],
 )  # fmt: skip
-def test_the_closing_line_where_nobody_got_there(untils: list[str], ended: str, expected: str) -> None:
-    work = work_of(workers=2, untils=untils, budget_s=30)
+def test_the_closing_line_where_nobody_got_there(goals: dict[str, Any], ended: str, expected: str) -> None:
+    until = Until(**goals, seconds=30)
     runs = [msgspec.structs.replace(reaching(name, None), ended=ended) for name in ("sync_sgd", "async_sgd")]
-    assert expected in closing(work, runs)
+    assert expected in closing(until, runs)
 
 
-@pytest.mark.parametrize("untils", [["accuracy=0.95"], ["steps=1000"], []])
-def test_the_closing_line_where_somebody_did_is_the_finding(untils: list[str]) -> None:
-    work = work_of(workers=2, untils=untils, budget_s=30)
+@pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 1000}, {}])
+def test_the_closing_line_where_somebody_did_is_the_finding(goals: dict[str, Any]) -> None:
+    until = Until(**goals, seconds=30)
     runs = [reaching("sync_sgd", 12.6), reaching("async_sgd", 2.0)]
-    assert closing(work, runs) == finding(runs, work.target)
+    assert closing(until, runs) == finding(runs, until.target)
 
 
 def test_where_most_was_not_finite_the_closing_line_says_so() -> None:
-    work = work_of(workers=2, untils=["accuracy=0.95"], budget_s=30)
+    until = Until(accuracy=0.95, seconds=30)
     spoiled = msgspec.structs.replace(
         reaching("async_sgd", None), discarded={"not finite": 11}, ended="30 seconds were up"
     )
-    assert closing(work, [spoiled]).endswith("Most contributions held a NaN or an infinity: try a lower learning rate.")
+    assert closing(until, [spoiled]).endswith(
+        "Most contributions held a NaN or an infinity: try a lower learning rate."
+    )
 
 
 def test_as_many_steps_are_not_called_more() -> None:

@@ -15,40 +15,57 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from plesio.cli import options
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.script import load
+from plesio.cli.options import Arguments, ScriptPath, takes_settings
+from plesio.cli.script import MetricMissingError, load_for
 from plesio.cli.settings import strategies_of, usual
-from plesio.cli.work import MetricMissingError, Work, work_of
+from plesio.cli.typed import in_words, values_of
 from plesio.cluster.presets import PRESETS
+from plesio.config import SETTINGS, RunConfig
+from plesio.config.setting import Option
+from plesio.config.until import Until
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
+from plesio.observe.folders import make_folder
 from plesio.observe.report import finding, write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
-from plesio.strategy import Strategy
 
 Names = Annotated[
     str | None,
     typer.Option("--strategies", metavar="A,B,...", help="Names that `plesio strategies` lists, with settings "
                  'where wanted: "sync_sgd,first_of(m=3)". Without it: the eight usual ones.'),
 ]  # fmt: skip
-Workers = Annotated[
-    int | None,
-    typer.Option(help="How many. Without it 4 processes; with --cluster what its file describes, 8 of a preset."),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|FILE", help="Simulate these machines, in virtual time, instead of starting processes: "
-                 f"{', '.join(PRESETS)}; or a TOML file."),
-]  # fmt: skip
-BudgetS = Annotated[float, typer.Option(metavar="SECONDS", help="How long each strategy may take.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON too.")]
 Report = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Where the HTML report goes; without it, into the folder for runs."),
 ]
+
+
+INSTEAD = [
+    Option("--workers", "How many. Without it 4 processes; with --cluster what its file describes, 8 of a preset.",
+           kind=int | None),
+    Option("--cluster", "Simulate these machines, in virtual time, instead of starting processes: "
+           f"{', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
+    Option("--evaluate-every-s", SETTINGS["evaluate_every_s"].help, "SECONDS", float, 0.1),
+    Option("--budget-s", "How long each strategy may take.", "SECONDS", float, 30.0),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What each strategy does: `config` is the first's, `words` tell of it."""
+
+    script: Path
+    config: RunConfig
+    words: str
+
+    @property
+    def until(self) -> Until:
+        """When each ends."""
+        return self.config.until or Until()
 
 
 @dataclass(slots=True)
@@ -69,67 +86,39 @@ class Results:
         return [row for row in self.rows if isinstance(row, Failed)]
 
 
+@takes_settings(but=["strategy", "checkpoint", "resume"], instead=INSTEAD)
 def compare(
-    script: options.ScriptPath,
-    arguments: options.Arguments = None,
+    script: ScriptPath,
+    arguments: Arguments = None,
     strategies: Names = None,
-    workers: Workers = None,
-    cluster: Cluster = None,
-    slow: options.Slows = None,
-    pace: options.PaceS = None,
-    jitter: options.Jitter = 0.0,
-    until: options.Untils = None,
-    budget_s: BudgetS = 30.0,
+    *,
     json_file: Json = None,
     report: Report = None,
-    seed: options.Seed = 0,
-    evaluate_every_s: options.EvaluateEveryS = 0.1,
-    data: options.Data = "leases",
-    on_worker_error: options.OnWorkerError = "raise",
-    on_nonfinite: options.OnNonfinite = "discard",
-    timeout_s: options.TimeoutS = 300.0,
-    kill: options.Kills = None,
-    runs: options.Runs = Path("runs"),
+    **typed: Any,
 ) -> int:
     """Run the same work under several strategies and show what each cost.
 
     Each trains SCRIPT's model from the same start. Then come a table, the finding, and a report for the browser.
     """
-    work = work_of(
-        workers=workers,
-        cluster=cluster,
-        slows=slow,
-        kills=kill,
-        pace_s=pace,
-        jitter=jitter,
-        untils=until,
-        budget_s=budget_s,
-        seed=seed,
-        evaluate_every_s=evaluate_every_s,
-        data=data,
-        on_worker_error=on_worker_error,
-        on_nonfinite=on_nonfinite,
-        timeout_s=timeout_s,
-        runs=runs,
-    )
-    chosen = strategies_of(",".join(usual(work.workers)) if strategies is None else strategies, work.workers)
-    for one in chosen:
-        one.check_workers(work.workers)
+    values = values_of(typed)
+    names = ",".join(usual(values["workers"])) if strategies is None else strategies
+    configs = [RunConfig(strategy=one, **values) for one in strategies_of(names, values["workers"])]
     check_working_directory()
-    report = report or runs / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
+    report = report or values["runs"] / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()
-    console.print(Text(f"{script}: {work.setting()}"), soft_wrap=True)
+    work = Work(script, configs[0], in_words(configs[0], typed["cluster"]))
+    console.print(Text(f"{script}: {work.words}"), soft_wrap=True)
     results = Results()
     started_s = time.monotonic()
     try:
-        _run_all(console, script, arguments or (), work, chosen, results)
+        _run_all(console, script, arguments, configs, results)
     except KeyboardInterrupt:
         if results.summaries:  # what there is, is shown
-            _show(console, script, work, results, report, json_file)
+            _show(console, work, results, report, json_file)
         raise
-    written = _show(console, script, work, results, report, json_file)
-    if work.cluster is not None and results.summaries:
+    written = _show(console, work, results, report, json_file)
+    if work.config.simulated and results.summaries:
         virtual_s = sum(one.wall_s for one in results.summaries)
         console.print(Text(simulated_in(virtual_s, time.monotonic() - started_s)), soft_wrap=True)
     return 1 if results.failures or not written else 0
@@ -141,7 +130,7 @@ def _writable(*paths: Path | None) -> None:
         if path is None:
             continue
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             known = path.exists()
             path.open("a").close()
             if not known:
@@ -151,13 +140,14 @@ def _writable(*paths: Path | None) -> None:
 
 
 def _run_all(
-    console: Console, path: Path, arguments: Sequence[str], work: Work, chosen: Sequence[Strategy], results: Results
+    console: Console, path: Path, arguments: list[str] | None, configs: Sequence[RunConfig], results: Results
 ) -> None:
-    with Board(console, [one.name for one in chosen], work.target, work.budget_s) as board:
-        script = load(path, work.metrics, arguments, processes=work.cluster is None)
-        for number, strategy in enumerate(chosen):
+    with Board(console, [one.strategy.name for one in configs], configs[0].until or Until()) as board:
+        script = load_for(configs[0], path, arguments)
+        for number, config in enumerate(configs):
+            strategy = config.strategy
             try:
-                summary = work.run(script, strategy, board.watch(number)).summary
+                summary = script.run(config, board.watch(number)).summary
             except Exception as error:  # one strategy's failure is a row of the table, whatever it was
                 if isinstance(error, MetricMissingError) and not results.rows:
                     raise  # the others would fail alike
@@ -175,15 +165,15 @@ def _first_line(error: Exception) -> str:
     return line if isinstance(error, PlesioError) and line else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
-def _show(console: Console, script: Path, work: Work, results: Results, report: Path, json_file: Path | None) -> bool:
+def _show(console: Console, work: Work, results: Results, report: Path, json_file: Path | None) -> bool:
     """Write the files, then print; whether the files could be written."""
     summaries, failures = results.summaries, results.failures
-    lacking = _write(script, work, results, report, json_file)
+    lacking = _write(work, results, report, json_file)
     console.print()
-    console.print(compare_table(results.rows, work.target, _metric(work, summaries), width=console.width))
+    console.print(compare_table(results.rows, work.until.target, _metric(work, summaries), width=console.width))
     console.print()
     if summaries:
-        console.print(Text(closing(work, summaries), style="bold"))
+        console.print(Text(closing(work.until, summaries), style="bold"))
     for one in failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     for summary in summaries:
@@ -199,7 +189,7 @@ def _show(console: Console, script: Path, work: Work, results: Results, report: 
     return not lacking
 
 
-def _write(script: Path, work: Work, results: Results, report: Path, json_file: Path | None) -> dict[Path, str]:
+def _write(work: Work, results: Results, report: Path, json_file: Path | None) -> dict[Path, str]:
     """The JSON, for there may be no room for more, and the page; of what cannot be written, why."""
     lacking = {}
     if json_file is not None:
@@ -209,57 +199,62 @@ def _write(script: Path, work: Work, results: Results, report: Path, json_file: 
             lacking[json_file] = str(error.strerror)
     if results.summaries:
         try:
-            _report(script, work, results, report)
+            _report(work, results, report)
         except Exception as error:  # a full disk, or a picture that cannot be drawn: the table is there all the same
             lacking[report] = getattr(error, "strerror", None) or _first_line(error)
     return lacking
 
 
-def closing(work: Work, summaries: Sequence[Summary]) -> str:
+def closing(until: Until, summaries: Sequence[Summary]) -> str:
     """The finding; where nobody got as far as was asked for, with what to try."""
-    words = finding(summaries, work.target)
-    if work.target is None:
-        goals = " or ".join(f"{limit:,} {name}" for name, limit in work.limits.items())
-        if not goals or any(getattr(one, name) >= limit for one in summaries for name, limit in work.limits.items()):
+    counts = {name: until.limits[name] for name in ("steps", "samples") if name in until.limits}
+    words = finding(summaries, until.target)
+    if until.target is None:
+        goals = " or ".join(f"{limit:,} {name}" for name, limit in counts.items())
+        if not goals or any(getattr(one, name) >= limit for one in summaries for name, limit in counts.items()):
             return words
-        words = f"No strategy got to {goals} within {work.budget_s:g} s. {words}"
-    elif any(one.time_to(*work.target) is not None for one in summaries):
+        words = f"No strategy got to {goals} within {until.seconds:g} s. {words}"
+    elif any(one.time_to(*until.target) is not None for one in summaries):
         return words
     if sum(one.discarded.get(Verdict.NOT_FINITE.words, 0) for one in summaries) > sum(one.folded for one in summaries):
         return f"{words} Most contributions held a NaN or an infinity: try a lower learning rate."
     if all(one.ended == "finished" or " stopped the run" in one.ended for one in summaries):
         return f"{words} All were through with train(worker) by then: try more epochs, or a lower target."
-    return f"{words} Try more than --budget-s {work.budget_s:g}, or a lower target."
+    return f"{words} Try more than --budget-s {until.seconds:g}, or a lower target."
 
 
-def _report(script: Path, work: Work, results: Results, report: Path) -> None:
+def _report(work: Work, results: Results, report: Path) -> None:
     summaries, failures = results.summaries, results.failures
-    note = " ".join([f"{script}: {work.setting()}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
-    title = f"{script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
-    if work.cluster is not None:
-        title += f", {work.workers} workers in virtual time"
-    write_report(report, summaries, title=title, target=work.target, note=note)
+    note = " ".join([f"{work.script}: {work.words}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
+    title = f"{work.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
+    if work.config.simulated:
+        title += f", {work.config.workers} workers in virtual time"
+    write_report(report, summaries, title=title, target=work.until.target, note=note)
 
 
 def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:
-    if work.target is not None:
-        return work.target[0]
+    if work.until.target is not None:
+        return work.until.target[0]
     seen = [name for one in summaries for evaluation in one.history for name in evaluation.metrics]
     return "accuracy" if "accuracy" in seen else next(iter(seen), None)
 
 
 def as_json(work: Work, rows: Sequence[Summary | Failed]) -> dict[str, Any]:
     """The table for programs; what there is none of is null. A metric that is no accuracy stands in each row by its name."""
-    target = None if work.target is None else {work.target[0]: work.target[1]}
+    target = None if work.until.target is None else {work.until.target[0]: work.until.target[1]}
     metric = _metric(work, [row for row in rows if isinstance(row, Summary)])
-    return {"target": target, "workers": work.workers, "rows": [_row(work, metric or "accuracy", row) for row in rows]}
+    return {
+        "target": target,
+        "workers": work.config.workers,
+        "rows": [_row(work, metric or "accuracy", row) for row in rows],
+    }
 
 
 def _row(work: Work, metric: str, row: Summary | Failed) -> dict[str, Any]:
     one = row if isinstance(row, Summary) else None
     fields = {
         "strategy": row.strategy,
-        "time_to_target_s": one.time_to(*work.target) if one and work.target else None,
+        "time_to_target_s": one.time_to(*work.until.target) if one and work.until.target else None,
         "steps_per_s": one and one.steps_per_s,
         "ideal_share": one and one.ideal_share,
         "waiting_share": one and one.waiting_share,

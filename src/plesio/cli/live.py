@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plesio.cli.output import OutputLostError, give_up_output
+from plesio.config.until import Until
 from plesio.observe.amounts import rate
 from plesio.observe.summary import Summary
 from plesio.observe.svg import number
@@ -54,8 +55,8 @@ class Board:
 
     console: Console
     names: Sequence[str]
-    target: tuple[str, float] | None
-    budget_s: float | None
+    until: Until
+    """When they end."""
     says: bool = True
     """Whether a line is printed as a strategy ends, where there is no terminal."""
     _lines: list[Line] = field(init=False)
@@ -81,15 +82,16 @@ class Board:
 
         def tell(live: Live) -> None:
             if time.monotonic() - self._drawn_s > REDRAW_S:
-                share = live.time_s / self.budget_s if self.budget_s else 0.0
-                self._set(number, "running", running(live, self.target), share)
+                share = live.time_s / self.until.seconds if self.until.seconds else 0.0
+                self._set(number, "running", running(live, self.until.target), share)
 
         return tell
 
     def ended(self, number: int, summary: Summary) -> None:
         """Strategy `number` is done."""
-        missed = self.target is not None and summary.time_to(*self.target) is None
-        self._set(number, "missed" if missed else "ended", ended(summary, self.target), 1.0)
+        target = self.until.target
+        missed = target is not None and summary.time_to(*target) is None
+        self._set(number, "missed" if missed else "ended", ended(summary, target), 1.0)
         self._say(number)
 
     def failed(self, number: int, why: str) -> None:

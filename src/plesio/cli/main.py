@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from plesio.cli.replay import replay
 from plesio.cli.run import run
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
+from plesio.cli.typed import as_typed
 from plesio.cli.whatif import whatif
-from plesio.cli.work import option_of
 from plesio.errors import (
     ConfigurationError,
     ModelMismatchError,
@@ -153,15 +152,6 @@ def _signal_of(error: BaseException | None) -> int | None:
             return error.number
         error = error.__cause__ or error.__context__
     return None
-
-
-def as_typed(message: str) -> str:
-    """A refusal of an argument, told of the option that it was typed as.
-
-    >>> as_typed("resume='runs/a': there is no such folder; ..."), as_typed("until=-1: runs/a holds versions 0 to 9")
-    ("--resume 'runs/a': there is no such folder; ...", '--until -1: runs/a holds versions 0 to 9')
-    """
-    return re.sub(r"^(resume|runs|until|workers)=", lambda found: f"{option_of(found[1])} ", message)
 
 
 def _usage_error(error: Any) -> int:

@@ -1,13 +1,22 @@
-"""The options that `run`, `simulate` and `compare` share; `plesio.cli.work` says what they add up to."""
+"""The options of `run`, `simulate` and `compare`: made from the settings that `RunConfig` lists."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from plesio.cluster.presets import PRESETS
+from plesio.config import SETTINGS, RunConfig
+from plesio.config.setting import Option
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+REQUIRED = inspect.Parameter.empty
+DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
+KINDS = get_type_hints(RunConfig)
 
 ScriptPath = Annotated[
     Path,
@@ -17,55 +26,64 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- ARGUMENTS", help="What the script is to find in sys.argv.", show_default=False),
 ]
-StrategyName = Annotated[
-    str, typer.Option(metavar="NAME", help="How workers keep step: a name that `plesio strategies` lists.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting of the strategy: every=16, every=0.3s. May be repeated."
-    ),
-]
-Workers = Annotated[int, typer.Option(help="How many worker processes.")]
-SimulatedWorkers = Annotated[
-    int | None, typer.Option(help="How many. Without it as many as the cluster's file describes, 8 of a preset.")
-]
-ClusterName = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help=f"The machines: {', '.join(PRESETS)}; or a TOML file.")
-]
-Slows = Annotated[
-    list[str] | None,
-    typer.Option("--slow", metavar="WORKER:FACTOR", help="Make a worker slower; 0:10 is ten times. May be repeated."),
-]
-Kills = Annotated[
-    list[str] | None,
-    typer.Option("--kill", metavar="WORKER:SECONDS", help="Kill a worker (or: server) that long into training. May be "
-                 "repeated."),
-]  # fmt: skip
-PaceS = Annotated[
-    float | None,
-    typer.Option("--pace", metavar="SECONDS", help="Make a step last at least this long, in place of an accelerator."),
-]
-Jitter = Annotated[float, typer.Option(metavar="SHARE", help="Let paced steps vary by this share (normal, 0 to 1).")]
-Untils = Annotated[
-    list[str] | None,
-    typer.Option("--until", metavar="NAME=VALUE", help="Stop at a value that evaluate(model) returns, such as "
-                 "accuracy=0.95 (at least; at most for names with loss, error, mse, mae, perplexity or nll in them, "
-                 "but for neg_...), or at a number of samples, or of steps (a resumed run goes on counting). May be repeated."),
-]  # fmt: skip
-BudgetS = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after this long.")]
-Seed = Annotated[int, typer.Option(help="Seeds everything random: initial weights, order of data, jitter.")]
-EvaluateEveryS = Annotated[float, typer.Option(metavar="SECONDS", help="Pause between two evaluations.")]
-Data = Annotated[
-    str, typer.Option(metavar="leases|shards", help="leases: fast workers take more of the data; shards: equal parts.")
-]
-OnWorkerError = Annotated[
-    str, typer.Option(metavar="raise|continue", help="An exception in one worker ends the run, or only that worker.")
-]
-OnNonfinite = Annotated[
-    str, typer.Option(metavar="discard|raise", help="A NaN or infinity in a contribution: do not count it, or stop.")
-]
-TimeoutS = Annotated[
-    float, typer.Option(metavar="SECONDS", help="After how long a wait of one process for another is an error.")
-]
-Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")]
+
+
+def option_of(name: str) -> str:
+    """What an argument of `ps.run` is called on the command line.
+
+    >>> option_of("timeout_s")
+    '--timeout-s'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def key_of(option: Option) -> str:
+    """The name of the parameter that an option's value is passed as.
+
+    >>> key_of(Option("--budget-s", help=""))
+    'budget_s'
+    """
+    return option.name.removeprefix("--").replace("-", "_")
+
+
+def options_of(name: str) -> tuple[Option, ...]:
+    """What is typed for a setting.
+
+    >>> [one.name for one in options_of("pace")], options_of("timeout_s")[0].default
+    (['--pace', '--jitter'], 300.0)
+    """
+    setting = SETTINGS[name]
+    default = DEFAULTS[name] if setting.typed_default is None else setting.typed_default
+    return setting.options or (Option(option_of(name), setting.help, setting.metavar, KINDS[name], default),)
+
+
+def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> Callable[[Command], Command]:
+    """Give a command, instead of its `**typed`, the options of all settings.
+
+    Args:
+        but: settings that the command does not take.
+        instead: options that are otherwise for this command.
+    """
+    others = {one.name: one for one in instead}
+
+    def options() -> Iterator[inspect.Parameter]:
+        for name in SETTINGS:
+            for option in options_of(name) if name not in but else ():
+                one = others.get(option.name, option)
+                shown = typer.Option(one.name, metavar=one.metavar, help=one.help)
+                yield inspect.Parameter(
+                    key_of(one),
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=one.default,
+                    annotation=Annotated[one.kind, shown],
+                )
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = signature.parameters.values()
+        before = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        after = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        command.__signature__ = signature.replace(parameters=[*before, *options(), *after])  # type: ignore[attr-defined]
+        return command
+
+    return decorate

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plesio.cli import options
 from plesio.cli.live import terminal
+from plesio.cli.options import Arguments
 from plesio.errors import ConfigurationError
 from plesio.launch.working_directory import check_working_directory
 
@@ -38,7 +38,7 @@ Force = Annotated[bool, typer.Option("--force", help="Go on even if script, libr
 
 def replay(
     run: RunPath,
-    arguments: options.Arguments = None,
+    arguments: Arguments = None,
     script: ScriptPath = None,
     until: UntilVersion = None,
     weights: Weights = None,

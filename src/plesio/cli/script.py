@@ -9,11 +9,15 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from plesio.config import RunConfig
 from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.working_directory import check_working_directory
+
+if TYPE_CHECKING:
+    from plesio.runner import Live, Run
 
 RUN_NAME = "plesio_script"
 """Not "__main__": what a script does only as a program stays undone."""
@@ -27,6 +31,36 @@ class Script:
     path: Path
     train: Callable[..., object]
     evaluate: Callable[..., Mapping[str, float]] | None
+
+    def run(self, config: RunConfig, watch: Callable[[Live], object]) -> Run:
+        """Train it; `watch` is told how the run stands.
+
+        Raises:
+            MetricMissingError: `evaluate` does not return what the run is to stop at.
+        """
+        from plesio.runner import start  # imports torch
+
+        targets = config.until.metrics if config.until is not None else {}
+
+        def checked(live: Live) -> None:
+            for name, value in targets.items():
+                if live.metrics and name not in live.metrics:
+                    raise MetricMissingError(
+                        f"--until {name}={value:g}: evaluate does not return {name!r}; it returned {', '.join(live.metrics)}"
+                    )
+            watch(live)
+
+        return start(config, self.train, self.evaluate, checked)
+
+
+class MetricMissingError(ConfigurationError):
+    """`evaluate` does not return what the run is to stop at: no strategy is likely to change that."""
+
+
+def load_for(config: RunConfig, path: Path, arguments: Sequence[str] | None) -> Script:
+    """`load` what a run with these settings needs."""
+    targets = config.until.metrics if config.until is not None else {}
+    return load(path, targets, arguments or (), processes=not config.simulated)
 
 
 def load(path: Path, metrics: Mapping[str, float], arguments: Sequence[str] = (), processes: bool = True) -> Script:

@@ -8,30 +8,20 @@ from pathlib import Path
 
 import torch
 
-from plesio.faults import Fault, Pace
+from plesio.config import RunConfig
 from plesio.observe.logbook import Logbook
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
 from plesio.server.checkpointer import Keeping
-from plesio.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an engine is to run."""
+    """What an engine is to run: the settings, and the user's functions."""
 
+    config: RunConfig
     train: Callable[..., object]
-    strategy: Strategy
-    workers: int
-    seed: int
-    stealing: bool
     evaluate: Callable[..., object] | None
-    evaluate_every_s: float
-    faults: tuple[Fault, ...]
-    pace: Pace | None
-    timeout_s: float
-    continue_on_worker_error: bool
-    raise_on_nonfinite: bool
     incarnation: int = 1
     keeping: Keeping = Keeping()
     journal: Path | None = None

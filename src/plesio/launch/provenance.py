@@ -25,19 +25,19 @@ def head_of(job: Job, threads: int) -> JournalHead:
     """What has to be the same for a replay to come out the same."""
     script = source_of(job.train)
     return JournalHead(
-        strategy=job.strategy.name,
-        fields=job.strategy.as_data(),
-        workers=job.workers,
-        seed=job.seed,
-        stealing=job.stealing,
-        silence_s=job.timeout_s,
+        strategy=job.config.strategy.name,
+        fields=job.config.strategy.as_data(),
+        workers=job.config.workers,
+        seed=job.config.seed,
+        stealing=job.config.stealing,
+        silence_s=job.config.timeout_s,
         threads=threads,
         versions=versions(),
         platform=f"{sys.platform} {platform.machine()}",
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         script=script,
         train_hash=train_hash(job.train),
-        local_steps=str(job.strategy.every),
+        local_steps=str(job.config.strategy.every),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
 

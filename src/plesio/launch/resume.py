@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from plesio.errors import CheckpointError, ConfigurationError
+from plesio.config import RunConfig
+from plesio.errors import CheckpointError
 from plesio.launch.job import Job
 from plesio.launch.provenance import train_hash
 from plesio.observe.summary import Incident
 from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.server.checkpointer import Keeping
-from plesio.server.checkpoints import FOLDER, MANIFEST, Checkpoint, Manifest, Saved, check_free, kept_in, latest
+from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest
+from plesio.strategy import Strategy
 
 ALLOWED = (
     "give the folder of a run that kept checkpoints, that of its checkpoints, or one of them; a run keeps them with "
@@ -52,38 +54,56 @@ class Resumption:
         return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}{passed}; {lost}")
 
 
-def resumption(place: str | Path, job: Job) -> Resumption:
-    """The newest checkpoint at `place`, of the same run as `job`.
+def resumption(job: Job) -> Resumption | None:
+    """The newest checkpoint at the place that `job` resumes from, of the same run; None if it begins anew.
 
     Raises:
         CheckpointError: there is none, or it is of another run.
-        ConfigurationError: runs under this strategy keep none.
+        ConfigurationError: the new checkpoints cannot be written beside it.
     """
-    _check_server(job)
-    saved = latest(_checked(place))
+    config, saved = job.config, None
+    if config.resume is not None:
+        saved = latest(_checked(config.resume))
+        _check_same(saved, config)
+    if config.checkpoint is not None and config.checkpoint.folder is not None:
+        check_free(Path(config.checkpoint.folder), saved)
+    if saved is None:
+        return None
     manifest = saved.manifest
-    was = {"strategy": manifest.strategy, "workers": manifest.workers, "seed": manifest.seed}
-    now = {"strategy": job.strategy.name, "workers": job.workers, "seed": job.seed}
-    for name, value in was.items():
-        if now[name] != value:
-            raise CheckpointError(
-                f"{saved.path} is of a run with {name}={value}, this one has {name}={now[name]}; resume with the same, "
-                "or begin a new run and load weights.safetensors in the training function"
-            )
-    if manifest.fields != job.strategy.as_data():
-        raise CheckpointError(f"{saved.path}: {manifest.strategy} had other answers then: {manifest.fields}")
     old = _old(manifest)
     if old.wrong and old is not NO_JOURNAL:
-        warnings.warn(f"resumed from {saved.path}; {old.wrong}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"resumed from {saved.path}; {old.wrong}", RuntimeWarning, stacklevel=5)
     if manifest.train_hash and manifest.train_hash != train_hash(job.train):
         warnings.warn(
             f"resumed from {saved.path}; the training function, or something else in its file, has changed since: the run "
             f"goes on with the new one. plesio replay can do its journal again with neither: up to version "
             f"{manifest.version} it is the old one's, from there on the new one's",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
     return Resumption(saved, old)
+
+
+def _check_same(saved: Saved, now: RunConfig) -> None:
+    """Raise `CheckpointError` where a setting that a resumed run keeps is another; name every difference."""
+    manifest = saved.manifest
+    strategy = Strategy.from_data(manifest.strategy, manifest.fields)
+    was = RunConfig(strategy=strategy, workers=manifest.workers, engine=now.engine, seed=manifest.seed)
+    differing = [name for name, value in was.fixed().items() if value != getattr(now, name)]
+    if differing:
+        raise CheckpointError(
+            f"{saved.path} is of a run with {_in_words(was, differing, now)}, this one has "
+            f"{_in_words(now, differing, was)}; resume with the same, or begin a new run and load weights.safetensors in "
+            "the training function"
+        )
+
+
+def _in_words(config: RunConfig, names: list[str], other: RunConfig) -> str:
+    values: dict[str, object] = {name: getattr(config, name) for name in names}
+    if "strategy" in values:
+        same_name = config.strategy.name == other.strategy.name
+        values["strategy"] = config.strategy if same_name else config.strategy.name
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _checked(place: str | Path) -> Path:
@@ -144,38 +164,10 @@ def _as_given(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def check_keeping(
-    job: Job, checkpoint: Checkpoint | None, runs: object, simulated: bool, begin_from: Resumption | None
-) -> None:
-    """Raise `ConfigurationError` where checkpoints cannot be written, or nothing resumed."""
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        raise ConfigurationError(f"checkpoint={checkpoint!r}: such as ps.Checkpoint(every_s=60)")
-    if simulated:
-        raise ConfigurationError(
-            "checkpoint= and resume= are for real processes; a simulated run is done again instead"
-        )
-    _check_server(job)
-    if checkpoint is not None and checkpoint.folder is None and runs is None:
-        raise ConfigurationError(
-            "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
-        )
-    if checkpoint is not None and checkpoint.folder is not None:
-        check_free(Path(checkpoint.folder), begin_from.saved if begin_from is not None else None)
-
-
-def _check_server(job: Job) -> None:
-    if not job.strategy.via.at_server:
-        raise ConfigurationError(
-            f"checkpoints, and going on from one, need a server, and under {job.strategy.name} workers fold without one; "
-            "save worker 0's model in the training function"
-        )
-
-
-def kept(
-    job: Job, folder: Path | None, checkpoint: Checkpoint | None, begin_from: Resumption | None, simulated: bool
-) -> Job:
+def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
     """`job` with where its journal and its checkpoints go, and what it begins from."""
-    asked = simulated or job.strategy.via.at_server  # otherwise workers fold without asking anybody
+    config, checkpoint = job.config, job.config.checkpoint
+    asked = config.simulated or config.strategy.via.at_server  # otherwise workers fold without asking anybody
     journal = folder / FILE_NAME if folder is not None and asked else None
     into = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder is not None else None
     if checkpoint is not None and into is None and folder is not None:
@@ -185,7 +177,7 @@ def kept(
         every_s=checkpoint.every_s if checkpoint is not None else 0.0,
         keep=checkpoint.keep if checkpoint is not None else 1,
         resume=str(begin_from.saved.path.resolve()) if begin_from is not None else "",
-        seed=job.seed,
+        seed=job.config.seed,
         train_hash=train_hash(job.train),
         journal=str(journal.resolve()) if journal is not None else "",
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,42 +26,47 @@ import torch
 from safetensors.torch import save_file
 
 from plesio.errors import ConfigurationError
+from plesio.observe.folders import new_folder
 from plesio.observe.report import write_report
 from plesio.observe.summary import Summary
-from plesio.strategy import Strategy
 
 
 class RunFolder:
     """One run's folder."""
 
-    def __init__(self, path: Path, configuration: dict[str, Any], target: tuple[str, float] | None = None) -> None:
+    def __init__(self, path: Path, title: str, note: str, target: tuple[str, float] | None) -> None:
         self.path = path
-        self._configuration = configuration
+        self._title = title
+        self._note = note
         self._target = target
 
     @classmethod
     def create(
-        cls,
-        runs: str | Path,
-        strategy: Strategy,
-        configuration: dict[str, Any],
-        target: tuple[str, float] | None = None,
+        cls, runs: Path, configuration: dict[str, Any], title: str, note: str, target: tuple[str, float] | None
     ) -> RunFolder:
-        """A new folder under `runs`, with the configuration in it; `target` is the metric the run is to reach, if any.
+        """A new folder under `runs`, with the configuration in it.
+
+        Args:
+            configuration: what goes into run.toml.
+            title: what is trained, for the report.
+            note: its settings in words, for the report.
+            target: the metric that the run is to reach, if any.
 
         Raises:
             ConfigurationError: it cannot be written there.
         """
-        plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", strategy.name).strip("-")
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}"
+        plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", configuration["strategy"]["name"]).strip("-")
         try:
-            path = _new_folder(Path(runs), stem)
-            answers = {"name": strategy.name, **strategy.answers(), "fields": strategy.as_data()}
-            document = _without_none({"run": configuration, "strategy": answers})
-            (path / "run.toml").write_text(tomli_w.dumps(document), encoding="utf-8", errors="replace")
+            path = new_folder(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}")
+            try:
+                document = tomli_w.dumps(configuration)
+                (path / "run.toml").write_text(document, encoding="utf-8", errors="replace")
+            except OSError:
+                shutil.rmtree(path)  # an empty run folder is of no use
+                raise
         except OSError as error:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
-        return cls(path, configuration, target)
+        return cls(path, title, note, target)
 
     def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> dict[str, str]:
         """Everything that is known at the end, the weights first; of each file that cannot be written, why."""
@@ -81,10 +87,8 @@ class RunFolder:
         return lacking
 
     def _report(self, path: Path, summary: Summary) -> None:
-        told = {name: value for name, value in self._configuration.items() if value not in ([], "none", "nothing")}
-        settings = ", ".join(f"{name}={value}" for name, value in told.items() if name != "train")
-        title = f"{summary.strategy} on {self._configuration.get('train', self.path.name)}"
-        write_report(path, [summary], title=title, target=self._target, note=f"Settings: {settings}.")
+        title = f"{summary.strategy} on {self._title}"
+        write_report(path, [summary], title=title, target=self._target, note=f"Settings: {self._note}.")
 
 
 def _figures(summary: Summary) -> bytes:
@@ -106,12 +110,6 @@ def _lines(summary: Summary) -> bytes:
     ]
     lines = [encoder.encode(row) for _, row in sorted(rows, key=lambda row: row[0])]
     return b"\n".join([*lines, b""])
-
-
-def _without_none(document: dict[str, Any]) -> dict[str, Any]:
-    """What TOML can hold: it has no word for nothing."""
-    plain = {key: _without_none(value) if isinstance(value, dict) else value for key, value in document.items()}
-    return {key: value for key, value in plain.items() if value is not None}
 
 
 def _line(known: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
@@ -138,14 +136,3 @@ def _umask() -> int:
     """What new files are not permitted; there is no other way to ask."""
     os.umask(mask := os.umask(0))
     return mask
-
-
-def _new_folder(runs: Path, stem: str) -> Path:
-    for attempt in range(1000):
-        path = runs / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
-    raise OSError(f"{runs} holds a thousand folders called {stem}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plesio.faults import Pace
+from plesio.config.faults import Pace
 from plesio.server.checkpointer import Keeping
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from plesio.faults import Pace
+from plesio.config.faults import Pace
 
 
 class Timer(Protocol):

@@ -14,6 +14,7 @@ from itertools import count
 
 from msgspec.structs import replace
 
+from plesio.config.faults import Kill
 from plesio.errors import (
     CheckpointError,
     DeadlineError,
@@ -23,7 +24,6 @@ from plesio.errors import (
     WorkerLostError,
     error_class,
 )
-from plesio.faults import Kill
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
@@ -88,7 +88,7 @@ class LocalEngine:
         self._raised: dict[int, str] = {}  # workers that the others go on without, and what
         self._deaths: list[Incident] = []  # closed lines, to the server
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
-        self._kills = sorted((f for f in job.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
+        self._kills = sorted((f for f in job.config.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
         self._final_judged = job.evaluate is None
 
     def run(self) -> Outcome:
@@ -103,11 +103,11 @@ class LocalEngine:
             PlesioError: what else a worker or the server refused to go on with.
             KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
-        with descriptors_for(self._job.workers):
+        with descriptors_for(self._job.config.workers):
             fork_server = ForkServer.shared(PRELOAD)
         self._processes = Processes(fork_server, next(_runs))
         try:
-            with descriptors_for(self._job.workers):
+            with descriptors_for(self._job.config.workers):
                 with self._ctrl_c.at_once():  # it may take long, and there is nothing to lose yet
                     self._processes.load(self._job)
                 self._processes.start(self._job)
@@ -194,7 +194,7 @@ class LocalEngine:
             return True
         if self._stop_sent_s is not None:
             return self._late(JUDGE_S)
-        return time.monotonic() - self._judged_s > self._job.timeout_s
+        return time.monotonic() - self._judged_s > self._job.config.timeout_s
 
     def _late(self, allowed_s: float) -> bool:
         """Whether those who were asked to stop had more than `allowed_s` for it."""
@@ -206,7 +206,7 @@ class LocalEngine:
         final = self._outcome.final
         if final is None or final.model is None:
             return
-        why = f"evaluate did not return within {self._job.timeout_s:g} s (timeout_s)"
+        why = f"evaluate did not return within {self._job.config.timeout_s:g} s (timeout_s)"
         if self._stop_sent_s is not None:
             why = f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop"
         if self._ctrl_c.pressed:
@@ -228,7 +228,7 @@ class LocalEngine:
     def _hear(self, process: Process) -> bool:
         """Take one message; False when the line is closed."""
         try:
-            message, descriptors = process.channel.receive(self._job.timeout_s)
+            message, descriptors = process.channel.receive(self._job.config.timeout_s)
         except ChannelClosedError:
             self._hung_up(process)
             return False
@@ -288,7 +288,7 @@ class LocalEngine:
             self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
         elif message.kind == "ServerLostError":
             pass  # the server's own end tells it once, for all
-        elif self._job.continue_on_worker_error and self._zero_s is not None:
+        elif self._job.config.on_worker_error == "continue" and self._zero_s is not None:
             what = f"worker {process.worker} raised {message.kind}: {message.why}"
             self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{what}; the others go on"))
             self._raised[process.worker] = what
@@ -315,9 +315,9 @@ class LocalEngine:
 
     def _what_is_left(self) -> str:
         """Of a run whose server is lost."""
-        if not self._job.strategy.via.at_server:
+        if not self._job.config.strategy.via.at_server:
             how = "worker 0's training function can save the model"
-            return f"the weights are lost ({self._job.strategy.name} keeps no checkpoints; {how})"
+            return f"the weights are lost ({self._job.config.strategy.name} keeps no checkpoints; {how})"
         keeping = self._job.keeping
         for place in filter(None, (keeping.folder, keeping.resume)):
             with contextlib.suppress(CheckpointError):
@@ -339,7 +339,7 @@ class LocalEngine:
         if self._outcome.final is not None or (left and self._zero_s is None):
             return
         # workers who wait for it say so after twice the time; there are those that never do
-        allowed_s = GRACE_S + self._job.timeout_s * (2 if left and self._stop_sent_s is None else 1)
+        allowed_s = GRACE_S + self._job.config.timeout_s * (2 if left and self._stop_sent_s is None else 1)
         since_s = self._server_heard_s if left else max(self._server_heard_s, self._worker_seen_s)
         if now_s - since_s > allowed_s:
             all_gone = "" if left else ", though every worker had ended"
@@ -348,7 +348,7 @@ class LocalEngine:
                 why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
             who = f"the server process ({self._processes.server.pid})"
             what = f"{who} said nothing for {allowed_s:g} s {self._where()}{all_gone}: {why}"
-            self._fail(DeadlineError(f"{what} (timeout_s={self._job.timeout_s:g}); {self._what_is_left()}"))
+            self._fail(DeadlineError(f"{what} (timeout_s={self._job.config.timeout_s:g}); {self._what_is_left()}"))
 
     def _supervise(self) -> None:
         """What is due by time: faults, targets, and the end of those who were asked to end."""
@@ -360,8 +360,8 @@ class LocalEngine:
             reason = self._watch(live)
             if reason is not None:
                 self._ask_to_stop(reason)
-        elif time.monotonic() - self._started_s > self._job.timeout_s + START_S:
-            allowed_s = self._job.timeout_s + START_S
+        elif time.monotonic() - self._started_s > self._job.config.timeout_s + START_S:
+            allowed_s = self._job.config.timeout_s + START_S
             self._fail(DeadlineError(f"the server did not say within {allowed_s:g} s who is late"))
         if self._late(INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S):
             for worker, process in enumerate(self._processes.workers):

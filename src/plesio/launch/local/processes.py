@@ -15,8 +15,8 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
+from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, words_of
-from plesio.faults import slowness
 from plesio.launch.job import Job
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.provenance import begun, head_of
@@ -127,9 +127,9 @@ class Processes:
 
     def start(self, job: Job) -> None:
         """Start them all."""
-        threads = max(1, (os.cpu_count() or 1) // (job.workers + 1))
+        threads = max(1, (os.cpu_count() or 1) // (job.config.workers + 1))
         with contextlib.ExitStack() as ours:  # what is open here for others only
-            lines = [WorkerLine.open(ours) for _ in range(job.workers)]
+            lines = [WorkerLine.open(ours) for _ in range(job.config.workers)]
             to_evaluator = [ours.enter_context(end) for end in channel_pair()] if job.evaluate else []
             written = () if job.journal is None else (begun(job.journal, head_of(job, threads)).detach(),)
             ours.callback(close_quietly, *written)
@@ -141,7 +141,7 @@ class Processes:
                 told = _worker_settings(job, worker, server.pid, threads)
                 self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, launcher.FromWorker, worker)
             for end in to_evaluator[1:]:
-                judging = EvaluatorConfig(job.evaluate_every_s)
+                judging = EvaluatorConfig(job.config.evaluate_every_s)
                 self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], launcher.FromEvaluator)
 
     def _spawn(
@@ -223,7 +223,7 @@ def _payload(job: Job) -> Iterator[int]:
 
 def _packed(job: Job) -> bytes:
     try:
-        return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.strategy}))
+        return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.config.strategy}))
     except Exception as error:
         raise ConfigurationError(
             f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA tensors "
@@ -233,12 +233,12 @@ def _packed(job: Job) -> bytes:
 
 def _server_settings(job: Job, threads: int) -> ServerConfig:
     return ServerConfig(
-        workers=job.workers,
+        workers=job.config.workers,
         evaluates=job.evaluate is not None,
         journals=job.journal is not None,
-        stealing=job.stealing,
-        timeout_s=job.timeout_s,
-        raise_on_nonfinite=job.raise_on_nonfinite,
+        stealing=job.config.stealing,
+        timeout_s=job.config.timeout_s,
+        raise_on_nonfinite=job.config.on_nonfinite == "raise",
         threads=threads,
         incarnation=job.incarnation,
         keeping=job.keeping,
@@ -248,12 +248,12 @@ def _server_settings(job: Job, threads: int) -> ServerConfig:
 def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> WorkerConfig:
     return WorkerConfig(
         worker=worker,
-        workers=job.workers,
-        seed=job.seed,
+        workers=job.config.workers,
+        seed=job.config.seed,
         evaluates=job.evaluate is not None,
-        timeout_s=2 * job.timeout_s,  # the server notices first, and knows who is waited for
+        timeout_s=2 * job.config.timeout_s,  # the server notices first, and knows who is waited for
         threads=threads,
         server_pid=server_pid,
-        pace=job.pace,
-        slow=slowness(job.faults, worker),
+        pace=job.config.pace,
+        slow=slowness(job.config.faults, worker),
     )

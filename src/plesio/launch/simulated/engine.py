@@ -19,7 +19,7 @@ from math import inf
 import torch
 
 from plesio.cluster import Cluster, Timetable
-from plesio.errors import ConfigurationError, WorkerLostError
+from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.greenlets import GreenletWorker
 from plesio.launch.inline import Seating
@@ -42,46 +42,6 @@ from plesio.worker.data_use import DataUse
 from plesio.worker.seeding import RandomState
 
 THREADS = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Simulated:
-    """Where a run is to take place: on the simulated machines of `cluster`.
-
-    All of them are in this process: for N workers and W bytes of weights it takes up to about 4 N W of memory (1000 workers
-    of a 4 MB model: 15 GB), a quarter of it for copies that processes would not need.
-
-    Workers that are processes share nothing. Of these, each has its own copy of what the training function carries along
-    (the object whose method it is, as in `ps.run(Trainer().train)`, or the arguments of a `functools.partial`, with the nested
-    functions in these); but all share the globals of your modules, attributes of classes, and what a training function that
-    is itself nested refers to, also with whoever called `ps.run`. So make the model and the optimizer in the training
-    function, and change no data in place that it only refers to: `X.div_(255)` there would be done once for each worker.
-
-    Args:
-        cluster: a `ps.Cluster`, or the name of a preset, which is made for as many workers as the run has.
-
-    >>> Simulated("one-straggler").on(workers=4).workers
-    4
-    """
-
-    cluster: Cluster | str
-
-    def on(self, workers: int) -> Cluster:
-        """The cluster, for a run of `workers`.
-
-        Raises:
-            ConfigurationError: no such preset, or a cluster of another size.
-        """
-        cluster = Cluster.preset(self.cluster, workers) if isinstance(self.cluster, str) else self.cluster
-        if not isinstance(cluster, Cluster):
-            raise ConfigurationError(
-                f"Simulated({cluster!r}): a ps.Cluster, or the name of a preset such as 'one-straggler'"
-            )
-        if cluster.workers != workers:
-            raise ConfigurationError(
-                f"workers={workers}, but the cluster has {cluster.workers}; give both the same number"
-            )
-        return cluster
 
 
 class VirtualTimer:
@@ -131,11 +91,6 @@ class SimulatedEngine:
     """
 
     def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, ctrl_c: CtrlC) -> None:
-        if job.pace is not None or job.faults:
-            raise ConfigurationError(
-                "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps "
-                "last and what goes wrong: ps.Cluster(groups=..., faults=...)"
-            )
         self.job = job
         self.outcome = Outcome()
         self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
@@ -143,24 +98,24 @@ class SimulatedEngine:
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self._live = Live(time_s=0.0)
-        self._strategy = dataclasses.replace(job.strategy, via=Server())
-        self._train = OwnCopies(job.train, job.workers)
-        self.checkpointer = Checkpointer(job.keeping, job.strategy, job.workers)
+        self._strategy = dataclasses.replace(job.config.strategy, via=Server())
+        self._train = OwnCopies(job.train, job.config.workers)
+        self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers)
         self._recorder = Recorder(begun(job.journal, head_of(job, THREADS))) if job.journal is not None else None
         self.run_of = VirtualRun(
-            job.strategy,
+            job.config.strategy,
             cluster,
-            [_Participant(self, cluster, worker) for worker in range(job.workers)],
-            stealing=job.stealing,
-            silence_s=job.timeout_s,
+            [_Participant(self, cluster, worker) for worker in range(job.config.workers)],
+            stealing=job.config.stealing,
+            silence_s=job.config.timeout_s,
             limits=limits,
             evaluate=self._evaluate if job.evaluate is not None else None,
-            evaluate_every_s=job.evaluate_every_s,
+            evaluate_every_s=job.config.evaluate_every_s,
             recorder=self._recorder,
             checkpointer=self.checkpointer,
             checkpoint_every_s=job.keeping.every_s if self.checkpointer.writes else inf,
             incarnation=job.incarnation,
-            raise_on_nonfinite=job.raise_on_nonfinite,
+            raise_on_nonfinite=job.config.on_nonfinite == "raise",
         )
         self._seating = Seating(self._strategy, self.run_of.program)
 
@@ -189,7 +144,7 @@ class SimulatedEngine:
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         outcome.incidents += self.run_of.incidents
-        if len(self.raised) == self.job.workers:
+        if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
         if not program.begun:
             return outcome
@@ -202,7 +157,7 @@ class SimulatedEngine:
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
         """A worker at the beginning of its training function."""
         return GreenletWorker(
-            self._train(), self._strategy, rank, self.job.workers, self.job.seed, watcher,
+            self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seed, watcher,
             shows=self.job.evaluate is not None,
         )  # fmt: skip
 
@@ -212,7 +167,7 @@ class SimulatedEngine:
         if self._seating.seat(worker, run.clock.now_s):
             assert run.program.memory is not None, "it was laid out for the first"
             run.push_nbytes = run.answer_nbytes = run.program.memory.layout.payload_bytes
-        elif worker.error is not None and not self.job.continue_on_worker_error:
+        elif worker.error is not None and self.job.config.on_worker_error == "raise":
             raise worker.error
 
     def _evaluate(self, time_s: float, version: int) -> str | None:
@@ -237,7 +192,7 @@ class _Participant:
     """A worker of the user's training function, as the virtual run sees it."""
 
     def __init__(self, engine: SimulatedEngine, cluster: Cluster, rank: int) -> None:
-        self.timer = VirtualTimer(cluster.timetable(rank, engine.job.seed))
+        self.timer = VirtualTimer(cluster.timetable(rank, engine.job.config.seed))
         self._engine = engine
         self._rank = rank
         self._worker: GreenletWorker | None = None
@@ -284,7 +239,7 @@ class _Participant:
     def _finished(self) -> None:
         assert self._worker is not None
         error = self._worker.error
-        if error is not None and not self._engine.job.continue_on_worker_error:
+        if error is not None and self._engine.job.config.on_worker_error == "raise":
             raise error
         self._worker = None
         if error is None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from plesio.errors import ConfigurationError, unknown_name
-from plesio.launch.job import Live
 from plesio.observe.summary import all_digits, is_met, limit_reached
+
+
+class Standing(Protocol):
+    """How far a run is."""
+
+    time_s: float
+    steps: int
+    samples: int
+    metrics: dict[str, float]
 
 
 class Until:
@@ -32,28 +41,39 @@ class Until:
     def __init__(
         self, *, seconds: float | None = None, samples: int | None = None, steps: int | None = None, **metrics: float
     ) -> None:
-        self.seconds = seconds
-        self.samples = samples
-        self.steps = steps
-        self.metrics = metrics
+        self.seconds, self.samples, self.steps, self.metrics = seconds, samples, steps, metrics
         limits = {"seconds": seconds, "samples": samples, "steps": steps}
-        self._limits = {name: value for name, value in limits.items() if value is not None}
-        for name, value in self._limits.items():
-            if not _is_number(value) or not 0 < value < math.inf:
-                raise ConfigurationError(f"Until({name}={value!r}): {name} must be a number above 0")
-            if name != "seconds" and value != int(value):
-                raise ConfigurationError(f"Until({name}={value!r}): {name} are counted, give a whole number")
+        self.limits = {name: value for name, value in limits.items() if value is not None}
+        for name, value in self.limits.items():
+            if name == "seconds" and not (_is_number(value) and 0 < value < math.inf):
+                raise ConfigurationError(f"Until(seconds={value!r}): seconds must be a number of seconds above 0")
+            if name != "seconds" and not (_is_number(value) and 1 <= value < math.inf and value == int(value)):
+                raise ConfigurationError(
+                    f"Until({name}={value!r}): {name} are counted, give a whole number of at least 1"
+                )
         for name, value in metrics.items():
             if not _is_number(value) or not math.isfinite(value):
-                raise ConfigurationError(f"Until({name}={value!r}): a target is a number")
+                raise ConfigurationError(f"Until({name}={value!r}): a target is a finite number, such as accuracy=0.95")
 
-    def reached(self, live: Live, steps_before: int = 0, samples_before: int = 0) -> str | None:
+    @property
+    def goals(self) -> dict[str, float]:
+        """Targets and limits by name, as they were given."""
+        return {**self.metrics, **self.limits}
+
+    @property
+    def target(self) -> tuple[str, float] | None:
+        """The metric and the value that count as success, if any."""
+        return next(iter(self.metrics.items()), None)
+
+    def reached(self, live: Standing, steps_before: int = 0, samples_before: int = 0) -> str | None:
         """Why the run is over, if it is; `steps_before` were taken before it was resumed, `samples_before` visited.
 
         Raises:
             ConfigurationError: a target that `evaluate` does not measure would never be reached.
 
-        >>> Until(steps=100).reached(Live(steps=40)), Until(steps=100).reached(Live(steps=40), steps_before=60)
+        >>> from types import SimpleNamespace
+        >>> live = SimpleNamespace(time_s=1.0, steps=40, samples=320, metrics={})
+        >>> Until(steps=100).reached(live), Until(steps=100).reached(live, steps_before=60)
         (None, '100 steps were up')
         """
         unknown = self.metrics.keys() - live.metrics.keys() if live.metrics else set()
@@ -65,14 +85,19 @@ class Until:
                 return f"{name} {all_digits(wanted)} reached"
         samples, steps = samples_before + live.samples, steps_before + live.steps
         now = {"seconds": live.time_s, "samples": samples, "steps": steps}
-        for name, limit in self._limits.items():
+        for name, limit in self.limits.items():
             if now[name] >= limit:
                 return limit_reached(name, limit)
         return None
 
     def __repr__(self) -> str:
-        parts = {**self.metrics, **self._limits}
-        return f"Until({', '.join(f'{name}={all_digits(value)}' for name, value in parts.items())})"
+        return f"Until({', '.join(f'{name}={all_digits(value)}' for name, value in self.goals.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Until) and self.goals == other.goals
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.goals.items()))
 
 
 def _is_number(value: object) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from plesio.errors import ConfigurationError
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(msgspec.Struct, frozen=True, tag_field="kind"):
     """Worker `worker` takes `factor` times as long for each step.
 
     Raises:
@@ -30,8 +30,7 @@ class Slow:
             raise ConfigurationError(f"Slow(factor={self.factor!r}): factor must be at least 1 (10: ten times slower)")
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True, tag_field="kind"):
     """Kill a process outright (SIGKILL), `after_s` seconds into training: a worker, or the server if none is named.
 
     Raises:
@@ -90,17 +89,6 @@ class Pace:
     def draw(self, rng: random.Random) -> float:
         """How long the next step is to last, in seconds."""
         return self.step_s * max(0.0, rng.gauss(1.0, self.jitter)) if self.jitter else self.step_s
-
-
-def check_faults(faults: Sequence[Fault], workers: int) -> None:
-    """Raise `ConfigurationError` for a fault of a worker that there is not, or for something else than faults."""
-    if not isinstance(faults, (list, tuple)):
-        raise ConfigurationError(f"faults={faults!r}: a list of ps.Slow(...) and ps.Kill(...)")
-    for fault in faults:
-        if not isinstance(fault, (Slow, Kill)):
-            raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
-        if fault.worker is not None and not 0 <= fault.worker < workers:
-            raise ConfigurationError(f"{fault}: there are workers 0 to {workers - 1}")
 
 
 def slowness(faults: list[Fault] | tuple[Fault, ...], worker: int) -> float:

@@ -1,0 +1,228 @@
+"""From what was typed to a `RunConfig`, and back into words; nothing here waits for torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from plesio.cli.options import key_of, option_of, options_of
+from plesio.cli.settings import strategy_of
+from plesio.cluster import Cluster
+from plesio.cluster.presets import PRESETS
+from plesio.config import SETTINGS, RunConfig
+from plesio.config.checkpoint import Checkpoint
+from plesio.config.faults import Fault, Kill, Pace, Slow
+from plesio.config.simulated import Simulated
+from plesio.config.until import Until
+from plesio.errors import ConfigurationError, unknown_name
+
+Typed = Mapping[str, Any]
+"""The values of a command's options, by name."""
+PROCESSES, SIMULATED_WORKERS = 4, 8
+"""How many workers there are if nothing says how many."""
+ALIKE = "|".join(SETTINGS.keys() - {"strategy", "engine", "faults", "pace", "checkpoint"})
+"""Settings that are called on the command line as in Python."""
+
+
+def as_typed(message: str) -> str:
+    """A refusal of an argument, told of the option that it was typed as.
+
+    >>> as_typed("resume='runs/a': there is no such folder; ..."), as_typed("until=-1: runs/a holds versions 0 to 9")
+    ("--resume 'runs/a': there is no such folder; ...", '--until -1: runs/a holds versions 0 to 9')
+    >>> as_typed("timeout_s=0.0: a number above 0"), as_typed("unknown on_nonfinite 'no'; known: discard, raise")
+    ('--timeout-s 0: a number above 0', "unknown --on-nonfinite 'no'; known: discard, raise")
+    """
+    message = re.sub(r"^(\w+=-?\d+)\.0:", r"\1:", message)
+    message = re.sub(rf"^unknown ({ALIKE}) ", lambda found: f"unknown {option_of(found[1])} ", message)
+    return re.sub(rf"^({ALIKE})=", lambda found: f"{option_of(found[1])} ", message)
+
+
+@contextmanager
+def refused_as(words: str) -> Iterator[None]:
+    """A refusal in there is told of the `words` that were typed, not of the object that they became.
+
+    >>> with refused_as("--slow 0:0.5"):
+    ...     Slow(0, 0.5)
+    Traceback (most recent call last):
+    ...
+    plesio.errors.ConfigurationError: --slow 0:0.5: at least 1 (10: ten times slower)
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        if str(error).startswith(words):
+            raise
+        why = re.sub(r"^\w+ must be ", "", str(error).partition(": ")[2])
+        raise ConfigurationError(f"{words}: {why}") from error
+
+
+def config_of(typed: Typed) -> RunConfig:
+    """The settings that were typed.
+
+    Raises:
+        ConfigurationError, StrategyError: an option that cannot be read, or settings that cannot work.
+    """
+    values = values_of(typed)
+    strategy = strategy_of(typed["strategy"], values["workers"], typed["set"] or ())
+    return RunConfig(strategy=strategy, **values)
+
+
+def values_of(typed: Typed) -> dict[str, Any]:
+    """All of the settings but the strategy."""
+    workers = _workers(typed)
+    wanted = [name for name in SETTINGS if any(key_of(option) in typed for option in options_of(name))]
+    read = {name: READERS[name](typed, workers) if name in READERS else typed[name] for name in wanted}
+    return {name: value for name, value in {**read, "workers": workers}.items() if name != "strategy"}
+
+
+def cluster_of(text: str, workers: int | None) -> Cluster:
+    """The cluster that is asked for by a preset's name or as a TOML file; of a file's workers the first `workers`.
+
+    Raises:
+        ConfigurationError: neither a preset nor a file, not a cluster, or too many workers for it.
+
+    >>> cluster_of("uniform", None).workers, cluster_of("uniform", 300).workers
+    (8, 300)
+    """
+    if text in PRESETS:
+        return Cluster.preset(text, SIMULATED_WORKERS if workers is None else workers)
+    if not Path(text).is_file():
+        raise ConfigurationError(
+            f"{unknown_name('preset', text, PRESETS)}; a file {text} was looked for, too: there is none"
+        )
+    cluster = Cluster.load(text)
+    return cluster if workers is None else cluster.first(workers)
+
+
+def _workers(typed: Typed) -> int:
+    number, cluster = typed["workers"], typed.get("cluster")
+    if cluster is None:
+        return PROCESSES if number is None else int(number)
+    for name, setting in SETTINGS.items():
+        for option in options_of(name) if setting.processes_only else ():
+            if typed.get(key_of(option)):
+                raise ConfigurationError(
+                    f"{option.name} is for real processes, and --cluster {cluster} simulates the workers; give a cluster "
+                    "file that says how fast they are and what goes wrong, such as examples/cluster.toml"
+                )
+    return cluster_of(cluster, number).workers
+
+
+def _engine(typed: Typed, workers: int) -> str | Simulated:
+    text = typed["cluster"]
+    if text is None:
+        return "local"
+    return Simulated(text if text in PRESETS else cluster_of(text, workers))
+
+
+def _faults(typed: Typed, workers: int) -> list[Fault]:
+    slow: list[Fault] = [_slow(text, workers) for text in typed["slow"] or ()]
+    return [*slow, *(_kill(text, workers) for text in typed["kill"] or ())]
+
+
+def _slow(text: str, workers: int) -> Slow:
+    worker, factor = _pair("--slow", text, "0:10 for worker 0 ten times slower")
+    with refused_as(f"--slow {text}"):
+        return Slow(_worker("--slow", worker, text, workers), factor)
+
+
+def _kill(text: str, workers: int) -> Kill:
+    worker, after_s = _pair("--kill", text, "1:2.5 for worker 1 after 2.5 seconds, or server:2.5")
+    with refused_as(f"--kill {text}"):
+        return Kill(None if worker == "server" else _worker("--kill", worker, text, workers), after_s)
+
+
+def _pair(option: str, text: str, example: str) -> tuple[str, float]:
+    who, _, number = text.partition(":")
+    try:
+        return who.strip(), float(number)
+    except ValueError:
+        raise ConfigurationError(f"{option} {text}: cannot be read; write it like {example}") from None
+
+
+def _worker(option: str, who: str, text: str, workers: int) -> int:
+    if not re.fullmatch(r"\d+", who) or int(who) >= workers:
+        raise ConfigurationError(f"{option} {text}: there is no worker {who!r}; there are workers 0 to {workers - 1}")
+    return int(who)
+
+
+def _pace(typed: Typed, workers: int) -> Pace | None:
+    step_s, jitter = typed["pace"], typed["jitter"]
+    if step_s is None and jitter:
+        raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
+    if step_s is None:
+        return None
+    with refused_as(f"--pace {step_s:g}"):
+        Pace(step_s)
+    with refused_as(f"--jitter {jitter:g}"):
+        return Pace(step_s, jitter)
+
+
+def _until(typed: Typed, workers: int) -> Until | None:
+    goals: dict[str, Any] = dict(_goal(text) for text in typed["until"] or ())
+    if typed["budget_s"] is not None:
+        goals["seconds"] = typed["budget_s"]
+        with refused_as(f"--budget-s {typed['budget_s']:g}"):
+            Until(seconds=typed["budget_s"])
+    return Until(**goals) if goals else None
+
+
+def _goal(text: str) -> tuple[str, float]:
+    name, _, number = (part.strip() for part in text.partition("="))
+    if name == "seconds":
+        raise ConfigurationError(f"--until {text}: give the time as --budget-s {number or 30}")
+    try:
+        value = float(number)
+    except ValueError:
+        value = None
+    if value is None or not name.isidentifier():
+        raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95")
+    with refused_as(f"--until {text}"):
+        goal: dict[str, Any] = {name: value}
+        limit = Until(**goal).limits.get(name)
+    return name, value if limit is None else int(limit)
+
+
+def _checkpoint(typed: Typed, workers: int) -> Checkpoint | None:
+    every_s = typed["checkpoint_every_s"]
+    if every_s is None:
+        return None
+    with refused_as(f"--checkpoint-every-s {every_s:g}"):
+        return Checkpoint(every_s=every_s)
+
+
+READERS = {"engine": _engine, "faults": _faults, "pace": _pace, "until": _until, "checkpoint": _checkpoint}
+"""How to read the settings for which `--name VALUE` is not enough; called with the number of workers, too."""
+
+
+def in_words(config: RunConfig, cluster: str | None = None) -> str:
+    """The work in words; `cluster` is what was typed for it.
+
+    >>> pace, until = Pace(0.02), Until(seconds=30)
+    >>> in_words(RunConfig(strategy="sync_sgd", workers=4, faults=[Slow(0, 10)], pace=pace, until=until))
+    '4 workers, worker 0 slowed down 10 times, at least 20 ms a step, at most 30 s'
+    >>> in_words(RunConfig(strategy="sync_sgd", workers=64, until=until), "heavy-tail")
+    '64 workers simulated on heavy-tail, all times virtual, at most 30 s'
+    """
+    until = config.until or Until()
+    parts = [f"{config.workers} worker{'s' if config.workers != 1 else ''}"]
+    if cluster is not None:
+        parts = [f"{parts[0]} simulated on {cluster}", "all times virtual"]
+    parts += [_fault_in_words(fault) for fault in config.faults]
+    if config.pace is not None:
+        jitter = f" (give or take {config.pace.jitter:.0%})" if config.pace.jitter else ""
+        parts.append(f"at least {config.pace.step_s * 1000:g} ms a step{jitter}")
+    parts += [f"until {name} {value:g}" for name, value in until.goals.items() if name != "seconds"]
+    if until.seconds is not None:
+        parts.append(f"at most {until.seconds:g} s")
+    return ", ".join(parts)
+
+
+def _fault_in_words(fault: Fault) -> str:
+    if isinstance(fault, Slow):
+        return f"worker {fault.worker} slowed down {fault.factor:g} times"
+    who = "the server" if fault.worker is None else f"worker {fault.worker}"
+    return f"{who} killed after {fault.after_s:g} s"

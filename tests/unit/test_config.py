@@ -1,0 +1,190 @@
+"""One `RunConfig`: `ps.run`, the command line and run.toml are three views of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import plesio as ps
+from plesio.cli.compare import compare
+from plesio.cli.main import main
+from plesio.cli.options import key_of, options_of
+from plesio.cli.run import run
+from plesio.cli.simulate import simulate
+from plesio.config import SETTINGS, RunConfig
+from plesio.config.until import Until
+from plesio.errors import ConfigurationError
+
+FUNCTIONS = {"train", "evaluate", "watch"}
+FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
+KEYWORDS = {name: one for name, one in inspect.signature(ps.run).parameters.items() if name not in FUNCTIONS}
+DOCUMENTED = dict(
+    re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", (inspect.getdoc(ps.run) or "").split("Returns:")[0], re.DOTALL | re.MULTILINE)
+)  # fmt: skip
+PLAIN = [name for name, setting in SETTINGS.items() if not setting.options]
+
+
+def plainly(text: str) -> str:
+    """Without line breaks, and whatever it begins and ends with."""
+    return " ".join(text.split()).lower().rstrip(".")
+
+
+# Three views
+
+
+def test_run_takes_every_setting_in_the_same_order_with_the_same_default() -> None:
+    assert list(KEYWORDS) == list(FIELDS)
+    for name, keyword in KEYWORDS.items():
+        default = dataclasses.MISSING if keyword.default is inspect.Parameter.empty else keyword.default
+        assert default == FIELDS[name].default, name
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_run_documents_every_setting(name: str) -> None:
+    assert DOCUMENTED[name].strip()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_python_and_the_command_line_give_the_same_help(name: str) -> None:
+    """Simulated machines and `compare` have words of their own for how many workers there are."""
+    assert plainly(DOCUMENTED[name]) == plainly(SETTINGS[name].help)
+    assert shown(run, name)[0].help == SETTINGS[name].help
+
+
+def shown(command: Any, name: str) -> list[Any]:
+    """What Typer is told of a setting's options."""
+    parameters = inspect.signature(command).parameters
+    return [parameters[key_of(one)].annotation.__metadata__[0] for one in options_of(name) if key_of(one) in parameters]
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        (run, {"engine"}),
+        (simulate, {"faults", "pace", "checkpoint", "resume"}),
+        (compare, {"strategy", "checkpoint", "resume"}),
+    ],
+)
+def test_every_setting_is_an_option(command: Any, lacks: set[str]) -> None:
+    assert {name for name in SETTINGS if not shown(command, name)} == lacks
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_command_lines_default_is_pythons_unless_the_setting_says_otherwise(name: str) -> None:
+    wanted = SETTINGS[name].typed_default
+    assert inspect.signature(run).parameters[name].default == (FIELDS[name].default if wanted is None else wanted)
+
+
+# run.toml
+
+CHOSEN: dict[str, Any] = {
+    "engine": "local",
+    "seed": 7,
+    "data": "shards",
+    "faults": [ps.Slow(worker=0, factor=10), ps.Kill(worker=1, after_s=2.5), ps.Kill(after_s=9)],
+    "pace": ps.Pace(step_s=0.02, jitter=0.1),
+    "evaluate_every_s": 0.25,
+    "until": ps.Until(accuracy=0.95, steps=1000, seconds=30),
+    "on_worker_error": "continue",
+    "on_nonfinite": "raise",
+    "timeout_s": 60.0,
+    "checkpoint": ps.Checkpoint(every_s=30, keep=3),
+    "resume": "runs/a",
+    "runs": "runs",
+}
+
+
+def written_and_read(config: RunConfig) -> RunConfig:
+    return RunConfig.from_document(tomllib.loads(tomli_w.dumps(config.as_document())))
+
+
+def test_run_toml_holds_every_setting() -> None:
+    assert CHOSEN.keys() | {"strategy", "workers"} == FIELDS.keys()
+    config = RunConfig(strategy=ps.local_sgd(every=ps.Seconds(0.3)), workers=4, **CHOSEN)
+    assert config.as_document()["run"].keys() == FIELDS.keys() - {"strategy"}
+    assert written_and_read(config) == config
+
+
+@pytest.mark.parametrize("cluster", ["one-straggler", ps.Cluster.preset("cross-region", 3)])
+def test_run_toml_holds_simulated_machines(cluster: Any) -> None:
+    config = RunConfig(strategy="async_sgd", workers=3, engine=ps.Simulated(cluster))
+    assert written_and_read(config) == config
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"pace": 0.1}, r"pace= and faults= are for real processes"),
+        ({"faults": [ps.Slow(worker=0, factor=2)]}, r"pace= and faults= are for real processes"),
+        ({"checkpoint": ps.Checkpoint(), "runs": "runs"}, r"checkpoint= and resume= are for real processes"),
+        ({"resume": "runs/a"}, r"checkpoint= and resume= are for real processes"),
+        ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
+    ],
+)
+def test_what_simulated_machines_cannot(setting: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        RunConfig(**{"strategy": "async_sgd", "workers": 2, "engine": ps.Simulated("uniform"), **setting})
+
+
+@pytest.mark.parametrize(
+    "goals", [{"steps": 1.5}, {"samples": 0}, {"steps": True}, {"seconds": 0}, {"accuracy": "high"}]
+)
+def test_a_goal_that_nothing_reaches_is_refused(goals: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^Until\({next(iter(goals))}="):
+        Until(**goals)
+
+
+def test_settings_need_no_torch() -> None:
+    made = "from plesio.config import RunConfig; RunConfig(strategy='async_sgd', workers=2)"
+    code = f"import sys; {made}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# The folder for runs
+
+
+def test_a_link_to_nowhere_for_runs_is_called_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = tmp_path / "runs"
+    link.symlink_to(tmp_path / "gone")
+    script = tmp_path / "script.py"
+    script.write_text("def train(worker): pass\n")
+    for runs in (link, link / "inner"):
+        said = f"it is a link to {tmp_path / 'gone'}, which is not there"
+        with pytest.raises(
+            ConfigurationError, match=rf"^runs='{runs}' cannot be written: .*{said}: '{link}'; give another"
+        ):
+            ps.run(print, "async_sgd", workers=1, runs=runs)
+        for command in ("run", "compare"):
+            assert main([command, str(script), "--workers", "1", "--runs", str(runs)]) == 2
+            assert said in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["runs", "script.py"]
+
+
+def test_a_file_for_runs_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"Not a directory: '.*file'; give another folder"):
+        ps.run(print, "async_sgd", workers=1, runs=tmp_path / "file")
+
+
+def test_without_room_for_run_toml_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> int:
+        path.open("wb").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigurationError, match="No space left on device; give another folder"):
+        ps.run(print, "async_sgd", workers=1, runs=tmp_path)
+    assert list(tmp_path.iterdir()) == []
