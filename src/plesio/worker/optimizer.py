@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError
-
-
-class Steps(Protocol):
-    """What happens at a step; `local`: the user's optimizer steps in this process, and so has its state here."""
-
-    local: bool
-
-    def step(self) -> None: ...
+from plesio.worker.exchanges.exchange import Exchange
 
 
 class ExchangedOptimizer(Optimizer):
@@ -38,7 +31,7 @@ class ExchangedOptimizer(Optimizer):
         ModelMismatchError: from `step`, where the model is no longer the one that was prepared.
     """
 
-    def __init__(self, optimizer: Optimizer, exchange: Steps, check: Callable[[], None]) -> None:
+    def __init__(self, optimizer: Optimizer, exchange: Exchange, check: Callable[[], None]) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange

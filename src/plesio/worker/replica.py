@@ -16,7 +16,6 @@ of memory: torch's copies between devices are in the order of the work on either
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -33,22 +32,7 @@ IN_PLACE_MEAN_BYTES = 1 << 16
 """A model this large, in tensors this large on average, is read in place (benchmarks/exchange.py --read)."""
 
 
-class Replica(Protocol):
-    """What the worker's optimizer asks of the tensors."""
-
-    missing: int
-    writes: LostWrites
-
-    def fill_slot(self) -> bool: ...
-
-    def check_gradients(self) -> bool: ...
-
-    def drop_gradients(self) -> None: ...
-
-    def adopt(self, buffer: int) -> None: ...
-
-
-class _Bound:
+class Replica:
     """A model's tensors over an arena of this process.
 
     Attributes:
@@ -124,13 +108,21 @@ class _Bound:
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
 
+    def fill_slot(self) -> bool:
+        """Bring the contribution into its slot; whether it is finite."""
+        raise NotImplementedError
+
+    def adopt(self, buffer: int) -> None:
+        """Go on from the version in ring buffer `buffer`."""
+        raise NotImplementedError
+
     def drop_gradients(self) -> None:
         """Keep what was computed so far out of the next contribution."""
         for index in self._trained:
             self.tensors[index].grad = None
 
 
-class GradientReplica(_Bound):
+class GradientReplica(Replica):
     """The server owns the parameters; this worker sends gradients."""
 
     def __init__(
@@ -204,7 +196,7 @@ class GradientReplica(_Bound):
             self._addresses[index] = view.data_ptr()
 
 
-class ParameterReplica(_Bound):
+class ParameterReplica(Replica):
     """This worker owns its parameters between exchanges and sends them."""
 
     def __init__(
@@ -234,7 +226,7 @@ class ParameterReplica(_Bound):
         self.missing = 0
 
 
-class SharedReplica(_Bound):
+class SharedReplica(Replica):
     """Everybody's parameters are the one buffer of the ring, where the first worker wrote its own."""
 
     def __init__(

@@ -1,57 +1,41 @@
-"""What every exchange can do: the step of a worker's optimizer."""
+"""What happens between a worker and the others: at the beginning, at each step of its optimizer, and at the end."""
 
 from __future__ import annotations
-
-from typing import Protocol
-
-from plesio.errors import StepCancelled
 
 REPORT_S = 0.05
 """How often a worker reports its work where no server folds it."""
 
 
-class Exchange(Protocol):
-    """What happens between a worker and the others."""
+class Exchange:
+    """One way to exchange; these are the ways that differ in the least.
 
-    cancels: bool
-    local: bool
-    """Whether the user's optimizer steps in this process, with the state it has here."""
-
-    def begin(self) -> None:
-        """Wait for the beginning."""
-        ...
-
-    def step(self) -> None:
-        """One step of the training loop."""
-        ...
-
-    def cancelled(self) -> bool:
-        """Whether the step under way no longer counts."""
-        ...
-
-    def abandon(self) -> None:
-        """Drop it."""
-        ...
-
-    def report(self) -> None:
-        """Tell the server what was done without it."""
-        ...
-
-    def end(self) -> None:
-        """The training function returned."""
-        ...
-
-
-class WithoutServer:
-    """What exchanges without a server have in common: the optimizer steps in the worker, and nobody calls work off."""
+    Attributes:
+        cancels: whether a step under way may be called off.
+        local: whether the user's optimizer steps in this process, with the state it has here.
+    """
 
     cancels = False
     local = True
 
+    def begin(self) -> None:
+        """Wait for the beginning."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Take one step of the training loop."""
+        raise NotImplementedError
+
     def cancelled(self) -> bool:
-        """Never."""
+        """Whether the step under way no longer counts."""
         return False
 
     def abandon(self) -> None:
-        """Never asked for."""
-        raise StepCancelled("nobody calls work off without a server")
+        """Drop the step under way."""
+        raise NotImplementedError
+
+    def report(self) -> None:
+        """Tell the server what was done without it."""
+
+    def end(self) -> None:
+        """The training function returned."""
+        raise NotImplementedError

@@ -18,6 +18,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.pacer import Timer
 from plesio.worker.replica import Replica
 from plesio.worker.state import WorkerState
@@ -44,7 +45,7 @@ class Bell(Protocol):
         ...
 
 
-class ServerExchange:
+class ServerExchange(Exchange):
     """Through the server: push, wait for the answer, go on from what it says."""
 
     def __init__(
@@ -181,9 +182,6 @@ class ServerExchange:
         self._state.stopped = self._state.stopped or answer.stop
         self._steps = 0
         self._finite = True
-
-    def report(self) -> None:
-        """Nothing is done without the server."""
 
     def end(self) -> None:
         """The training function returned: local steps that were not sent yet are."""

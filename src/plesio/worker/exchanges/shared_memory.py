@@ -14,14 +14,14 @@ from plesio.tensors.outer import scale_for
 from plesio.transport.board import Board
 from plesio.transport.doorbell import Doorbell
 from plesio.worker.data_use import DataUse
-from plesio.worker.exchanges.exchange import REPORT_S, WithoutServer
+from plesio.worker.exchanges.exchange import REPORT_S, Exchange
 from plesio.worker.pacer import Pacer
 from plesio.worker.replica import Replica
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn_not_finite
 
 
-class SharedMemoryExchange(WithoutServer):
+class SharedMemoryExchange(Exchange):
     """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
 
     def __init__(

@@ -1,8 +1,8 @@
 """At prepare: tensors that overlap in memory are refused, for the run gives each tensor memory of its own.
 
 Weights tied as one parameter are one tensor with two names, and stay tied. Weights tied by their memory (`.data =`, or a
-view registered as a parameter or buffer of its own) would come apart silently. If neither tensor is trained, the overlap may
-be harmless (views of one mask that nobody writes), so there is only a warning.
+view registered as a parameter or buffer of its own) would come apart silently. Tensors that nobody trains may overlap, such
+as each layer's view of one mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from plesio.errors import ConfigurationError
-from plesio.worker.warn import warn
 
 ADDRESSED = ("cpu", "cuda")
 """The devices whose tensors have addresses."""
@@ -39,7 +38,6 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     """
     widest: _Place | None = None  # of those without gaps the one that reaches furthest
     before: _Place | None = None
-    untied = ""
     for place in sorted(
         _place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED
     ):
@@ -48,15 +46,9 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
                 first, second = sorted((place.number, other.number))
                 if tensors[first].requires_grad or tensors[second].requires_grad:
                     raise ConfigurationError(_refusal(names[first], names[second], tensors[first], tensors[second]))
-                untied = untied or f"{names[first]} and {names[second]}"
         before = place
         if place.gapless and (widest is None or place.end > widest.end):
             widest = place
-    if untied:
-        warn(
-            f"{untied} lie in the same memory and are two tensors: here each gets its own, and what is written into "
-            "one is no longer seen in the other. If they are never written to, ignore this, or .clone() one"
-        )
 
 
 def _place(number: int, tensor: torch.Tensor) -> _Place:

@@ -39,7 +39,7 @@ from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel,
 from plesio.worker.exchanges.all_reduce.rescue import rescue
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.all_reduce.takeover import take_over
-from plesio.worker.exchanges.exchange import REPORT_S, WithoutServer
+from plesio.worker.exchanges.exchange import REPORT_S, Exchange
 from plesio.worker.guards.divergence import DivergenceCheck
 from plesio.worker.guards.unreduced import UnreducedGradients
 from plesio.worker.pacer import Pacer
@@ -55,7 +55,7 @@ PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""
 
 
-class AllReduceExchange(WithoutServer):
+class AllReduceExchange(Exchange):
     """A worker's part in it.
 
     Args:
