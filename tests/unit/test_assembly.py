@@ -52,7 +52,7 @@ def advice(make: Make, strategy: Strategy, workers: int = 2) -> list[str]:
 
 
 @pytest.mark.parametrize("make", [NAdam, RAdam, Adamax, Mine], ids=lambda make: make.__name__)
-def test_a_momentum_nobody_looks_ahead_by_is_told_once(make: type[Optimizer]) -> None:
+def test_momentum_without_look_ahead_warns_once(make: type[Optimizer]) -> None:
     assert advice(make, recipes.async_sgd()) == [
         f"{make.__name__}: no look-ahead is known for it, so async_sgd folds it plainly, which can diverge with many "
         "workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
@@ -74,7 +74,7 @@ SILENT: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_what_is_looked_ahead_by_or_has_no_momentum_is_no_reason_to_warn(name: str) -> None:
+def test_supported_or_absent_momentum_does_not_warn(name: str) -> None:
     assert advice(SILENT[name], recipes.async_sgd()) == []
 
 
@@ -83,7 +83,7 @@ def test_what_is_looked_ahead_by_or_has_no_momentum_is_no_reason_to_warn(name: s
     [(recipes.async_sgd("plain"), 2), (recipes.sync_sgd(), 2), (recipes.local_sgd(), 2), (recipes.async_sgd(), 1)],
     ids=["plain", "in step", "local", "alone"],
 )
-def test_who_did_not_ask_for_look_ahead_is_not_warned(strategy: Strategy, workers: int) -> None:
+def test_strategies_without_look_ahead_do_not_warn(strategy: Strategy, workers: int) -> None:
     assert advice(NAdam, strategy, workers) == []
 
 
@@ -100,7 +100,7 @@ def two_groups(parameters: Iterator[nn.Parameter]) -> Optimizer:
     ],
     ids=["class", "groups"],
 )
-def test_who_steps_otherwise_is_refused_where_steps_are_for_all(make: Make, words: str) -> None:
+def test_different_optimizers_are_refused_where_one_is_shared(make: Make, words: str) -> None:
     hellos = [hello(0, partial(SGD, lr=0.1)), hello(1, make)]
     for strategy in (recipes.sync_sgd(), recipes.async_sgd(), recipes.hogwild(), recipes.allreduce()):
         with pytest.raises(
@@ -110,7 +110,7 @@ def test_who_steps_otherwise_is_refused_where_steps_are_for_all(make: Make, word
     Assembly(recipes.local_sgd(), 2, hellos, evaluates=False)
 
 
-def test_a_class_of_the_script_is_the_same_in_each_process() -> None:
+def test_a_locally_defined_optimizer_class_matches_across_workers() -> None:
     """Each has its own object of it."""
 
     def define() -> type[Optimizer]:
@@ -122,7 +122,7 @@ def test_a_class_of_the_script_is_the_same_in_each_process() -> None:
     Assembly(recipes.sync_sgd(), 2, [hello(worker, define()) for worker in range(2)], evaluates=False)
 
 
-def test_an_evaluator_that_is_gone_asks_nothing_more() -> None:
+def test_a_closed_evaluator_connection_is_not_polled() -> None:
     """Seen where it was to be answered; its line may still be watched then."""
     ours, theirs = channel_pair()
     line = Channel(ours, SnapshotRequest, "the evaluator")

@@ -55,7 +55,7 @@ def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
-def test_what_pads_a_tensor_is_no_part_of_a_mean(make: Callable[[], GapAwareness | GapDamping]) -> None:
+def test_padding_is_excluded_from_means(make: Callable[[], GapAwareness | GapDamping]) -> None:
     """A lone number, which lies in a line of sixteen, is corrected as sixteen of its kind are."""
     slopes = []
     for count in (1, 16):
@@ -73,7 +73,7 @@ def test_what_pads_a_tensor_is_no_part_of_a_mean(make: Callable[[], GapAwareness
 
 
 @pytest.mark.usefixtures("_pieces")
-def test_delay_compensation_with_a_constant() -> None:
+def test_delay_compensation_matches_its_formula() -> None:
     rng = np.random.default_rng(1)
     g, now, then = draw(rng), draw(rng), draw(rng)
     gradient = arena(g)
@@ -82,7 +82,7 @@ def test_delay_compensation_with_a_constant() -> None:
 
 
 @pytest.mark.usefixtures("_pieces")
-def test_adaptive_delay_compensation() -> None:
+def test_adaptive_delay_compensation_matches_its_formula() -> None:
     rng = np.random.default_rng(2)
     rule = DelayCompensated(lam=2.0, decay=0.9, eps=1e-3)
     correction = DelayCompensation(rule, Arena.private(LAYOUT))
@@ -97,7 +97,7 @@ def test_adaptive_delay_compensation() -> None:
 
 
 @pytest.mark.usefixtures("_pieces")
-def test_gap_awareness() -> None:
+def test_gap_awareness_matches_its_formula() -> None:
     rng = np.random.default_rng(3)
     correction = GapAwareness(GapAware(decay=0.9))
     mean_step, weight = [0.0, 0.0], 0.0
@@ -115,7 +115,7 @@ def test_gap_awareness() -> None:
 
 
 @pytest.mark.usefixtures("_pieces")
-def test_gap_damping() -> None:
+def test_gap_damping_matches_its_formula() -> None:
     rng = np.random.default_rng(4)
     correction = GapDamping()
     mean_gap, weight = [0.0, 0.0], 0.0
@@ -141,7 +141,7 @@ def test_gap_damping() -> None:
         GapDamping(),
     ],
 )
-def test_a_fresh_gradient_is_left_as_it_is(correction: Correction) -> None:
+def test_a_fresh_gradient_is_unchanged(correction: Correction) -> None:
     rng = np.random.default_rng(5)
     w, other = arena(draw(rng)), arena(draw(rng))
     correction.correct(arena(draw(rng)), w, other)
@@ -160,7 +160,7 @@ def test_a_fresh_gradient_is_left_as_it_is(correction: Correction) -> None:
         GapDamping,
     ],
 )
-def test_what_a_checkpoint_keeps_is_all_it_goes_on_from(make: Callable[[], Correction]) -> None:
+def test_a_restored_correction_continues_bit_for_bit(make: Callable[[], Correction]) -> None:
     rng = np.random.default_rng(8)
     one, other = make(), make()
     for _ in range(3):
@@ -180,7 +180,7 @@ def test_what_a_checkpoint_keeps_is_all_it_goes_on_from(make: Callable[[], Corre
         assert not torch.equal(gradients[0].memory, arena(g).memory)
 
 
-def test_gaps_that_overflow_are_not_remembered() -> None:
+def test_overflowing_gaps_are_not_averaged() -> None:
     correction, rng = GapDamping(), np.random.default_rng(6)
     far = arena([np.full(8, np.inf), np.ones(16), np.ones(8)])
     correction.correct(arena(draw(rng)), arena(draw(rng)), far)
@@ -217,7 +217,7 @@ def test_each_worker_is_compensated_from_its_own_backup() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
-def test_numbers_that_run_away_are_not_warned_of(make: Callable[[], GapAwareness | GapDamping]) -> None:
+def test_overflow_does_not_warn(make: Callable[[], GapAwareness | GapDamping]) -> None:
     """As in torch: a diverging run is seen in its figures."""
     correction = make()
     near_by, far = (
@@ -233,7 +233,7 @@ def test_numbers_that_run_away_are_not_warned_of(make: Callable[[], GapAwareness
     assert not told
 
 
-def test_where_nothing_moves_for_long_gradients_stay_numbers() -> None:
+def test_a_vanishing_mean_step_keeps_gradients_finite() -> None:
     """The mean step fades below what a float32 holds; a gap of nothing measured in it is nothing."""
     layout = Layout([TensorSpec("w", (16,), "float32", Kind.TRAINED, 0)])
     here, there, gradient = (Arena.private(layout) for _ in range(3))

@@ -22,7 +22,7 @@ def arena(parts: int) -> Arena:
 
 
 @given(parts=st.integers(2, len(SIZES)), tensor=st.integers(0, len(SIZES) - 1), at=st.floats(0, 1, exclude_max=True))
-def test_a_difference_anywhere_is_found_within_so_many_steps(parts: int, tensor: int, at: float) -> None:
+def test_a_difference_anywhere_is_found_within_a_cycle(parts: int, tensor: int, at: float) -> None:
     mine, theirs = arena(parts), arena(parts)
     theirs.views[tensor][int(at * SIZES[tensor])] = 1e-30
     ours, other = DivergenceCheck(mine), DivergenceCheck(theirs)
@@ -31,7 +31,7 @@ def test_a_difference_anywhere_is_found_within_so_many_steps(parts: int, tensor:
     assert all(f"t{tensor}" in ours.names(round).split(", ") for round in found)
 
 
-def test_a_small_model_is_compared_whole_at_every_step() -> None:
+def test_a_small_model_is_compared_whole_at_each_step() -> None:
     layout = Layout([TensorSpec("w", (PART_BYTES // 8,), "float32", Kind.TRAINED, 0)])
     mine, theirs = Arena.private(layout), Arena.private(layout)
     theirs.views[0][-1] = 1.0

@@ -15,16 +15,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "ben
 
 
 @pytest.mark.parametrize("name", ps.__all__)
-def test_every_public_name_is_on_the_page(name: str) -> None:
+def test_api_page_lists_every_public_name(name: str) -> None:
     assert re.search(rf"\bps\.{name}\b", (ROOT / "docs" / "api.md").read_text())
 
 
 @pytest.mark.parametrize("keyword", list(inspect.signature(ps.run).parameters)[3:])
-def test_every_keyword_of_a_run_is_on_the_page(keyword: str) -> None:
+def test_api_page_lists_every_keyword_of_run(keyword: str) -> None:
     assert f"`{keyword}`" in (ROOT / "docs" / "api.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target

@@ -35,7 +35,7 @@ def talkative(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("error", [Unspeakable(), Exits()])
-def test_an_exception_without_a_message_is_told(error: Exception) -> None:
+def test_an_exception_whose_str_raises_has_a_message(error: Exception) -> None:
     name = {Unspeakable: "ValueError", Exits: "SystemExit"}[type(error)]
     assert words_of(error) == f"(its message cannot be told: {name})"
     assert type(error).__name__ in traceback_of(error)
@@ -55,7 +55,7 @@ def test_a_message_outside_utf8_is_escaped() -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
-def test_an_exception_without_a_message_ends_the_run(engine: str | ps.Simulated) -> None:
+def test_an_exception_whose_str_raises_ends_the_run(engine: str | ps.Simulated) -> None:
     with pytest.raises(
         ps.WorkerError, match=r"worker \d raised Unspeakable: \(its message cannot be told: ValueError\)"
     ):

@@ -39,7 +39,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 @given(st.lists(messages(FromWorker), max_size=8), st.lists(st.integers(1, 200), max_size=60))
 @settings(max_examples=80, deadline=None)
-def test_messages_arrive_however_the_bytes_are_cut(sent: list[FromWorker], cuts: list[int]) -> None:
+def test_messages_arrive_however_the_bytes_are_split(sent: list[FromWorker], cuts: list[int]) -> None:
     read, write = os.pipe()
     reader = MessageReader(read)
     data = b"".join(map(framed, sent))
@@ -57,7 +57,7 @@ def test_messages_arrive_however_the_bytes_are_cut(sent: list[FromWorker], cuts:
 
 @given(st.lists(messages(Answer), max_size=8))
 @settings(max_examples=80, deadline=None)
-def test_answers_are_read_one_by_one_as_they_were_written(sent: list[Answer]) -> None:
+def test_answers_are_read_in_the_order_written(sent: list[Answer]) -> None:
     read, write = os.pipe()
     doorbell = Doorbell(-1, read, worker=0)
     assert all(write_answer(write, answer, buffer) for buffer, answer in enumerate(sent))
@@ -69,7 +69,7 @@ def test_answers_are_read_one_by_one_as_they_were_written(sent: list[Answer]) ->
     os.close(read)
 
 
-def test_a_server_that_does_not_answer_is_named(pipe: tuple[int, int]) -> None:
+def test_a_missing_answer_is_a_deadline_error_naming_the_contribution(pipe: tuple[int, int]) -> None:
     read, write = pipe
     with pytest.raises(
         DeadlineError, match=r"worker 3 waited for the answer to contribution 5 \(computed from version 4\)"
@@ -77,20 +77,20 @@ def test_a_server_that_does_not_answer_is_named(pipe: tuple[int, int]) -> None:
         Doorbell(write, read, worker=3).answer(GoOn, 0.05, number=5, version=4)
 
 
-def test_a_server_that_is_gone_is_told_at_once(pipe: tuple[int, int]) -> None:
+def test_a_closed_server_raises_at_once(pipe: tuple[int, int]) -> None:
     read, write = pipe
     os.close(write)
     with pytest.raises(ServerLostError, match="the server is gone: worker 3 waited"):
         Doorbell(-1, read, worker=3).answer(GoOn, 5.0, number=5, version=4)
 
 
-def test_an_answer_to_a_worker_that_is_gone_is_no_error(pipe: tuple[int, int]) -> None:
+def test_answering_a_closed_worker_is_no_error(pipe: tuple[int, int]) -> None:
     read, write = pipe
     os.close(read)
     assert not write_answer(write, RollCalled(Call.GO, False, False))
 
 
-def test_answers_that_are_not_read_are_no_longer_written_when_there_is_no_room(pipe: tuple[int, int]) -> None:
+def test_answers_stop_whole_when_the_pipe_is_full(pipe: tuple[int, int]) -> None:
     """Not half of one either."""
     read, write = pipe
     os.set_blocking(write, False)
@@ -109,7 +109,7 @@ def test_answers_that_are_not_read_are_no_longer_written_when_there_is_no_room(p
     assert not doorbell.waiting()
 
 
-def test_who_does_not_read_is_told_later_and_holds_up_nobody() -> None:
+def test_messages_to_a_slow_reader_queue_without_blocking() -> None:
     left, right = channel_pair()
     one, other = Channel(left, int, "other"), Channel(right, int, "one")
     assert one.has_room
@@ -185,7 +185,7 @@ WHOLE = HEAD.pack(300) + msgspec.msgpack.encode("x" * 297)
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("cut", [1, HEAD.size, HEAD.size + 7], ids=["in the head", "after the head", "in the body"])
-def test_a_sender_frozen_half_way_holds_up_nobody(cut: int, kind: socket.SocketKind) -> None:
+def test_a_sender_frozen_within_a_message_is_disconnected(cut: int, kind: socket.SocketKind) -> None:
     """It is hung up on, and the descriptors that came already are closed."""
     left, right = socket.socketpair(socket.AF_UNIX, kind)
     channel = Channel(right, str, "worker 2")
@@ -210,7 +210,7 @@ def failure_of(channel: Channel[str]) -> Exception:
     return caught.value
 
 
-def test_a_message_in_pieces_is_put_together() -> None:
+def test_a_message_in_two_parts_is_reassembled() -> None:
     left, right = channel_pair()
     channel = Channel(right, str, "worker 2")
     left.sendall(WHOLE[:2])
@@ -222,13 +222,13 @@ def test_a_message_in_pieces_is_put_together() -> None:
     channel.close()
 
 
-def test_room_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_checked_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "room", lambda: {"/dev/shm": 1000})
     with pytest.raises(SharedMemoryError, match=r"4\.1 kB of shared memory and /dev/shm has 1\.0 kB left"):
         SharedBlock.create(4096, "this")
 
 
-def test_a_limit_on_files_is_said() -> None:
+def test_a_file_size_limit_is_named_in_the_error() -> None:
     """Memory counts as a file; and no descriptor stays open."""
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     descriptors = os.listdir("/proc/self/fd")
@@ -253,7 +253,7 @@ def test_memory_without_memfd_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatc
     block.close()
 
 
-def test_the_board_is_seen_by_all() -> None:
+def test_the_board_is_shared_by_all_attached_processes() -> None:
     block = SharedBlock.create(PAGE, "a test")
     twin = SharedBlock.attach(os.dup(block.fd), PAGE)
     mine, theirs = Board(block, 3), Board(twin, 3)

@@ -160,7 +160,7 @@ def write(writer: JournalWriter, record: Record) -> None:
 
 @QUICK
 @given(records=st.lists(RECORDS, max_size=12), text=st.text(max_size=40))
-def test_everything_comes_back_as_it_was(
+def test_written_records_are_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record], text: str
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "journal.bin"
@@ -176,18 +176,18 @@ def test_everything_comes_back_as_it_was(
     assert writer.position == path.stat().st_size == ends(path)[-1]
 
 
-def test_a_folder_is_read_through_its_journal(tmp_path: Path) -> None:
+def test_a_run_folder_is_accepted_for_its_journal(tmp_path: Path) -> None:
     assert repr(list(read_journal(small(tmp_path / "journal.bin")))) == repr(list(read_journal(tmp_path)))
 
 
-def test_reading_can_begin_in_the_middle(tmp_path: Path) -> None:
+def test_reading_can_begin_after_any_record(tmp_path: Path) -> None:
     journal = read_journal(small(tmp_path / "journal.bin"))
     placed = list(journal.placed())
     for index, (end, _) in enumerate(placed):
         assert [repr(one) for one in journal.placed(end)] == [repr(one) for one in placed[index + 1 :]]
 
 
-def test_the_bytes_of_the_format_stay_what_they_are(tmp_path: Path) -> None:
+def test_the_bytes_of_the_format_are_stable(tmp_path: Path) -> None:
     """Those of `small`, and of the events of many batches."""
     writer = JournalWriter(tmp_path / "many.bin", RUN)
     writer.event(Pushed(0, 1, 2, 3, 70_000, 65_536), 100.5, 2.5)
@@ -208,7 +208,7 @@ def test_a_contribution_costs_less_than_100_bytes(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_head_may_have_fields_that_this_version_does_not_know(tmp_path: Path) -> None:
+def test_unknown_fields_of_the_header_are_ignored(tmp_path: Path) -> None:
     later = {**msgspec.to_builtins(RUN), "colour": "green"}
     path = with_head(tmp_path, bytes([HEAD]) + msgspec.msgpack.encode(later))
     assert read_journal(path).head == RUN
@@ -247,7 +247,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_writer_loses_only_what_was_not_flushed(tmp_path: Path) -> None:
+def test_a_killed_writer_loses_only_unflushed_records(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60)
     assert ended.returncode == -signal.SIGKILL
@@ -256,14 +256,14 @@ def test_a_killed_writer_loses_only_what_was_not_flushed(tmp_path: Path) -> None
     assert times[-1] > 4.95 - 0.11
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_journal_error(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no device that is always full")
     with pytest.raises(JournalError, match=r"cannot be written: .*No space left.*make room"):
         JournalWriter(os.open("/dev/full", os.O_WRONLY), RUN)
 
 
-def test_a_journal_that_another_process_began_is_called_by_its_path(tmp_path: Path) -> None:
+def test_errors_of_an_inherited_journal_name_its_path(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no device that is always full")
     writer = JournalWriter.begun(os.open("/dev/full", os.O_WRONLY), "runs/a/journal.bin")
@@ -272,9 +272,7 @@ def test_a_journal_that_another_process_began_is_called_by_its_path(tmp_path: Pa
         writer.flush()
 
 
-def test_what_a_full_disk_refused_is_written_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_refused_by_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, real = tmp_path / "journal.bin", os.write
     writer = JournalWriter(path, RUN)
     writer.note("before", 1.0)
@@ -299,7 +297,7 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room(
 # Damage
 
 
-def test_cut_off_at_any_byte_it_is_read_up_to_the_last_whole_record(tmp_path: Path) -> None:
+def test_a_truncated_journal_is_read_up_to_the_last_whole_record(tmp_path: Path) -> None:
     whole = small(tmp_path / "whole.bin")
     content, placed, start = whole.read_bytes(), list(read_journal(whole).placed()), read_journal(whole).start
     cut = tmp_path / "cut.bin"
@@ -317,7 +315,7 @@ def test_cut_off_at_any_byte_it_is_read_up_to_the_last_whole_record(tmp_path: Pa
         assert (journal.missing.bytes if journal.missing else 0) == length - last
 
 
-def test_any_flipped_bit_is_noticed_and_what_lies_beyond_is_counted(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_detected_and_the_rest_is_counted(tmp_path: Path) -> None:
     whole = small(tmp_path / "whole.bin")
     content, placed, start = whole.read_bytes(), list(read_journal(whole).placed()), read_journal(whole).start
     flipped = tmp_path / "flipped.bin"
@@ -359,7 +357,7 @@ def known(records: list[Record]) -> int:
     return sum(highest.values()) + reported
 
 
-def test_damage_in_the_middle_says_how_much_the_rest_knows_of(tmp_path: Path) -> None:
+def test_damage_in_the_middle_counts_the_contributions_after_it(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     writer = JournalWriter(path, RUN)
     for number in range(1, 51):
@@ -376,7 +374,7 @@ def test_damage_in_the_middle_says_how_much_the_rest_knows_of(tmp_path: Path) ->
 
 @QUICK
 @given(tail=st.binary(min_size=1, max_size=80))
-def test_anything_after_the_last_record_is_missing_not_read(
+def test_bytes_after_the_last_record_are_reported_as_missing(
     tmp_path_factory: pytest.TempPathFactory, tail: bytes
 ) -> None:
     path = small(tmp_path_factory.mktemp("run") / "journal.bin")
@@ -391,7 +389,7 @@ def test_anything_after_the_last_record_is_missing_not_read(
 
 @QUICK
 @given(bodies=st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=4))
-def test_whole_records_of_nonsense_are_missing_too(
+def test_undecodable_records_are_reported_as_missing(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes]
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "journal.bin"
@@ -404,7 +402,7 @@ def test_whole_records_of_nonsense_are_missing_too(
     assert (journal.missing is None) == (read == len(bodies))
 
 
-def test_a_record_out_of_its_place_is_none(tmp_path: Path) -> None:
+def test_a_copied_record_is_not_read(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     content, first, second = path.read_bytes(), *ends(path)[:2]
     path.write_bytes(content[:second] + content[first:second] + content[second:])
@@ -437,13 +435,13 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
 
 
 @pytest.mark.parametrize("body", [b"\x04", bytes([HEAD]), bytes([HEAD]) + msgspec.msgpack.encode({"strategy": "x"})])
-def test_a_first_record_that_is_no_head_is_refused(tmp_path: Path, body: bytes) -> None:
+def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(JournalError, match="damaged"):
         read_journal(with_head(tmp_path, body))
 
 
 @pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
-def test_another_format_is_refused_even_if_nothing_else_is_known_of_it(tmp_path: Path, other: int) -> None:
+def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
     body = bytes([HEAD]) + msgspec.msgpack.encode({"format": other, "strategy": 5})
     with pytest.raises(JournalError, match=rf"format {other}, and this plesio reads {FORMAT}"):
         read_journal(with_head(tmp_path, body))
@@ -454,7 +452,7 @@ def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
         read_journal(tmp_path)
 
 
-def test_a_journal_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_journal_is_not_overwritten(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     with pytest.raises(JournalError, match="File exists"):
         JournalWriter(path, RUN)
@@ -463,7 +461,7 @@ def test_a_journal_is_not_written_over(tmp_path: Path) -> None:
 # Going on
 
 
-def test_it_goes_on_from_a_position(tmp_path: Path) -> None:
+def test_resume_continues_from_a_position(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     content, at = path.read_bytes(), ends(path)[6]
     before = list(read_journal(path))[:7]
@@ -476,7 +474,7 @@ def test_it_goes_on_from_a_position(tmp_path: Path) -> None:
     assert read_journal(path).missing is None
 
 
-def test_it_goes_on_after_the_last_whole_record(tmp_path: Path) -> None:
+def test_resume_continues_after_the_last_whole_record(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     before = list(read_journal(path))[:-1]
     path.write_bytes(path.read_bytes()[:-1])
@@ -485,7 +483,7 @@ def test_it_goes_on_after_the_last_whole_record(tmp_path: Path) -> None:
     assert read_journal(path).complete
 
 
-def test_it_does_not_go_on_inside_a_record(tmp_path: Path) -> None:
+def test_resume_within_a_record_is_refused(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     content = path.read_bytes()
     with pytest.raises(JournalError, match="no whole record ends at byte"):
@@ -551,7 +549,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_events_alone_give_the_same_effects(tmp_path: Path, name: str) -> None:
+def test_replaying_events_gives_the_same_effects(tmp_path: Path, name: str) -> None:
     path = tmp_path / "journal.bin"
     effects = played(STRATEGIES[name](), JournalWriter(path, RUN))
     assert sum(isinstance(one, Fold) for one in effects) > 2
@@ -559,7 +557,7 @@ def test_the_events_alone_give_the_same_effects(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_story_has_one_row_for_each_contribution(tmp_path: Path, name: str) -> None:
+def test_the_story_has_one_row_per_contribution(tmp_path: Path, name: str) -> None:
     path = tmp_path / "journal.bin"
     strategy = STRATEGIES[name]()
     effects = played(strategy, JournalWriter(path, RUN))
@@ -581,7 +579,7 @@ def test_the_story_has_one_row_for_each_contribution(tmp_path: Path, name: str) 
             assert row.what == f"discarded: {effect.verdict.name.lower().replace('_', ' ')}"
 
 
-def test_the_story_of_a_duplicate_leaves_the_first_one_alone() -> None:
+def test_a_duplicate_leaves_the_first_contributions_row_unchanged() -> None:
     first, again = Received(1.0, pushed(0, 1), 0.5), Received(2.0, pushed(0, 1), 0.25)
     duplicate = Discard(0, 1, 1, Verdict.DUPLICATE, 0)
     folded = Folded(1, 0, 1.0, False, (FoldedMember(0, 1, 1, 0, 1.0),))
@@ -592,7 +590,7 @@ def test_the_story_of_a_duplicate_leaves_the_first_one_alone() -> None:
     assert [(row.what, row.loss) for row in late] == [("folded", 0.5), ("discarded: duplicate", 0.25)]
 
 
-def test_the_story_needs_no_more_memory_than_what_is_held(tmp_path: Path) -> None:
+def test_the_story_uses_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     writer = JournalWriter(path, RUN)
     for number in range(1, 5001):
@@ -642,12 +640,12 @@ def long(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_table_tells_all(tmp_path: Path) -> None:
+def test_the_table_shows_every_record(tmp_path: Path) -> None:
     small(tmp_path / "journal.bin")
     assert asked(tmp_path) == TABLE.lstrip("\n")
 
 
-def test_a_journal_cut_off_is_told_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_truncated_journal_is_shown_up_to_the_damage(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     whole, content = ends(path), path.read_bytes()
     path.write_bytes(content[: whole[-1] - 1])
@@ -701,7 +699,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_it_needs_no_torch_and_bears_that_its_reader_leaves(long: Path) -> None:
+def test_the_command_needs_no_torch_and_survives_a_closed_pipe(long: Path) -> None:
     script = [sys.executable, "-c", IN_A_PIPE, str(long)]
     out = subprocess.run(script, capture_output=True, timeout=60, check=True)
     assert out.stdout.count(b"\n") == 45

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plesio.server.last_weights import LastWeights, Place
 
 
-def test_those_of_one_version_share_a_buffer() -> None:
+def test_weights_of_one_version_share_a_buffer() -> None:
     last = LastWeights((0, 1))
     assert [last.place(worker, version=3) for worker in range(3)] == [0, 0, 0]
     last.died(2)
@@ -15,7 +15,7 @@ def test_those_of_one_version_share_a_buffer() -> None:
     assert last.whole == Place(3, 0)
 
 
-def test_those_of_two_versions_do_not() -> None:
+def test_weights_of_two_versions_use_two_buffers() -> None:
     """A broken group leaves some a step behind: the later version counts, whoever is done first."""
     for first, then in ((0, 1), (1, 0)):
         last = LastWeights((0, 1))
@@ -25,7 +25,7 @@ def test_those_of_two_versions_do_not() -> None:
         assert last.whole == Place(6, 1)
 
 
-def test_there_is_no_third() -> None:
+def test_a_third_version_gets_no_buffer() -> None:
     last = LastWeights((0, 1))
     assert last.place(0, version=5) == 0
     last.handed_over(0)
@@ -37,7 +37,7 @@ def test_there_is_no_third() -> None:
     assert last.place(2, version=7) == 1
 
 
-def test_a_death_leaves_what_is_whole() -> None:
+def test_complete_weights_survive_a_death() -> None:
     last = LastWeights((1, 2))
     last.place(0, version=5)
     last.handed_over(0)

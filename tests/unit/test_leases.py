@@ -75,7 +75,7 @@ class Compared(tuple[int, int]):
 
 
 @pytest.mark.parametrize("number", [1, 64, 65, 500])
-def test_what_is_given_back_goes_out_in_order(number: int) -> None:
+def test_returned_batches_are_leased_again_in_order(number: int) -> None:
     """Of any number; a few, such as a contribution that is called off, at no cost for the many that wait, as after a death."""
     leases = DataLeases(1, stealing=True)
     leases.give_back(tuple(Compared((0, batch)) for batch in range(0, 2000, 2)))
@@ -99,7 +99,7 @@ def work_off(leases: DataLeases, here: set[int], held: dict[int, list[Batch]], e
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(workers=st.integers(1, 4), total=st.integers(1, 20), order=st.lists(st.integers(0, 3), max_size=40))
-def test_without_stealing_who_gets_what_depends_on_the_number_of_workers_only(
+def test_without_stealing_shares_depend_only_on_the_number_of_workers(
     workers: int, total: int, order: list[int]
 ) -> None:
     leases = DataLeases(workers, stealing=False)
@@ -111,7 +111,7 @@ def test_without_stealing_who_gets_what_depends_on_the_number_of_workers_only(
         assert batches == mine[: len(batches)]
 
 
-def test_with_stealing_a_fast_worker_takes_more_and_nobody_is_idle() -> None:
+def test_with_stealing_a_fast_worker_takes_more() -> None:
     leases = DataLeases(2, stealing=True)
     taken = Counter({0: 0, 1: 0})
     for turn in range(100):
@@ -120,12 +120,12 @@ def test_with_stealing_a_fast_worker_takes_more_and_nobody_is_idle() -> None:
     assert taken == {0: 30, 1: 10}
 
 
-def test_without_stealing_a_fast_worker_takes_its_own_share_only() -> None:
+def test_without_stealing_a_fast_worker_takes_only_its_share() -> None:
     leases = DataLeases(2, stealing=False)
     assert len(leases.take(0, epoch=0, total=40, most=100)) == 20
 
 
-def test_a_worker_that_asks_for_ever_in_vain_is_refused() -> None:
+def test_a_worker_asking_forever_without_a_share_is_refused() -> None:
     """Where each gets its own part of an epoch, and there are fewer batches than workers; a loop that ends is let be."""
 
     def refusal(
@@ -143,14 +143,14 @@ def test_a_worker_that_asks_for_ever_in_vain_is_refused() -> None:
     assert refusal(worker=2, total=2, stealing=True) == refusal(worker=2, total=2, gone=0) == "", "it gets others'"
 
 
-def test_stealing_is_from_the_longest_queue_and_after_ones_own() -> None:
+def test_stealing_takes_from_the_longest_queue_after_its_own() -> None:
     leases = DataLeases(3, stealing=True)
     assert leases.take(0, epoch=0, total=6, most=2) == ((0, 0), (0, 3))
     assert leases.take(1, epoch=0, total=6, most=1) == ((0, 1),)
     assert leases.take(0, epoch=0, total=6, most=1) == ((0, 2),)
 
 
-def test_nobody_is_given_a_later_epoch_than_it_asked_for() -> None:
+def test_batches_of_later_epochs_are_not_leased() -> None:
     leases = DataLeases(2, stealing=True)
     leases.take(0, epoch=1, total=4, most=1)
     got = leases.take(1, epoch=0, total=4, most=10)
@@ -160,7 +160,7 @@ def test_nobody_is_given_a_later_epoch_than_it_asked_for() -> None:
 
 
 @pytest.mark.parametrize("stealing", [True, False])
-def test_not_even_one_that_was_given_back(stealing: bool) -> None:
+def test_returned_batches_of_later_epochs_are_not_leased(stealing: bool) -> None:
     leases = DataLeases(2, stealing)
     leases.take(0, epoch=1, total=4, most=10)
     leases.left(0)
@@ -181,7 +181,7 @@ def test_a_dead_workers_batches_are_visited_in_their_own_epoch(stealing: bool) -
 
 
 @pytest.mark.parametrize("stealing", [True, False])
-def test_or_in_the_next_epoch_if_nobody_asked_for_theirs_any_more(stealing: bool) -> None:
+def test_a_dead_workers_batches_are_visited_in_the_next_epoch_at_the_latest(stealing: bool) -> None:
     leases = DataLeases(2, stealing)
     (held,) = leases.take(0, epoch=0, total=2, most=1)
     leases.take(1, epoch=0, total=2, most=1)
@@ -200,14 +200,14 @@ def test_epochs_opened_after_a_death_are_shared_among_the_living(stealing: bool)
     assert sorted(later) == [(1, 0), (1, 1), (1, 2), (1, 3)] if stealing else later == ((1, 1), (1, 3))
 
 
-def test_an_epoch_has_the_length_the_first_worker_said() -> None:
+def test_the_first_worker_sets_the_epochs_length() -> None:
     leases = DataLeases(2, stealing=False)
     assert (leases.agree(10), leases.agree(12)) == (10, 10)
     leases.take(0, epoch=0, total=12, most=1)
     assert leases.opened == 10
 
 
-def test_it_is_the_checkpoints_length_that_a_resumed_run_disagrees_with() -> None:
+def test_a_resumed_run_compares_the_epochs_length_with_its_checkpoint() -> None:
     """The only worker is not told of another's; where none had said a length, none is the checkpoint's."""
     for total, whose in ((10, "the resumed run's 10"), (None, "another worker's 11")):
         before = DataLeases(1, stealing=True)
@@ -218,7 +218,7 @@ def test_it_is_the_checkpoints_length_that_a_resumed_run_disagrees_with() -> Non
         assert f"12 batches an epoch, {whose};" in after.disagreement(0, 0, total=12, digest=0)
 
 
-def test_workers_that_drew_other_batches_are_told_apart_epoch_by_epoch() -> None:
+def test_different_digests_within_an_epoch_are_a_disagreement() -> None:
     leases = DataLeases(3, stealing=True)
     for worker, epoch, digest in ((1, 0, 17), (0, 0, 17), (2, 0, 0), (2, 1, 18), (1, 1, 18)):
         assert leases.disagreement(worker, epoch, TOTAL, digest) == ""
@@ -227,13 +227,13 @@ def test_workers_that_drew_other_batches_are_told_apart_epoch_by_epoch() -> None
     assert "worker 2: its loader has 8 batches an epoch, another worker's 7" in leases.disagreement(2, 0, 8, 17)
 
 
-def test_batches_known_by_no_digest_are_compared_with_nobodys() -> None:
+def test_orders_without_a_digest_are_not_compared() -> None:
     leases = DataLeases(3, stealing=True)
     assert leases.disagreement(0, 0, TOTAL, 0) == leases.disagreement(1, 0, TOTAL, 17) == ""
     assert leases.disagreement(2, 0, TOTAL, 18).startswith("workers 1 and 2 drew")
 
 
-def test_what_was_given_back_goes_out_again_the_earliest_first() -> None:
+def test_returned_batches_go_out_earliest_first() -> None:
     leases = DataLeases(1, stealing=False)
     leases.take(0, epoch=1, total=3, most=6)
     first, second, third = leases.consume(0, 1), leases.consume(0, 1), leases.consume(0, 4)
@@ -243,7 +243,7 @@ def test_what_was_given_back_goes_out_again_the_earliest_first() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_how_far_the_data_is_given_out(workers: int) -> None:
+def test_progress_is_global_with_stealing_and_per_worker_without(workers: int) -> None:
     """To all together where fast ones take more, else to each of its own; and as far after a restart with other workers."""
     together, apart = DataLeases(2, stealing=True), DataLeases(2, stealing=False)
     assert together.progress(0) == apart.progress(1) == 0.0
@@ -262,7 +262,7 @@ def test_how_far_the_data_is_given_out(workers: int) -> None:
         assert (again.done, again.skipped, again.unvisited) == (2, 0, 6)
 
 
-def test_of_data_shared_out_a_single_batch_is_all_of_a_workers_and_none_is_nothing() -> None:
+def test_progress_without_stealing_counts_a_share_of_one_or_no_batch() -> None:
     leases = DataLeases(3, stealing=False)
     leases.take(0, epoch=0, total=2, most=1)
     assert [leases.progress(worker) for worker in range(3)] == [1.0, 0.0, 1.0]

@@ -54,12 +54,12 @@ def steps(entries: Sequence[Logged]) -> Counter[int]:
 
 
 @given(ALIKE, st.integers(1, 20))
-def test_merged_means_are_means_over_the_steps_of_all(entries: list[Logged], most: int) -> None:
+def test_merged_means_are_weighted_by_steps(entries: list[Logged], most: int) -> None:
     assert sums(kept(entries, most)) == pytest.approx(sums(entries))
 
 
 @given(ANY, st.integers(1, 20))
-def test_few_are_kept_and_they_tell_of_all_the_time(entries: list[Logged], most: int) -> None:
+def test_kept_entries_are_few_and_cover_all_steps(entries: list[Logged], most: int) -> None:
     """Also where some name no steps, or what others do not."""
     found = kept(entries, most)
     assert len(found) <= most + WORKERS
@@ -76,18 +76,18 @@ def test_few_are_kept_and_they_tell_of_all_the_time(entries: list[Logged], most:
             assert all(min(values) - 1e-9 <= mean <= max(values) + 1e-9 for mean in means)
 
 
-def test_up_to_the_limit_all_is_kept_as_it_came() -> None:
+def test_entries_below_the_limit_are_unchanged() -> None:
     entries = [Logged(float(second), second % WORKERS, 0, {"loss": 1.0 / (second + 1)}) for second in range(30)]
     assert kept(entries, most=30) == entries
 
 
-def test_the_spans_of_a_long_run_are_as_long_in_the_beginning_as_in_the_end() -> None:
+def test_merged_spans_have_equal_length() -> None:
     entries = [Logged(float(second), 0, 1, {"loss": 1.0}) for second in range(10_000)]
     spans = Counter(one.steps for one in kept(entries, most=100)[:-1])
     assert spans == {128: 78}
 
 
-def test_what_only_one_of_two_names_stays_as_it_is() -> None:
+def test_a_metric_of_one_entry_is_unchanged_by_merging() -> None:
     entries = [Logged(0.0, 0, 30, {"loss": 4.0}), Logged(1.0, 0, 10, {"loss": 2.0, "accuracy": 0.5})]
     assert kept(entries, most=1) == [Logged(1.0, 0, 40, {"loss": 3.5, "accuracy": 0.5})]
 
@@ -100,7 +100,7 @@ def logs_often(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=str)
-def test_every_engine_keeps_so_many(engine: str | ps.Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_limits_logged_entries(engine: str | ps.Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Logbook.__init__, "__defaults__", (10,))
     with pytest.warns(RuntimeWarning, match="nothing was trained"):
         run = ps.run(logs_often, ps.async_sgd(), workers=2, engine=engine)

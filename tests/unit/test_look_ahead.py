@@ -251,7 +251,7 @@ def out_of_order(workers: int, pushes: int = 60) -> list[int]:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize(("kind", "settings"), RULES)
-def test_it_is_the_rule(kind: type[Optimizer], settings: dict[str, Any], workers: int) -> None:
+def test_folding_matches_the_rule(kind: type[Optimizer], settings: dict[str, Any], workers: int) -> None:
     server, plain = pair(kind, settings, workers)
     assert isinstance(server.folder, LookAheadFolding)
     drive(server, plain, out_of_order(workers))
@@ -259,7 +259,7 @@ def test_it_is_the_rule(kind: type[Optimizer], settings: dict[str, Any], workers
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("kind", "settings"), RULES)
-def test_it_goes_on_from_the_state_that_an_optimizer_brings(
+def test_folding_continues_from_initial_optimizer_state(
     kind: type[Optimizer], settings: dict[str, Any], workers: int
 ) -> None:
     server, plain = pair(kind, settings, workers)
@@ -283,7 +283,7 @@ def test_it_goes_on_from_the_state_that_an_optimizer_brings(
 
 
 @pytest.mark.parametrize(("kind", "settings"), RULES)
-def test_a_worker_that_left_is_not_looked_ahead_by(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+def test_momentum_of_a_departed_worker_is_ignored(kind: type[Optimizer], settings: dict[str, Any]) -> None:
     server, plain = pair(kind, settings, 3)
     drive(server, plain, [0, 1, 2, 1, 0, 2])
     server.folder.forget(1)
@@ -296,13 +296,13 @@ def test_a_worker_that_left_is_not_looked_ahead_by(kind: type[Optimizer], settin
 
 
 @pytest.mark.parametrize(("kind", "settings"), RULES)
-def test_a_contribution_weighs_by_its_scale(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+def test_contributions_are_scaled(kind: type[Optimizer], settings: dict[str, Any]) -> None:
     server, plain = pair(kind, settings, 3)
     drive(server, plain, out_of_order(3), scale=lambda worker: 1 / (3 + worker))
 
 
 @pytest.mark.parametrize(("kind", "settings"), RULES)
-def test_a_buffer_is_folded_together(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+def test_buffered_contributions_are_folded_together(kind: type[Optimizer], settings: dict[str, Any]) -> None:
     """Held contributions move nothing until the fold; then each moves its own worker's momentum, in the order they came."""
     server, plain = pair(kind, settings, 4, buffered(3))
     rng = np.random.default_rng(2)
@@ -323,7 +323,7 @@ def test_a_buffer_is_folded_together(kind: type[Optimizer], settings: dict[str, 
         same(server, plain)
 
 
-def test_whoever_left_while_its_contribution_was_held_is_not_looked_ahead_by() -> None:
+def test_a_departed_workers_held_contribution_leaves_no_momentum() -> None:
     server, _ = pair(SGD, MOMENTUM, 3, buffered(2))
     server.hold(0, shaped(np.ones(ELEMENTS)))
     server.folder.forget(0)
@@ -333,7 +333,7 @@ def test_whoever_left_while_its_contribution_was_held_is_not_looked_ahead_by() -
     assert server.momenta[1].flat[0].any()
 
 
-def test_rounding_does_not_pile_up_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_of_momenta_is_recomputed_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_ahead, "RESUM_EVERY", 4)
     server, plain = pair(SGD, MOMENTUM, 3)
     drive(server, plain, out_of_order(3))
@@ -344,13 +344,13 @@ def test_rounding_does_not_pile_up_in_the_sum(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(total.flat[0], whole), "60 pushes: just added up afresh"
 
 
-def test_pieces_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operands, "CHUNK", 5)
     server, plain = pair(Adam, BETAS, 2)
     drive(server, plain, out_of_order(2, 20))
 
 
-def test_a_scheduler_changes_the_settings() -> None:
+def test_new_settings_apply_to_the_next_fold() -> None:
     server, plain = pair(Adam, BETAS, 2)
     drive(server, plain, [0, 1, 1])
     plain.settings = {**BETAS, "lr": 0.002, "betas": (0.8, 0.99)}
@@ -360,7 +360,7 @@ def test_a_scheduler_changes_the_settings() -> None:
     drive(server, plain, [0, 1, 1])
 
 
-def test_what_a_worker_reads_stays_as_it_is_until_it_pushes() -> None:
+def test_a_workers_parameters_are_stable_until_its_push() -> None:
     server, _ = pair(SGD, MOMENTUM, 3)
     server.push(1, shaped(np.ones(ELEMENTS)))
     held = flat(server.sent(1)).copy()
@@ -370,7 +370,7 @@ def test_what_a_worker_reads_stays_as_it_is_until_it_pushes() -> None:
         np.testing.assert_array_equal(flat(server.sent(1)), held)
 
 
-def test_workers_are_sent_where_the_parameters_will_be() -> None:
+def test_workers_get_the_parameters_extrapolated_by_momentum() -> None:
     """Momentum alone, no new gradient: after every other worker's next push they are near what was sent."""
     server, _ = pair(SGD, MOMENTUM, 8)
     for worker in range(8):
@@ -402,7 +402,7 @@ ODD = (
         (RMSprop, {**MOMENTUM, "centered": True}),
     ],
 )
-def test_one_worker_is_the_plain_optimizer_bit_for_bit(kind: type[Optimizer], settings: dict[str, Any]) -> None:
+def test_one_worker_equals_the_plain_optimizer_bit_for_bit(kind: type[Optimizer], settings: dict[str, Any]) -> None:
     def make(tensors: Sequence[torch.Tensor]) -> Optimizer:
         a, b, c = tensors
         return kind([{"params": [a, c]}, {"params": [b], "lr": 0.03}], **settings)
@@ -435,7 +435,7 @@ NORMED = (
 
 
 @pytest.mark.parametrize("settings", [MOMENTUM, {"lr": 0.1}], ids=["look-ahead", "no momentum"])
-def test_a_models_buffers_move_by_the_share_of_the_workers_that_came(settings: dict[str, Any]) -> None:
+def test_buffers_move_by_the_share_of_contributing_workers(settings: dict[str, Any]) -> None:
     start, ones = ([make(spec.shape) for spec in NORMED] for make in (torch.zeros, torch.ones))
     server = Server(partial(SGD, **settings), 4, NORMED, start)
     for worker, wanted in ((1, 1 / 4), (2, 1 - (3 / 4) ** 2)):
@@ -444,7 +444,7 @@ def test_a_models_buffers_move_by_the_share_of_the_workers_that_came(settings: d
             torch.testing.assert_close(read[1], torch.full((3,), wanted))
 
 
-def test_and_by_that_of_all_in_a_buffer() -> None:
+def test_buffers_move_by_the_share_of_buffered_contributions() -> None:
     start, ones = ([make(spec.shape) for spec in NORMED] for make in (torch.zeros, torch.ones))
     server = Server(partial(SGD, lr=0.1), 4, NORMED, start, buffered(2))
     for worker in (0, 3):
@@ -454,13 +454,13 @@ def test_and_by_that_of_all_in_a_buffer() -> None:
     torch.testing.assert_close(server.now()[1], torch.full((3,), 1 / 2))
 
 
-def test_an_optimizer_without_momentum_is_folded_as_it_is() -> None:
+def test_an_optimizer_without_momentum_is_folded_plainly() -> None:
     for make in (partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)):
         assert isinstance(Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder, Folding)
 
 
 @pytest.mark.parametrize("first", [0.0, 0.9])
-def test_a_momentum_in_one_group_is_looked_ahead_by(first: float) -> None:
+def test_momentum_in_one_group_enables_look_ahead(first: float) -> None:
     make = groups_of(SGD, {**MOMENTUM, "momentum": first}, {"momentum": 0.9 - first})
     assert isinstance(Server(make, 2, APART, shaped(np.zeros(ELEMENTS))).folder, LookAheadFolding)
 
@@ -468,7 +468,7 @@ def test_a_momentum_in_one_group_is_looked_ahead_by(first: float) -> None:
 DAMPENED = {**MOMENTUM, "dampening": 0.3}
 
 
-def test_whoever_comes_back_begins_its_momentum_as_torch_begins_one() -> None:
+def test_a_rejoining_workers_first_momentum_is_undampened() -> None:
     """With the whole first gradient; dampening holds from the second one on."""
     server, _ = pair(SGD, DAMPENED, 2)
     for worker, momentum in ((0, 1.0), (0, 0.9 + 0.7), (1, 1.0)):
@@ -484,7 +484,7 @@ def test_whoever_comes_back_begins_its_momentum_as_torch_begins_one() -> None:
     np.testing.assert_allclose(server.momenta[0].flat[0].numpy(), 1.0)
 
 
-def test_a_momentum_that_an_optimizer_brings_is_dampened_from_the_next_gradient_on() -> None:
+def test_initial_momentum_is_dampened_from_the_next_gradient() -> None:
     tensors = shaped(np.random.default_rng(1).normal(size=ELEMENTS))
     optimizer = SGD(tensors, **DAMPENED)
     gradients = [shaped(one) for one in np.random.default_rng(3).normal(size=(5, ELEMENTS))]
@@ -543,7 +543,7 @@ def groups_of(kind: type[Optimizer], settings: dict[str, Any], other: dict[str, 
     ],
     ids=["dampening", "momentum of the second group alone", "Adagrad"],
 )
-def test_one_worker_goes_on_from_a_checkpoint_bit_for_bit(make: Make, strategy: Strategy, resume_at: int) -> None:
+def test_one_worker_resumes_from_a_checkpoint_bit_for_bit(make: Make, strategy: Strategy, resume_at: int) -> None:
     """Also from one of before the first fold, and where a momentum began with a gradient of zeros."""
     start = shaped(np.random.default_rng(1).normal(size=ELEMENTS))
     mine = [one.clone() for one in start]
@@ -559,7 +559,7 @@ def test_one_worker_goes_on_from_a_checkpoint_bit_for_bit(make: Make, strategy: 
         assert all(torch.equal(got, want) for got, want in zip(server.now(), mine, strict=True)), f"step {step}"
 
 
-def test_a_worker_may_die_while_its_contribution_waits_in_its_slot() -> None:
+def test_a_pending_contribution_of_a_dead_worker_is_folded_undamped() -> None:
     """What it computed from is not known any more: its contribution counts undamped, and will not act any more."""
     waiting = Strategy(
         name="waiting", gather=Buffer(2), release=AfterFold(), correct=WorkerMomentum(), adopt=LookAhead()

@@ -17,7 +17,7 @@ ACTIONS = st.tuples(
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, max_size=60))
-def test_books_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None:
+def test_counted_aggregates_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None:
     """`slowest` and `waiting` are kept by counting; counted anew from the seats they are the same."""
     members, highest, now_s = Membership(SILENCE_S), dict.fromkeys(range(4), 0), 0.0
     finished_s: dict[int, float] = {}
@@ -54,7 +54,7 @@ def test_books_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None
         assert members.left_over(now_s) == (silent if long_ago and len(silent) == len(seats) else [])
 
 
-def test_an_incarnation_that_was_seen_or_is_older_is_not_seated() -> None:
+def test_a_seen_or_older_incarnation_is_not_seated() -> None:
     members = Membership(SILENCE_S)
     assert members.join(0, 2, version=0, now_s=0.0) is not None
     members.leave(0, 2)
@@ -64,7 +64,7 @@ def test_an_incarnation_that_was_seen_or_is_older_is_not_seated() -> None:
     assert members.join(0, 3, version=0, now_s=0.0) is not None
 
 
-def test_only_the_incarnation_that_sits_there_can_leave() -> None:
+def test_only_the_seated_incarnation_can_leave() -> None:
     members = Membership(SILENCE_S)
     members.join(0, 2, version=0, now_s=0.0)
     assert members.leave(0, 1) is None
@@ -72,7 +72,7 @@ def test_only_the_incarnation_that_sits_there_can_leave() -> None:
     assert list(members.seats) == [0]
 
 
-def test_who_waits_is_not_silent_and_who_goes_on_is_heard() -> None:
+def test_a_waiting_worker_is_not_silent() -> None:
     members = Membership(SILENCE_S)
     seat = members.join(0, 1, version=0, now_s=0.0)
     assert seat is not None

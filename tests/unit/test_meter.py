@@ -18,7 +18,7 @@ def counted(one: WorkerMeter) -> tuple[int, int]:
     return one.steps, one.in_vain
 
 
-def test_the_time_of_a_step_that_was_called_off_is_no_time_of_those_that_were_finished() -> None:
+def test_cancelled_steps_do_not_lower_the_speed() -> None:
     _, one = a_meter()
     one.pushed(2.0, steps=4, samples=4)
     one.granted(2.0, None)
@@ -30,7 +30,7 @@ def test_the_time_of_a_step_that_was_called_off_is_no_time_of_those_that_were_fi
     assert found.called_off_s == pytest.approx(3.0)
 
 
-def test_who_finished_nothing_has_no_speed_and_could_be_as_fast_as_it_was_called_off() -> None:
+def test_a_worker_without_finished_steps_has_an_ideal_from_cancelled_ones() -> None:
     _, one = a_meter()
     one.cancelled(0.1)
     one.cancelled(0.5)
@@ -43,7 +43,7 @@ def test_who_finished_nothing_has_no_speed_and_could_be_as_fast_as_it_was_called
 @pytest.mark.parametrize(
     ("reason", "in_vain"), [("stale", 3), ("not finite", 3), ("cancelled", 0), ("the run ended", 0)]
 )
-def test_only_what_came_can_be_in_vain(reason: str, in_vain: int) -> None:
+def test_only_received_steps_count_as_in_vain(reason: str, in_vain: int) -> None:
     meter, one = a_meter()
     one.pushed(1.0, steps=5, samples=5)
     one.granted(1.0, None)
@@ -52,7 +52,7 @@ def test_only_what_came_can_be_in_vain(reason: str, in_vain: int) -> None:
     assert counted(one) == (8, in_vain)
 
 
-def test_what_was_sent_before_its_cancellation_was_heard_is_in_vain() -> None:
+def test_a_push_crossing_its_cancellation_is_in_vain() -> None:
     """Its worker was done a moment after the server had called it off: no step so short."""
     _, one = a_meter()
     one.cancelled(1.0, number=7)
@@ -63,7 +63,7 @@ def test_what_was_sent_before_its_cancellation_was_heard_is_in_vain() -> None:
     assert done.speed == pytest.approx(1.0)
 
 
-def test_what_crossed_its_cancellation_is_in_vain_once_and_its_time_is_not_counted_twice() -> None:
+def test_a_crossing_push_is_counted_once() -> None:
     meter, one = a_meter()
     one.cancelled(1.0)
     one.pushed(0.9, steps=1, samples=1)
@@ -78,7 +78,7 @@ def test_what_crossed_its_cancellation_is_in_vain_once_and_its_time_is_not_count
     [(2.0, 6.0, 3.0, 0.0), (2.0, 4.0, 2.0, 1.0), (7.0, 9.0, 0.0, 0.0)],
     ids=["at work", "on its way", "not begun: the answer is on its way"],
 )
-def test_a_step_that_the_end_cuts_short_counts_as_time_and_as_no_step(
+def test_a_step_cut_by_the_end_counts_as_time_only(
     granted_s: float, ready_s: float, computed_s: float, exchanged_s: float
 ) -> None:
     _, one = a_meter()
@@ -93,9 +93,7 @@ def test_a_step_that_the_end_cuts_short_counts_as_time_and_as_no_step(
     ("end_s", "computed_s", "exchanged_s", "kept"),
     [(7.5, 5.0, 2.5, 3), (6.5, 4.5, 2.0, 2), (5.0, 3.0, 2.0, 2), (4.0, 3.0, 1.0, 1), (3.0, 3.0, 0.0, 1)],
 )
-def test_what_was_counted_beyond_the_end_is_taken_back(
-    end_s: float, computed_s: float, exchanged_s: float, kept: int
-) -> None:
+def test_time_counted_beyond_the_end_is_removed(end_s: float, computed_s: float, exchanged_s: float, kept: int) -> None:
     """An answer on its way, a step called off before it could be begun, and word of that: all known ahead in virtual time."""
     meter, one = a_meter()
     one.pushed(3.0, steps=1, samples=1)
@@ -110,7 +108,7 @@ def test_what_was_counted_beyond_the_end_is_taken_back(
     assert one.summary(0).there_s == end_s
 
 
-def test_a_wait_that_lasts_to_the_end_is_one() -> None:
+def test_a_wait_until_the_end_counts_as_wait() -> None:
     meter, one = a_meter()
     one.pushed(2.0, steps=1, samples=1)
     one.held_since_s = 2.5
@@ -122,7 +120,7 @@ def test_a_wait_that_lasts_to_the_end_is_one() -> None:
     ]  # fmt: skip
 
 
-def test_every_stretch_of_an_exchange_is_on_the_timeline_since_training_began() -> None:
+def test_the_timeline_has_every_part_of_an_exchange() -> None:
     """Also what went into a step that was called off, in which nothing was finished."""
     meter = Meter(1)
     meter.begin(100.0)
@@ -142,7 +140,7 @@ def test_every_stretch_of_an_exchange_is_on_the_timeline_since_training_began() 
     assert (found.compute_s, found.wait_s, found.exchange_s) == (4.5, 2.5, 1.5)
 
 
-def test_what_was_reported_is_computing_then_a_wait_then_an_exchange() -> None:
+def test_reported_steps_are_compute_then_wait_then_exchange() -> None:
     meter, one = a_meter()
     one.reported(10.0, steps=4, samples=64, wait_s=3.0, exchange_s=1.0)
     one.reported(20.0, steps=5, samples=80, wait_s=0.0)
@@ -155,7 +153,7 @@ def test_what_was_reported_is_computing_then_a_wait_then_an_exchange() -> None:
     assert found.waiting_share == pytest.approx(3 / 20)
 
 
-def test_what_does_not_count_is_counted_by_worker_and_by_reason() -> None:
+def test_discarded_contributions_are_counted_by_worker_and_reason() -> None:
     meter = Meter(2)
     for worker, reason in ((0, "stale"), (1, "stale"), (1, "cancelled")):
         meter.dropped(worker, reason)
@@ -163,7 +161,7 @@ def test_what_does_not_count_is_counted_by_worker_and_by_reason() -> None:
     assert meter.discarded == {"stale": 2, "cancelled": 1}
 
 
-def test_of_steps_reported_together_the_last_is_lost() -> None:
+def test_a_discard_of_reported_steps_loses_one_step() -> None:
     meter, one = a_meter()
     one.reported(1.0, steps=10, samples=10, wait_s=0.0)
     meter.dropped(0, "not finite")
@@ -171,7 +169,7 @@ def test_of_steps_reported_together_the_last_is_lost() -> None:
     assert one.summary(0).speed == pytest.approx(10.0)
 
 
-def test_the_share_of_waiting_is_of_all_the_time_that_workers_took_part() -> None:
+def test_the_waiting_share_is_of_all_workers_time() -> None:
     workers = (
         WorkerSummary(0, 1, 1, 1, 0, compute_s=2.0, wait_s=3.0, exchange_s=5.0, speed=1.0),
         WorkerSummary(1, 1, 1, 1, 0, compute_s=8.0, wait_s=1.0, exchange_s=1.0, speed=1.0),
@@ -185,7 +183,7 @@ def test_the_share_of_waiting_is_of_all_the_time_that_workers_took_part() -> Non
 
 
 @pytest.mark.parametrize(("workers", "shown"), [(16, 16), (17, 16), (24, 16)])
-def test_of_more_workers_than_can_be_shown_the_slowest_and_the_fastest_are(workers: int, shown: int) -> None:
+def test_the_slowest_and_fastest_of_many_workers_are_shown(workers: int, shown: int) -> None:
     every = [WorkerSummary(k, 1, 1, 1, 0, 1.0, 0.0, 0.0, speed=k) for k in range(workers)]
     found = [one.worker for one in telling(every)]
     assert found == [*range(8), *range(workers - 8, workers)]
@@ -193,7 +191,7 @@ def test_of_more_workers_than_can_be_shown_the_slowest_and_the_fastest_are(worke
 
 
 @pytest.mark.parametrize(("left", "seconds"), [("finished", 4), ("died", 4), ("raised", 4), ("stopped", 10), (None, 4)])
-def test_a_worker_counts_while_it_took_part(left: str | None, seconds: int) -> None:
+def test_ideal_steps_count_while_a_worker_took_part(left: str | None, seconds: int) -> None:
     worker = WorkerSummary(0, 30, 30, 30, 0, compute_s=3.0, wait_s=0.5, exchange_s=0.5, speed=10.0, left=left)
     assert worker.ideal_steps(10.0) == pytest.approx(10.0 * seconds)
 

@@ -230,7 +230,7 @@ def page(path: Path, summaries: Sequence[Summary], **options: object) -> tuple[s
     return html, parsed
 
 
-def test_needs_nothing_from_outside(tmp_path: Path, runs: list[Summary]) -> None:
+def test_the_page_needs_no_external_resource(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs)
     assert "http:" not in html
     assert "https:" not in html
@@ -240,7 +240,7 @@ def test_needs_nothing_from_outside(tmp_path: Path, runs: list[Summary]) -> None
     assert not [attrs for _, attrs in parsed.tags if {"src", "href"} & set(attrs)]
 
 
-def test_holds_every_strategy_everywhere(tmp_path: Path, runs: list[Summary]) -> None:
+def test_the_page_shows_every_strategy_in_every_section(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs)
     for index, run in enumerate(runs):
         assert parsed.text.count(run.strategy) >= 5, run.strategy  # table, three legends, timeline
@@ -250,7 +250,7 @@ def test_holds_every_strategy_everywhere(tmp_path: Path, runs: list[Summary]) ->
     assert html.count('class="lane"') == WORKERS * len(runs)
 
 
-def test_table_marks_the_soonest_only(tmp_path: Path, runs: list[Summary]) -> None:
+def test_the_table_marks_only_the_fastest(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs)
     soonest = min(time for run in runs if (time := run.time_to(*TARGET)) is not None)
     marked = re.findall(r'<td class="best">([^<]*)</td>', html)
@@ -259,7 +259,7 @@ def test_table_marks_the_soonest_only(tmp_path: Path, runs: list[Summary]) -> No
     assert "worker 3, takes 10 times as long" in html
 
 
-def test_lanes_show_true_shares(tmp_path: Path, runs: list[Summary]) -> None:
+def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary]) -> None:
     """However fine the spans, the columns of each colour are the share of the time spent so."""
     html, _ = page(tmp_path, runs[:1])
     lanes = re.findall(r'<svg class="lane".*?</svg>', html)
@@ -324,13 +324,15 @@ def test_lanes_show_true_shares(tmp_path: Path, runs: list[Summary]) -> None:
         ([], TARGET, "There is no run to report."),
     ],
 )
-def test_finding(tmp_path: Path, summaries: list[Summary], target: tuple[str, float] | None, expected: str) -> None:
+def test_the_finding_names_the_fastest_strategy(
+    tmp_path: Path, summaries: list[Summary], target: tuple[str, float] | None, expected: str
+) -> None:
     assert finding(summaries, target) == expected
     _, parsed = page(tmp_path, summaries, target=target)
     assert expected in parsed.text
 
 
-def test_the_best_is_not_the_last() -> None:
+def test_the_finding_takes_the_best_evaluation() -> None:
     """Who overshot and fell back had been closer than who crept up."""
     values = ((1.0, 0.5), (2.0, 0.93), (3.0, 0.1))
     fell = (
@@ -344,7 +346,7 @@ def test_the_best_is_not_the_last() -> None:
     assert "the best was async_sgd with 0.9300 after 2.00 s" in finding(fell, TARGET)
 
 
-def test_finding_for_a_loss_is_lower_is_better() -> None:
+def test_a_lower_loss_is_better_in_the_finding() -> None:
     def run(name: str, loss: float) -> Summary:
         return msgspec.structs.replace(bare(name), history=(Evaluation(1.0, 1, 1, {"loss": loss}),), wall_s=3.0)
 
@@ -363,20 +365,20 @@ def test_finding_for_a_loss_is_lower_is_better() -> None:
         ({"steps": 2000}, "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
     ],
 )  # fmt: skip
-def test_the_closing_line_where_nobody_got_there(goals: dict[str, Any], ended: str, expected: str) -> None:
+def test_the_closing_line_without_a_reached_target(goals: dict[str, Any], ended: str, expected: str) -> None:
     until = Until(**goals, seconds=30)
     runs = [msgspec.structs.replace(reaching(name, None), ended=ended) for name in ("sync_sgd", "async_sgd")]
     assert expected in closing(until, runs)
 
 
 @pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 1000}, {}])
-def test_the_closing_line_where_somebody_did_is_the_finding(goals: dict[str, Any]) -> None:
+def test_the_closing_line_with_a_reached_target_is_the_finding(goals: dict[str, Any]) -> None:
     until = Until(**goals, seconds=30)
     runs = [reaching("sync_sgd", 12.6), reaching("async_sgd", 2.0)]
     assert closing(until, runs) == finding(runs, until.target)
 
 
-def test_where_most_was_not_finite_the_closing_line_says_so() -> None:
+def test_the_closing_line_mentions_mostly_non_finite_contributions() -> None:
     until = Until(accuracy=0.95, seconds=30)
     spoiled = msgspec.structs.replace(
         reaching("async_sgd", None), discarded={"not finite": 11}, ended="30 seconds were up"
@@ -386,12 +388,12 @@ def test_where_most_was_not_finite_the_closing_line_says_so() -> None:
     )
 
 
-def test_as_many_steps_are_not_called_more() -> None:
+def test_equal_steps_are_not_called_more() -> None:
     words = finding([reaching("sync_sgd", 1.0, 10.0), reaching("async_sgd", 1.0, 9.9)], None)
     assert words == "async_sgd made the most steps, 101 steps a second, against the 100 of sync_sgd."
 
 
-def test_a_share_of_an_ideal_that_nobody_knows_is_marked(tmp_path: Path) -> None:
+def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:
     """A worker whose steps were all called off counts as fast as the longest of them."""
     known = WorkerSummary(0, 100, 100, 100, 0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, speed=10.0)
     never = WorkerSummary(1, 0, 0, 0, 9, compute_s=10.0, wait_s=0.0, exchange_s=0.0, speed=0.0, called_off_s=1.0)
@@ -403,7 +405,7 @@ def test_a_share_of_an_ideal_that_nobody_knows_is_marked(tmp_path: Path) -> None
     assert "≥" not in run_table(alone, None) + render(compare_table([alone], None, None)) + page(tmp_path, [alone])[0]
 
 
-def test_little_is_not_nothing_and_nearly_all_is_not_all(tmp_path: Path) -> None:
+def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -> None:
     """Steps of three seconds; one worker waits for 8 s of 4,000, and the ideal is missed by as much."""
     fast = WorkerSummary(0, 1332, 1332, 1332, 0, compute_s=3992.0, wait_s=8.0, exchange_s=0.0, speed=1332 / 3992)
     slow = WorkerSummary(1, 1332, 1332, 1332, 0, compute_s=4000.0, wait_s=0.0, exchange_s=0.0, speed=1332 / 4000)
@@ -422,7 +424,7 @@ def test_little_is_not_nothing_and_nearly_all_is_not_all(tmp_path: Path) -> None
     assert "<1% waiting" in parsed.text
 
 
-def test_points_between_gaps_are_drawn(tmp_path: Path) -> None:
+def test_single_points_between_gaps_are_drawn(tmp_path: Path) -> None:
     values = (math.nan, 0.5, math.nan, 0.6, math.nan, 0.7, 0.8)
     history = tuple(Evaluation(float(t), 1, 1, {"accuracy": value}) for t, value in enumerate(values))
     text, _ = page(tmp_path, [msgspec.structs.replace(bare(), history=history, wall_s=6.0)])
@@ -431,7 +433,7 @@ def test_points_between_gaps_are_drawn(tmp_path: Path) -> None:
     assert [line.count("M") for line in lines] == [3]
 
 
-def test_setting_names_the_slow_worker(runs: list[Summary]) -> None:
+def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
     assert setting(runs) == "4 workers; the slowest, worker 3, takes 10 times as long for a step as the fastest."
     assert setting([bare()]) == "0 workers."
     even = msgspec.structs.replace(runs[0], workers=runs[0].workers[:2])
@@ -439,7 +441,7 @@ def test_setting_names_the_slow_worker(runs: list[Summary]) -> None:
     assert setting([even, runs[1]]).startswith("2 to 4 workers;")
 
 
-def test_one_run(tmp_path: Path, runs: list[Summary]) -> None:
+def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs[2:3])
     assert "<button" not in html  # nothing to tell apart
     assert 'class="best"' not in html
@@ -448,7 +450,7 @@ def test_one_run(tmp_path: Path, runs: list[Summary]) -> None:
     assert "died (signal 9)" in parsed.text
 
 
-def test_nothing_recorded_becomes_sentences(tmp_path: Path) -> None:
+def test_missing_records_become_sentences(tmp_path: Path) -> None:
     for summaries in ([bare()], [bare(), bare("sync_sgd")]):
         html, parsed = page(tmp_path, summaries, target=None)
         assert "<svg" not in html
@@ -469,7 +471,7 @@ def test_strategies_with_nothing_to_draw_are_named(tmp_path: Path, runs: list[Su
     assert "No timeline was recorded for silent." in parsed.text
 
 
-def test_what_else_was_logged_is_drawn_too(tmp_path: Path, runs: list[Summary]) -> None:
+def test_other_logged_metrics_are_drawn(tmp_path: Path, runs: list[Summary]) -> None:
     """Six names, smaller than the loss; where there are more, the page says so. A worker may log what others do not."""
     names = [f"own_{k}" for k in range(6)]
     also = [Logged(float(t), 0, 5, dict.fromkeys(names, t / 10)) for t in range(10)]
@@ -488,13 +490,13 @@ def test_what_else_was_logged_is_drawn_too(tmp_path: Path, runs: list[Summary]) 
     assert "<b>zebra" not in html
 
 
-def test_fresh_contributions_are_said_not_drawn(tmp_path: Path, runs: list[Summary]) -> None:
+def test_all_fresh_contributions_become_a_sentence(tmp_path: Path, runs: list[Summary]) -> None:
     html, parsed = page(tmp_path, runs[:2])
     assert "Every contribution was fresh (staleness 0): sync_sgd, allreduce." in parsed.text
     assert 'class="bars"' not in html
 
 
-def test_a_lane_that_ends_is_in_the_legend(tmp_path: Path, runs: list[Summary]) -> None:
+def test_the_legend_explains_empty_lanes_of_dead_workers(tmp_path: Path, runs: list[Summary]) -> None:
     """Where a worker died, and only there."""
     entry = '<span><i class="k-none"></i>gone, or nothing recorded</span>'
     html, _ = page(tmp_path, runs[:1])
@@ -506,7 +508,7 @@ def test_a_lane_that_ends_is_in_the_legend(tmp_path: Path, runs: list[Summary]) 
     assert re.search(r"\.k-none \{ background: var\(--grid\)", html), "the colour of an empty lane"
 
 
-def test_snapshots_without_locks_may_be_torn(tmp_path: Path, runs: list[Summary]) -> None:
+def test_the_page_says_that_hogwild_snapshots_may_be_torn(tmp_path: Path, runs: list[Summary]) -> None:
     hogwild = next(one for one in runs if one.recipe == "hogwild")
     others = [one for one in runs if one is not hogwild]
     torn = "may be torn, part one version and part the next"
@@ -522,7 +524,7 @@ def test_snapshots_without_locks_may_be_torn(tmp_path: Path, runs: list[Summary]
     assert torn not in parsed.text, "what is simulated is never torn"
 
 
-def test_labels_of_lanes_and_panels_are_one_line(tmp_path: Path, runs: list[Summary]) -> None:
+def test_lane_and_panel_labels_do_not_wrap(tmp_path: Path, runs: list[Summary]) -> None:
     html, _ = page(tmp_path, runs)
     assert ".row > span { white-space: nowrap; }" in html
     width = re.search(r"\.panels \.row \{ grid-template-columns: 62px minmax\(0, 1fr\) (\d+)px", html)
@@ -538,7 +540,7 @@ def test_staleness_panels_state_mean_and_max(tmp_path: Path, runs: list[Summary]
         assert f"mean {staleness.mean:.2f}, max {staleness.max}" in parsed.text
 
 
-def test_a_long_tail_of_staleness_goes_into_the_last_bar(tmp_path: Path, runs: list[Summary]) -> None:
+def test_the_last_staleness_bar_holds_the_tail(tmp_path: Path, runs: list[Summary]) -> None:
     tail = Staleness(mean=3.0, p50=2, p99=9, max=900, by_worker={0: {2: 500, 9: 20, 900: 1}})
     html, parsed = page(tmp_path, [msgspec.structs.replace(runs[2], staleness=tail)])
     assert "The last bar holds all that is staler than 13 too." in parsed.text
@@ -546,7 +548,7 @@ def test_a_long_tail_of_staleness_goes_into_the_last_bar(tmp_path: Path, runs: l
     assert "mean 3.00, max 900" in parsed.text
 
 
-def test_what_was_not_finite_breaks_the_line_not_the_page(tmp_path: Path, runs: list[Summary]) -> None:
+def test_non_finite_values_break_the_line_only(tmp_path: Path, runs: list[Summary]) -> None:
     history = tuple(
         Evaluation(float(t), t, t, {"accuracy": value}) for t, value in enumerate((0.1, 0.5, math.nan, 0.6, math.inf))
     )
@@ -593,7 +595,7 @@ def test_everything_from_outside_is_escaped(tmp_path: Path, runs: list[Summary])
     assert {tag for tag, _ in parsed.tags if tag == "script"} == {"script"}
 
 
-def test_page_is_small(tmp_path: Path) -> None:
+def test_the_page_is_small(tmp_path: Path) -> None:
     """Eight strategies, four workers with 5,000 spans each, 200 evaluations."""
     many = []
     for kind in KINDS:
@@ -604,7 +606,7 @@ def test_page_is_small(tmp_path: Path) -> None:
     assert len(html.encode()) <= 400_000
 
 
-def test_finest_spans_stay_small(tmp_path: Path, runs: list[Summary]) -> None:
+def test_very_short_spans_keep_the_page_small(tmp_path: Path, runs: list[Summary]) -> None:
     """5,100 spans a lane in the window, far more than it has columns: one run's long steps make the window long."""
     fine = tuple(
         Span(worker, kind, (3 * k + part) * 1e-4, (3 * k + part + 1) * 1e-4)
@@ -622,14 +624,14 @@ def test_finest_spans_stay_small(tmp_path: Path, runs: list[Summary]) -> None:
     assert drawn == [pytest.approx(300, abs=3)] * (WORKERS * (len(runs) - 1))  # a third of the time, still
 
 
-def test_more_strategies_than_colours(tmp_path: Path) -> None:
+def test_more_strategies_than_colours_have_distinct_lines(tmp_path: Path) -> None:
     quick = [fabricate(KINDS[k % 8], wall_s=1.0, evaluations=5, seed=k) for k in range(17)]
     html, _ = page(tmp_path, [msgspec.structs.replace(run, strategy=f"run {k}") for k, run in enumerate(quick)])
     lines = re.findall(r'<g class="(s\d)"[^>]*><title>[^<]*</title><path class="line" d="[^"]*"( [^>]*)?/>', html)
     assert len(set(lines)) == 17
 
 
-def test_many_workers_are_cut_to_the_slowest_and_some(tmp_path: Path, runs: list[Summary]) -> None:
+def test_many_workers_are_cut_to_the_slowest_and_fastest(tmp_path: Path, runs: list[Summary]) -> None:
     spans = tuple(Span(w, "compute", 0.1 * k, 0.1 * k + 0.1) for w in range(40) for k in range(50))
     workers = tuple(
         msgspec.structs.replace(runs[2].workers[0], worker=w, speed=1.0 if w == 31 else 10.0) for w in range(40)
@@ -642,7 +644,7 @@ def test_many_workers_are_cut_to_the_slowest_and_some(tmp_path: Path, runs: list
     assert "worker 31" in parsed.text
 
 
-def test_virtual_time_is_called_so(tmp_path: Path, runs: list[Summary]) -> None:
+def test_virtual_time_is_labelled(tmp_path: Path, runs: list[Summary]) -> None:
     simulated = [msgspec.structs.replace(run, clock="virtual") for run in runs]
     html, parsed = page(tmp_path, simulated, target=None)
     assert "virtual time, s" in parsed.text
@@ -650,7 +652,7 @@ def test_virtual_time_is_called_so(tmp_path: Path, runs: list[Summary]) -> None:
     assert "virtual time" not in page(tmp_path, runs, target=None)[0]
 
 
-def test_workers_that_finished_are_no_loss_and_many_that_died_are_counted(tmp_path: Path, runs: list[Summary]) -> None:
+def test_finished_workers_are_not_listed_and_many_dead_are_counted(tmp_path: Path, runs: list[Summary]) -> None:
     def leaving(why: str) -> Summary:
         part = runs[2].workers[0]
         workers = tuple(msgspec.structs.replace(part, worker=w, left=why) for w in range(20))
@@ -662,7 +664,7 @@ def test_workers_that_finished_are_no_loss_and_many_that_died_are_counted(tmp_pa
     assert "12 more workers left" in died
 
 
-def test_who_is_gone_could_have_done_nothing_more(runs: list[Summary]) -> None:
+def test_departed_workers_do_not_lower_the_ideal_share(runs: list[Summary]) -> None:
     """Two workers of 10 steps a second over 10 s; the second took part in 4 of them, and both never waited."""
     part = msgspec.structs.replace(
         runs[2].workers[0], speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="finished"
@@ -677,7 +679,7 @@ def test_who_is_gone_could_have_done_nothing_more(runs: list[Summary]) -> None:
     assert shares == {"finished": pytest.approx(1.0), "stopped": pytest.approx(0.7)}
 
 
-def test_steps_in_vain_are_as_lost_as_time_spent_waiting(runs: list[Summary]) -> None:
+def test_steps_in_vain_lower_the_ideal_share(runs: list[Summary]) -> None:
     part = msgspec.structs.replace(
         runs[2].workers[0], speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left=None, in_vain=30
     )
@@ -685,7 +687,7 @@ def test_steps_in_vain_are_as_lost_as_time_spent_waiting(runs: list[Summary]) ->
     assert run.ideal_share == pytest.approx(0.7)
 
 
-def test_steps_finished_after_the_stop_take_the_time_they_took(runs: list[Summary]) -> None:
+def test_steps_after_the_stop_count_with_their_time(runs: list[Summary]) -> None:
     """Stopped at 10 s: one worker was done then, the other made 10 steps more in the second after it; nobody waited."""
     prompt = msgspec.structs.replace(
         runs[2].workers[0], steps=100, speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="stopped"
@@ -696,7 +698,7 @@ def test_steps_finished_after_the_stop_take_the_time_they_took(runs: list[Summar
     assert run.steps_per_s == pytest.approx(20.0)
 
 
-def test_sizes_for_people() -> None:
+def test_byte_sizes_are_rounded() -> None:
     assert [byte_size(n) for n in (0, 999, 1_000, 52_400_000, 3e15)] == [
         "0 B", "999 B", "1.00 kB", "52.4 MB", "3,000 TB",
     ]  # fmt: skip

@@ -26,13 +26,13 @@ def arrive(roll: RollCall, workers: object, intact: bool = True, reached: tuple[
     return outcome
 
 
-def test_all_go_together() -> None:
+def test_a_round_starts_when_all_arrived() -> None:
     roll = gathered(3)
     assert arrive(roll, [2, 0]) is None
     assert arrive(roll, [1]) == Outcome(Call.GO, (0, 1, 2), 1)
 
 
-def test_whoever_leaves_is_not_waited_for() -> None:
+def test_a_departed_worker_is_not_waited_for() -> None:
     """Its group cannot go on without it, but nothing is lost: the others form one of their own."""
     roll = gathered(3)
     assert arrive(roll, [2, 0]) is None
@@ -45,7 +45,7 @@ def test_whoever_leaves_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("reached", [(3, 3), (2, 3)])
-def test_those_behind_take_over(reached: tuple[int, int]) -> None:
+def test_workers_behind_take_over_the_latest_state(reached: tuple[int, int]) -> None:
     """After a collective that came to its end for some only; or a step that moved only some."""
     roll = gathered(3)
     roll.arrive(0, (2, 2), intact=reached == (2, 3), settings=b"", now_s=1.0)
@@ -54,7 +54,7 @@ def test_those_behind_take_over(reached: tuple[int, int]) -> None:
     )
 
 
-def test_different_rounds_without_a_reason() -> None:
+def test_different_rounds_in_an_intact_group_are_uneven() -> None:
     roll = gathered(2)
     roll.arrive(0, (2, 2), intact=True, settings=b"", now_s=1.0)
     outcome = arrive(roll, [1], reached=(3, 3))
@@ -62,7 +62,7 @@ def test_different_rounds_without_a_reason() -> None:
     assert outcome.call is Call.UNEVEN
 
 
-def test_settings_are_compared_as_last_told() -> None:
+def test_settings_are_compared_as_last_sent() -> None:
     roll = gathered(2)
     for told, same in (((b"a", b"a"), True), ((b"", b""), True), ((b"", b"b"), False), ((b"b", b""), True)):
         for worker, settings in enumerate(told):
@@ -72,7 +72,7 @@ def test_settings_are_compared_as_last_told() -> None:
         assert (outcome.call, outcome.same_settings) == (Call.GO, same)
 
 
-def test_who_keeps_others_waiting() -> None:
+def test_silent_workers_count_only_while_others_wait() -> None:
     """Only while somebody waits, and counted from when that worker was last let go."""
     roll = gathered(3)
     assert arrive(roll, [0, 1, 2]) is not None
@@ -83,7 +83,7 @@ def test_who_keeps_others_waiting() -> None:
     assert roll.waited_s(now_s=7.0) == 6.0
 
 
-def test_dismissed_one_by_one() -> None:
+def test_workers_are_dismissed_one_by_one() -> None:
     roll = gathered(3)
     assert arrive(roll, [1]) is None
     roll.dismiss()

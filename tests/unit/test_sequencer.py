@@ -72,17 +72,17 @@ def random_actions(seed: int, workers: int, count: int) -> list[tuple[str, int, 
     workers=st.integers(1, 6),
     actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.integers(0, 15)), max_size=80),
 )
-def test_promises_hold(strategy: Strategy, workers: int, actions: list[tuple[str, int, int]]) -> None:
+def test_invariants_hold(strategy: Strategy, workers: int, actions: list[tuple[str, int, int]]) -> None:
     play(strategy, workers, actions)
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)
-def test_promises_hold_on_long_runs(strategy: Strategy) -> None:
+def test_invariants_hold_on_long_runs(strategy: Strategy) -> None:
     for workers in range(1, 7):
         play(strategy, workers, random_actions(seed=workers, workers=workers, count=1500))
 
 
-def test_long_runs_see_everything() -> None:
+def test_long_runs_cover_every_effect_and_verdict() -> None:
     """The promises above were tried by every kind of effect, verdict and crossing."""
     seen: Counter[str] = Counter()
     for strategy in (recipes.first_of(2), recipes.bounded_staleness(1), recipes.rennala(3)):

@@ -31,7 +31,7 @@ def test_batches_of_a_worker_that_never_came_are_visited_by_others() -> None:
     assert run.leases.opened == 0
 
 
-def test_a_batch_is_done_when_folded_and_skipped_when_it_was_not_finite() -> None:
+def test_batches_are_done_when_folded_and_skipped_when_non_finite() -> None:
     run = Run(recipes.buffered(2))
     run.lease(0, most=3)
     run.push(0, batches=1)
@@ -42,7 +42,7 @@ def test_a_batch_is_done_when_folded_and_skipped_when_it_was_not_finite() -> Non
     assert (run.leases.done, run.leases.skipped) == (2, 1)
 
 
-def test_a_stale_contributions_batches_are_given_out_again() -> None:
+def test_a_stale_contributions_batches_are_leased_again() -> None:
     run = Run(recipes.ringmaster(1), workers=2)
     (batch,) = run.lease(1)
     run.push(0)
@@ -51,7 +51,7 @@ def test_a_stale_contributions_batches_are_given_out_again() -> None:
     assert run.lease(0) == (batch,)
 
 
-def test_batches_a_worker_will_not_use_go_to_somebody_else() -> None:
+def test_unused_batches_are_leased_to_others() -> None:
     run = Run(recipes.async_sgd(), workers=2)
     first, *rest = run.lease(0, most=3)
     event = LeaseWanted(0, 1, epoch=0, total=6, most=0, unused=2)
@@ -61,7 +61,7 @@ def test_batches_a_worker_will_not_use_go_to_somebody_else() -> None:
     assert run.leases.done == 1, first
 
 
-def test_the_data_of_a_worker_that_came_back_is_not_its_older_incarnations() -> None:
+def test_an_older_incarnation_cannot_return_the_newers_data() -> None:
     run = Run(recipes.async_sgd(), workers=2)
     run.join(0)
     run.lease(0, most=2)
@@ -75,7 +75,7 @@ def test_the_data_of_a_worker_that_came_back_is_not_its_older_incarnations() -> 
     assert len(run.lease(1, most=10)) == 4
 
 
-def test_what_the_fabric_folded_itself_is_counted() -> None:
+def test_reported_versions_are_counted() -> None:
     run = Run(recipes.hogwild(), workers=2)
     run.lease(0, most=2)
     assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []

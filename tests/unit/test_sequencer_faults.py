@@ -29,7 +29,7 @@ def test_silence_up_to_the_limit_is_allowed() -> None:
     assert only(Evict, run.tick(20.5)) == [Evict(1, 1, silent_s=10.5)]
 
 
-def test_a_wait_for_the_fold_is_no_silence() -> None:
+def test_waiting_for_the_fold_is_no_silence() -> None:
     run = Run(recipes.sync_sgd(), workers=2, silence_s=10.0)
     run.push(0)
     run.now_s = 9.0
@@ -39,7 +39,7 @@ def test_a_wait_for_the_fold_is_no_silence() -> None:
     assert only(Evict, run.tick(19.5)) == [Evict(0, 1, silent_s=10.5)]
 
 
-def test_nobody_is_evicted_for_being_silent_ahead_of_the_slowest() -> None:
+def test_a_silent_worker_ahead_of_the_slowest_is_not_evicted() -> None:
     run = Run(recipes.bounded_staleness(1), silence_s=10.0)
     run.push(1)
     run.now_s = 8.0
@@ -50,7 +50,7 @@ def test_nobody_is_evicted_for_being_silent_ahead_of_the_slowest() -> None:
     assert [one.worker for one in only(Evict, run.tick(18.5))] == [2]
 
 
-def test_all_who_are_silent_are_evicted_together() -> None:
+def test_all_silent_workers_are_evicted_together() -> None:
     run = Run(recipes.sync_sgd(), silence_s=10.0)
     run.push(1)
     effects = run.tick(11.0)
@@ -58,7 +58,7 @@ def test_all_who_are_silent_are_evicted_together() -> None:
     assert [type(one) for one in effects] == [Evict, Evict, Fold, Grant]
 
 
-def test_an_asynchronous_worker_may_be_silent_for_ever() -> None:
+def test_an_asynchronous_worker_may_be_silent_forever() -> None:
     run = Run(recipes.async_sgd(), workers=2, silence_s=10.0)
     run.push(0)
     assert run.tick(1e9) == []
@@ -68,7 +68,7 @@ def test_an_asynchronous_worker_may_be_silent_for_ever() -> None:
 
 
 @pytest.mark.parametrize("name", ["async_sgd", "hogwild", "sync_sgd", "bounded_staleness", "buffered", "allreduce"])
-def test_the_last_ones_left_are_evicted_when_they_are_silent(name: str) -> None:
+def test_silent_workers_are_evicted_when_all_others_finished(name: str) -> None:
     """Their data is nobody's then: the run can end, and says how much was not visited."""
     run = Run(recipes.recipe(name), silence_s=10.0)
     run.lease(1, most=2)
@@ -82,7 +82,7 @@ def test_the_last_ones_left_are_evicted_when_they_are_silent(name: str) -> None:
     assert run.tick(1e9) == []
 
 
-def test_of_two_that_are_left_none_is_evicted_while_the_other_goes_on() -> None:
+def test_a_silent_worker_is_not_evicted_while_another_goes_on() -> None:
     run = Run(recipes.async_sgd(), silence_s=10.0)
     run.finish(0)
     run.now_s = 95.0
@@ -91,20 +91,20 @@ def test_of_two_that_are_left_none_is_evicted_while_the_other_goes_on() -> None:
     assert run.tick(105.5) == [Evict(1, 1, silent_s=10.5), Evict(2, 1, silent_s=105.5)]
 
 
-def test_that_others_died_says_nothing_of_long_local_steps() -> None:
+def test_a_silent_worker_is_not_evicted_because_others_died() -> None:
     run = Run(recipes.local_sgd(), silence_s=10.0)
     run.die(0)
     assert run.tick(1e9) == []
 
 
-def test_who_comes_back_has_not_finished() -> None:
+def test_a_rejoined_worker_has_not_finished() -> None:
     run = Run(recipes.async_sgd(), workers=2, silence_s=10.0)
     run.finish(0)
     run.join(0)
     assert run.tick(1e9) == []
 
 
-def test_the_only_worker_of_a_run_may_be_silent_for_ever() -> None:
+def test_the_only_worker_of_a_run_may_be_silent_forever() -> None:
     run = Run(recipes.sync_sgd(), workers=1, silence_s=10.0)
     assert run.tick(1e9) == []
     run.join(0)
@@ -121,7 +121,7 @@ def test_a_repeated_push_is_ignored() -> None:
     assert run.version == 1
 
 
-def test_a_push_of_a_worker_that_is_gone_is_fenced() -> None:
+def test_a_push_of_a_departed_worker_is_fenced() -> None:
     run = Run(recipes.async_sgd())
     run.push(0)
     run.die(0)
@@ -148,7 +148,7 @@ def test_a_newer_incarnation_fences_the_older_one() -> None:
     assert granted(run.push(0)) == [0], "the old one's end is not the new one's"
 
 
-def test_a_join_that_comes_twice_is_fenced_and_its_worker_keeps_its_seat() -> None:
+def test_a_repeated_join_is_fenced_and_its_worker_keeps_its_seat() -> None:
     run = Run(recipes.async_sgd())
     run.push(0)
     assert run.sequencer.receive(Joined(0, 1), 0.0) == [Discard(0, 1, 0, Verdict.FENCED, 0)]

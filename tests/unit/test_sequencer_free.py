@@ -11,7 +11,7 @@ from support.sequencing import Run, granted, only
 # Nobody waits
 
 
-def test_async_folds_each_as_it_comes_with_its_true_staleness() -> None:
+def test_async_folds_each_contribution_with_its_staleness() -> None:
     run = Run(recipes.async_sgd())
     for _ in range(4):
         run.push(0)
@@ -22,7 +22,7 @@ def test_async_folds_each_as_it_comes_with_its_true_staleness() -> None:
     assert only(Grant, effects) == [Grant(1, 1, 5, Verdict.TAKEN, 4, freed_by_other=False)]
 
 
-def test_ringmaster_discards_what_is_r_or_more_stale_and_restarts_its_worker() -> None:
+def test_ringmaster_discards_staleness_r_and_restarts_the_worker() -> None:
     run = Run(recipes.ringmaster(2), workers=3)
     run.push(0)
     assert only(Fold, run.push(2))[0].members[0].staleness == 1
@@ -31,7 +31,7 @@ def test_ringmaster_discards_what_is_r_or_more_stale_and_restarts_its_worker() -
     assert only(Fold, run.push(1))[0].members[0].staleness == 0
 
 
-def test_rennala_counts_only_what_was_computed_at_this_version() -> None:
+def test_rennala_counts_only_fresh_contributions() -> None:
     run = Run(recipes.rennala(2))
     assert [type(one) for one in run.push(0)] == [Hold, Grant]
     assert [type(one) for one in run.push(0)] == [Hold, Fold, Grant]
@@ -41,7 +41,7 @@ def test_rennala_counts_only_what_was_computed_at_this_version() -> None:
     assert [member.staleness for member in only(Fold, effects)[0].members] == [0, 0]
 
 
-def test_buffered_holds_each_contribution_and_folds_k() -> None:
+def test_buffered_holds_contributions_and_folds_k() -> None:
     run = Run(recipes.buffered(3), workers=4)
     for worker in (2, 0):
         effects = run.push(worker)
@@ -56,7 +56,7 @@ def test_buffered_holds_each_contribution_and_folds_k() -> None:
     assert (fold.held, fold.total_weight, fold.scale) == (True, 3.0, pytest.approx(3 / 4))
 
 
-def test_what_is_held_of_a_dead_worker_is_folded() -> None:
+def test_a_dead_workers_held_contribution_is_folded() -> None:
     run = Run(recipes.buffered(2))
     run.push(0)
     run.die(0)
@@ -66,7 +66,7 @@ def test_what_is_held_of_a_dead_worker_is_folded() -> None:
 # Bounded staleness
 
 
-def test_bounded_staleness_of_zero_keeps_everybody_within_one_clock() -> None:
+def test_bounded_staleness_of_zero_keeps_all_within_one_clock() -> None:
     run = Run(recipes.bounded_staleness(0))
     assert granted(run.push(0)) == []
     assert granted(run.push(1)) == []
@@ -84,7 +84,7 @@ def test_bounded_staleness_lets_a_worker_get_s_ahead_and_no_more() -> None:
     ]
 
 
-def test_the_death_of_the_slowest_frees_those_who_waited_for_it() -> None:
+def test_the_death_of_the_slowest_releases_waiting_workers() -> None:
     run = Run(recipes.bounded_staleness(0))
     run.push(0)
     run.push(1)

@@ -12,7 +12,7 @@ from support.sequencing import Run, granted, only
 # Barriers
 
 
-def test_a_barrier_holds_everybody_until_the_last_came() -> None:
+def test_a_barrier_holds_all_until_the_last_push() -> None:
     run = Run(recipes.sync_sgd())
     assert run.push(2) == run.push(0) == []
     effects = run.push(1)
@@ -38,7 +38,7 @@ def test_a_barrier_recounts_when_a_worker_dies_before_its_push() -> None:
     assert only(Fold, run.push(1)), "the next round is of two"
 
 
-def test_what_a_worker_pushed_before_it_died_still_counts_and_nobody_waits_for_more() -> None:
+def test_a_dead_workers_push_counts_in_its_round() -> None:
     run = Run(recipes.sync_sgd())
     run.push(0)
     assert run.die(0) == []
@@ -49,7 +49,7 @@ def test_what_a_worker_pushed_before_it_died_still_counts_and_nobody_waits_for_m
     assert granted(effects) == [1, 2]
 
 
-def test_a_worker_that_comes_back_within_a_round_pushes_for_its_new_life_too() -> None:
+def test_a_worker_rejoining_within_a_round_pushes_again() -> None:
     run = Run(recipes.sync_sgd(), workers=2)
     run.push(0)
     run.die(0)
@@ -76,7 +76,7 @@ def test_a_late_joiner_is_waited_for() -> None:
     assert only(Fold, run.push(1))[0].version == 2
 
 
-def test_a_contribution_that_is_not_finite_does_not_hold_the_round() -> None:
+def test_a_non_finite_contribution_does_not_hold_the_round() -> None:
     run = Run(recipes.sync_sgd())
     run.push(0)
     assert run.push(1, finite=False, samples=7) == [Discard(1, 1, 1, Verdict.NOT_FINITE, 0, 7)]
@@ -87,7 +87,7 @@ def test_a_contribution_that_is_not_finite_does_not_hold_the_round() -> None:
     assert verdicts == {0: Verdict.TAKEN, 1: Verdict.NOT_FINITE, 2: Verdict.TAKEN}
 
 
-def test_a_round_without_anything_finite_makes_no_version_and_lets_everybody_go_on() -> None:
+def test_a_round_without_finite_contributions_makes_no_version() -> None:
     run = Run(recipes.sync_sgd(), workers=2)
     run.push(0, finite=False)
     effects = run.push(1, finite=False)
@@ -99,7 +99,7 @@ def test_a_round_without_anything_finite_makes_no_version_and_lets_everybody_go_
 # The first m
 
 
-def test_what_is_not_finite_and_of_an_earlier_round_takes_nobodys_place() -> None:
+def test_a_late_non_finite_contribution_does_not_count_in_the_round() -> None:
     run = Run(recipes.first_of(2, cancel_late=False), workers=3)
     run.push(0)
     assert only(Fold, run.push(1))
@@ -111,7 +111,7 @@ def test_what_is_not_finite_and_of_an_earlier_round_takes_nobodys_place() -> Non
     assert [member.worker for member in fold.members] == [0, 1]
 
 
-def test_the_first_m_make_the_version_and_exactly_the_late_ones_are_called_off() -> None:
+def test_the_first_m_are_folded_and_the_late_cancelled() -> None:
     run = Run(recipes.first_of(2), workers=4)
     run.push(3)
     effects = run.push(1)
@@ -121,7 +121,7 @@ def test_the_first_m_make_the_version_and_exactly_the_late_ones_are_called_off()
     assert [one.verdict for one in only(Discard, effects)] == [Verdict.CANCELLED] * 2
 
 
-def test_a_push_that_crosses_its_cancellation_is_ignored_and_the_next_number_counts() -> None:
+def test_a_push_crossing_its_cancellation_is_ignored() -> None:
     run = Run(recipes.first_of(1), workers=2)
     run.push(0)
     assert run.push(1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
@@ -133,14 +133,14 @@ def called_off(worker: int, number: int, version: int, staleness: int) -> list[E
     return [Discard(worker, 1, number, Verdict.CANCELLED, staleness), Cancel(worker, number, version)]
 
 
-def test_a_worker_is_called_off_once_however_many_versions_are_made_before_it_is_heard() -> None:
+def test_a_worker_is_cancelled_once_until_it_is_heard() -> None:
     run = Run(recipes.first_of(1), workers=2)
     assert only(Cancel, run.push(0)) == [Cancel(1, number=1, version=1)]
     assert [only(Cancel, run.push(0)) for _ in range(100)] == [[]] * 100
 
 
 @pytest.mark.parametrize("crosses", [False, True], ids=["abandoned", "crossed"])
-def test_one_that_is_behind_when_it_is_heard_is_called_off_again_at_once_for_the_newest(crosses: bool) -> None:
+def test_a_worker_behind_when_heard_is_cancelled_again(crosses: bool) -> None:
     run = Run(recipes.first_of(1), workers=2)
     for _ in range(3):
         run.push(0)
@@ -151,7 +151,7 @@ def test_one_that_is_behind_when_it_is_heard_is_called_off_again_at_once_for_the
     assert [(member.number, member.computed_from) for member in fold.members] == [(3, 3)]
 
 
-def test_one_that_skips_the_number_it_was_told_of_is_known_to_know() -> None:
+def test_a_skipped_number_acknowledges_the_cancellation() -> None:
     """Where messages get lost, what it has dropped may never be told."""
     run = Run(recipes.first_of(1), workers=2)
     run.push(0)
@@ -160,7 +160,7 @@ def test_one_that_skips_the_number_it_was_told_of_is_known_to_know() -> None:
     assert only(Cancel, run.push(0)) == [Cancel(1, number=3, version=3)]
 
 
-def test_the_data_of_crossed_pushes_goes_to_somebody_else_even_after_a_second_cancellation() -> None:
+def test_crossed_pushes_return_their_batches_after_a_second_cancellation() -> None:
     run = Run(recipes.first_of(1), workers=2)
     run.lease(1, most=1, total=2)
     run.push(0)  # cancels number 1 of worker 1, which is on its way
@@ -171,7 +171,7 @@ def test_the_data_of_crossed_pushes_goes_to_somebody_else_even_after_a_second_ca
     assert set(run.lease(0, most=2, total=2)) == {(0, 0), (0, 1)}
 
 
-def test_data_of_an_abandoned_step_goes_to_somebody_else() -> None:
+def test_an_abandoned_steps_batches_go_to_another_worker() -> None:
     run = Run(recipes.first_of(1), workers=2)
     (batch,) = run.lease(1)
     run.push(0)
@@ -179,7 +179,7 @@ def test_data_of_an_abandoned_step_goes_to_somebody_else() -> None:
     assert run.lease(0)[0] == batch
 
 
-def test_without_cancellation_late_work_is_discarded_when_it_comes_and_its_worker_starts_again() -> None:
+def test_without_cancellation_late_work_is_discarded_on_arrival() -> None:
     run = Run(recipes.first_of(1, cancel_late=False), workers=2)
     assert only(Cancel, run.push(0)) == []
     effects = run.push(1, samples=5)
@@ -187,14 +187,14 @@ def test_without_cancellation_late_work_is_discarded_when_it_comes_and_its_worke
     assert only(Fold, run.push(1))[0].members[0].staleness == 0
 
 
-def test_when_fewer_than_m_are_left_they_are_enough() -> None:
+def test_fewer_than_m_workers_complete_the_round() -> None:
     run = Run(recipes.first_of(3), workers=3)
     run.push(0)
     run.push(1)
     assert len(only(Fold, run.die(2))[0].members) == 2
 
 
-def test_a_round_may_take_late_work_of_a_version_ago() -> None:
+def test_fresh_1_admits_late_work_of_one_version_ago() -> None:
     late = Strategy(name="late", admit=Fresh(1), gather=Round(first=2), release=recipes.sync_sgd().release)
     run = Run(late)
     run.push(0)

@@ -35,7 +35,9 @@ SETTINGS = st.fixed_dictionaries(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     foreach=st.sampled_from([None, True]),
 )
-def test_bit_for_bit(chosen: dict[str, Any], in_place: bool, seed: int, dtype: str, foreach: bool | None) -> None:
+def test_sgd_equals_torch_bit_for_bit(
+    chosen: dict[str, Any], in_place: bool, seed: int, dtype: str, foreach: bool | None
+) -> None:
     """Of every setting, in place or from one buffer into another."""
     torch.manual_seed(seed)
     layout = Layout([TensorSpec("w", (40, 20), dtype, Kind.TRAINED, 0), TensorSpec("b", (), dtype, Kind.TRAINED, 0)])
@@ -60,7 +62,7 @@ def test_bit_for_bit(chosen: dict[str, Any], in_place: bool, seed: int, dtype: s
 
 
 @pytest.mark.parametrize("size", [5, 16, 1 << 18])
-def test_piece_by_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_sgd_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large model passes through the caches in pieces."""
     monkeypatch.setattr(operands, "CHUNK", size)
     layout = Layout([TensorSpec("w", (64,), "float64", Kind.TRAINED, 0)])
@@ -77,7 +79,7 @@ def test_piece_by_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("other", ["maximize", "fused", "foreach", "differentiable"])
-def test_what_is_not_this_rule_is_torchs(other: str) -> None:
+def test_other_settings_and_classes_are_left_to_torch(other: str) -> None:
     """Another kernel, another sign and a step to be differentiated are left to torch; so are classes of the user's own."""
     groups = SGD([torch.ones(1)], lr=0.1).param_groups
     assert steps_directly(SGD, groups)

@@ -110,7 +110,7 @@ def test_no_two_settings_share_a_name(name: str) -> None:
     assert len(set(names)) == len(settings)
 
 
-def test_a_name_tells_what_is_not_by_default() -> None:
+def test_names_show_settings_that_differ_from_defaults() -> None:
     assert recipes.async_sgd(lr_scale="full").name == "async_sgd(lr_scale=full)"
     assert recipes.async_sgd(DelayCompensated(lam=1.0)).name == "async_sgd(correct=DelayCompensated(lam=1.0))"
     assert recipes.async_sgd(WorkerMomentum(), Equal()).name == "async_sgd"
@@ -119,20 +119,20 @@ def test_a_name_tells_what_is_not_by_default() -> None:
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
-def test_every_recipe_says_its_rule_and_its_source(name: str) -> None:
+def test_every_recipe_documents_its_rule_and_source(name: str) -> None:
     text = inspect.getdoc(recipes.RECIPES[name]) or ""
     assert "Rule" in text
     assert "Source" in text
     assert f">>> {name}(" in text
 
 
-def test_answers_has_one_line_a_question() -> None:
+def test_answers_has_one_line_per_question() -> None:
     assert list(recipes.sync_sgd().answers()) == list(ANSWERS)
     assert all(recipes.async_sgd().answers().values())
 
 
 @pytest.mark.parametrize("weigh", [Equal(), Inverse(), Polynomial(), Hinge(), DelayAdaptive(), BySamples()], ids=repr)
-def test_every_weight_says_what_it_is_in_words(weigh: answers.Weigh) -> None:
+def test_every_weight_is_described_in_words(weigh: answers.Weigh) -> None:
     words = Strategy(name="own", weigh=weigh).answers()["weigh"]
     assert words
     assert type(weigh).__name__ not in words
@@ -167,18 +167,18 @@ def test_weights_by_name_or_as_objects(weigh: Any, kind: type) -> None:
     assert isinstance(recipes.buffered(2, weigh=weigh).weigh, kind)
 
 
-def test_local_sgd_weighs_by_samples_only_where_work_is_unequal() -> None:
+def test_local_sgd_weighs_by_samples_only_for_unequal_work() -> None:
     assert isinstance(recipes.local_sgd(8).weigh, Equal)
     assert isinstance(recipes.local_sgd(Steps(8)).weigh, Equal)
     assert isinstance(recipes.local_sgd(Seconds(0.3)).weigh, BySamples)
 
 
-def test_ringmaster_admits_below_r() -> None:
+def test_ringmaster_admits_staleness_below_r() -> None:
     admit = recipes.ringmaster(3).admit
     assert [admit.admits(staleness) for staleness in range(5)] == [True, True, True, False, False]
 
 
-def test_who_keeps_lock_step() -> None:
+def test_recipes_in_lock_step() -> None:
     in_step = [name for name in recipes.RECIPES if recipes.recipe(name, **NEEDED.get(name, {})).in_lock_step]
     assert sorted(in_step) == ["allreduce", "local_sgd", "sync_sgd"]
     assert not recipes.local_sgd(Seconds(0.3)).in_lock_step
@@ -280,7 +280,7 @@ BAD_PAIRS = [
 
 
 @pytest.mark.parametrize(("answers", "said"), BAD_PAIRS, ids=[" / ".join(said[:2]) for _, said in BAD_PAIRS])
-def test_answers_that_cannot_work_together_are_refused(answers: dict[str, Any], said: list[str]) -> None:
+def test_incompatible_answers_are_refused(answers: dict[str, Any], said: list[str]) -> None:
     message = refusal(lambda: Strategy(name="mine", **answers))
     assert message.startswith("mine: ")
     for part in [*said, "cannot work with"]:
@@ -348,7 +348,7 @@ def test_the_first_m_cannot_be_more_than_the_workers() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(recipes.RECIPES) - {"first_of"}))
-def test_everything_else_runs_with_one_worker(name: str) -> None:
+def test_other_recipes_run_with_one_worker(name: str) -> None:
     recipes.recipe(name).check_workers(1)
 
 
@@ -394,7 +394,7 @@ def test_an_unknown_correction_or_weight_lists_the_known_ones(build: Callable[[]
     assert refusal(build).startswith(said)
 
 
-def test_an_answer_in_a_file_that_nobody_knows_lists_the_known_ones() -> None:
+def test_an_unknown_answer_in_a_file_lists_the_known_ones() -> None:
     data = {**recipes.sync_sgd().as_data(), "gather": {"is": "Rounds", "first": None}}
     message = refusal(lambda: Strategy.from_data("own", data))
     assert "answer to gather" in message
@@ -412,11 +412,11 @@ def test_settings_reach_the_recipe() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in recipes.RECIPES if inspect.signature(recipes.RECIPES[name]).parameters]
 )
-def test_a_recipe_that_takes_settings_says_what_it_raises(name: str) -> None:
+def test_recipes_with_settings_document_what_they_raise(name: str) -> None:
     assert re.search(r"\n\s+Raises:\n\s+StrategyError: ", recipes.RECIPES[name].__doc__ or "")
 
 
-def test_what_users_are_to_catch_they_can_name() -> None:
+def test_every_public_error_is_exported() -> None:
     """Every error of the tree but those of the command line, of replays from within and of a room of its own."""
     for module in pkgutil.walk_packages(plesio.__path__, "plesio."):
         if not module.name.startswith(("plesio.sparse.", "plesio.cli", "plesio.__main__")):

@@ -49,7 +49,7 @@ specs = st.lists(
 
 @given(specs)
 @settings(max_examples=100, deadline=None)
-def test_tensors_lie_apart_and_aligned(wanted: list[TensorSpec]) -> None:
+def test_tensors_are_disjoint_and_aligned(wanted: list[TensorSpec]) -> None:
     layout = Layout(wanted)
     arena = Arena.private(layout)
     for index, view in enumerate(arena.views):
@@ -95,7 +95,7 @@ MODEL = [
 ]
 
 
-def test_a_mean_leaves_frozen_parameters_and_takes_the_largest_count() -> None:
+def test_a_mean_keeps_frozen_parameters_and_takes_the_largest_count() -> None:
     layout = Layout(MODEL)
     out = filled(layout, 9)
     mean_into(out, [filled(layout, 1), filled(layout, 4)], [0.25, 0.75])
@@ -106,7 +106,7 @@ def test_a_mean_leaves_frozen_parameters_and_takes_the_largest_count() -> None:
     assert int(count) == 4
 
 
-def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
+def test_the_mean_of_one_equals_it_bit_for_bit() -> None:
     layout = Layout(MODEL)
     part, out = Arena.private(layout), Arena.private(layout)
     part.views[0].normal_()
@@ -114,7 +114,7 @@ def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
     assert torch.equal(out.views[0], part.views[0])
 
 
-def test_equal_shares_are_summed_first_and_divided_once() -> None:
+def test_equal_shares_are_summed_then_divided() -> None:
     """As torch's own mean over workers does it, to the last bit."""
     layout = Layout(MODEL)
     generator = torch.Generator().manual_seed(1)
@@ -129,9 +129,7 @@ def test_equal_shares_are_summed_first_and_divided_once() -> None:
 
 @pytest.mark.parametrize(("dtype", "value", "count"), [("float16", 30_000.0, 4), ("bfloat16", 1.0, 600)])
 @pytest.mark.parametrize("even", [True, False])
-def test_a_sum_beyond_half_precision_has_its_mean_all_the_same(
-    dtype: str, value: float, count: int, even: bool
-) -> None:
+def test_means_in_half_precision_do_not_overflow(dtype: str, value: float, count: int, even: bool) -> None:
     """Added up in float16, four of these are infinite; in bfloat16, ones stop growing at 256."""
     layout = Layout([TensorSpec("w", (5, 3), dtype, Kind.TRAINED, 0)])
     weights = [1.0 if even else 1.0 + place / count for place in range(count)]
@@ -169,7 +167,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0], [1.0] * 7, [0.3, 1.1, 0.7]])
-def test_what_is_the_same_everywhere_stays_so_to_the_last_bit(dtype: str, weights: list[float]) -> None:
+def test_equal_buffers_keep_their_bits(dtype: str, weights: list[float]) -> None:
     kind = getattr(torch, dtype)
     value = torch.cat([constants(kind), torch.zeros(1, dtype=kind)])
     layout = Layout([TensorSpec("mask", tuple(value.shape), dtype, Kind.BUFFER)])
@@ -193,7 +191,7 @@ def test_what_is_the_same_everywhere_stays_so_to_the_last_bit(dtype: str, weight
 
 
 @pytest.mark.parametrize(("share", "want"), [(1.0, 2), (0.25, 5)])
-def test_a_count_goes_back_only_if_everybody_takes_it_back(share: float, want: int) -> None:
+def test_a_count_decreases_only_at_full_share(share: float, want: int) -> None:
     layout = Layout([TensorSpec("count", (), "int64", Kind.BUFFER)])
     current, came = Arena.private(layout), Arena.private(layout)
     current.views[0].fill_(5)
@@ -202,7 +200,7 @@ def test_a_count_goes_back_only_if_everybody_takes_it_back(share: float, want: i
     assert current.views[0].item() == want
 
 
-def test_buffers_go_a_share_of_the_way_and_where_there_is_none_all_of_it() -> None:
+def test_buffers_are_interpolated_and_infinities_replaced() -> None:
     layout = Layout([TensorSpec("mask", (5,), "float32", Kind.BUFFER)])
     current, came = Arena.private(layout), Arena.private(layout)
     current.views[0].copy_(torch.tensor([1.0, -torch.inf, 2.0, torch.inf, 0.0]))
@@ -214,7 +212,7 @@ def test_buffers_go_a_share_of_the_way_and_where_there_is_none_all_of_it() -> No
 
 @given(st.lists(st.tuples(st.floats(-4, 4), st.floats(0.1, 3)), min_size=1, max_size=6))
 @settings(max_examples=50, deadline=None)
-def test_an_accumulator_is_a_mean(parts: list[tuple[float, float]]) -> None:
+def test_an_accumulator_gives_the_weighted_mean(parts: list[tuple[float, float]]) -> None:
     layout = Layout(MODEL[:1])
     held = Accumulator(Arena.private(layout), 4)
     for _ in range(2):  # and it starts anew
@@ -226,7 +224,7 @@ def test_an_accumulator_is_a_mean(parts: list[tuple[float, float]]) -> None:
         torch.testing.assert_close(got, torch.full((5, 3), want), rtol=1e-4, atol=1e-5)
 
 
-def test_a_ring_never_hands_out_what_somebody_reads() -> None:
+def test_a_ring_never_hands_out_a_pinned_buffer() -> None:
     ring: Versions = Versions([Arena.private(Layout(MODEL)) for _ in range(4)])
     for reader in range(2):
         ring.pin(reader, ring.current)
@@ -240,7 +238,7 @@ def test_a_ring_never_hands_out_what_somebody_reads() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float) -> None:
+def test_is_finite_finds_nan_and_infinity(dtype: torch.dtype, bad: float) -> None:
     values = torch.randn(1001).to(dtype)
     assert is_finite(values)
     values[777] = bad
@@ -249,7 +247,7 @@ def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("numel", [1, 16, PIECE, 2 * PIECE + 5, SMALL, SMALL + 1])
-def test_one_bad_number_is_found_wherever_it_lies(dtype: torch.dtype, numel: int) -> None:
+def test_finite_check_finds_a_bad_number_anywhere(dtype: torch.dtype, numel: int) -> None:
     others = torch.ones(7)
     values = torch.randn(numel).to(dtype)
     check = FiniteCheck([others, torch.arange(3), values])
@@ -270,7 +268,7 @@ def test_large_finite_numbers_are_finite() -> None:
     assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
 
 
-def test_a_models_structure_travels_without_its_tensors() -> None:
+def test_a_models_structure_is_pickled_without_its_tensors() -> None:
     model = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))
     described, tensors = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     data = dump_structure(model, tensors)
@@ -284,7 +282,7 @@ def test_a_models_structure_travels_without_its_tensors() -> None:
 
 
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
-def test_a_structure_with_parametrizations_travels(kind: str) -> None:
+def test_a_structure_with_parametrizations_is_pickled(kind: str) -> None:
     """Torch forbids pickling such a module as it is: its class is made on the spot."""
     model = nn.Sequential(getattr(parametrizations, kind)(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 1)).eval()
     described, tensors = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -364,7 +362,7 @@ def test_what_nobody_trains_may_share_memory(buffers: dict[str, torch.Tensor]) -
     check(frozen.requires_grad_(False))
 
 
-def test_neighbours_in_one_memory_are_apart() -> None:
+def test_adjacent_tensors_in_one_memory_are_accepted() -> None:
     """What an optimizer or cuDNN made flat, columns in turns, tensors of nothing, one name for two places."""
     shared = torch.zeros(3)
     model = Holding(
@@ -385,7 +383,7 @@ def test_neighbours_in_one_memory_are_apart() -> None:
     lambda: parametrizations.orthogonal(nn.Linear(4, 4)),
     lambda: parametrizations.spectral_norm(nn.Linear(4, 3)),
 ])  # fmt: skip
-def test_torchs_own_modules_are_apart(build: Callable[[], nn.Module]) -> None:
+def test_torchs_modules_are_accepted(build: Callable[[], nn.Module]) -> None:
     model = build()
     described, _ = describe(model, None)
     assert len(described.specs) == len([*model.parameters(), *model.buffers()])
@@ -402,7 +400,7 @@ def test_torchs_own_modules_are_apart(build: Callable[[], nn.Module]) -> None:
         (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True), 3),
     ],
 )
-def test_what_an_optimizer_keeps_is_known_before(optimizer: object, copies: int) -> None:
+def test_the_optimizers_state_size_is_predicted(optimizer: object, copies: int) -> None:
     built = optimizer([nn.Parameter(torch.zeros(2))])  # type: ignore[operator]
     assert kept_copies(OptimizerSpec.of(built), laid_out((2,))) == copies
 
@@ -420,7 +418,7 @@ def test_what_an_optimizer_keeps_is_known_before(optimizer: object, copies: int)
         (buffered(3), 0.0, 1),
     ],
 )
-def test_what_a_strategy_keeps_is_known_before(strategy: Strategy, momentum: float, copies: int) -> None:
+def test_the_strategys_state_size_is_predicted(strategy: Strategy, momentum: float, copies: int) -> None:
     spec = OptimizerSpec.of(torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=momentum))
     assert state_copies(strategy, spec, laid_out((2,)), workers=4) == copies
 
@@ -438,7 +436,7 @@ def laid_out(*shapes: tuple[int, ...]) -> Layout:
     ],
     ids=["Muon", "Adafactor, a matrix", "Adafactor, a vector too"],
 )
-def test_it_is_tried_on_what_it_will_step_on(
+def test_the_optimizer_is_tried_on_the_real_shapes(
     kind: type[torch.optim.Optimizer], shapes: list[tuple[int, ...]], copies: int
 ) -> None:
     spec = OptimizerSpec.of(kind([nn.Parameter(torch.zeros(shape)) for shape in shapes]))
@@ -468,7 +466,7 @@ def server_optimizer(optimizer: torch.optim.Optimizer, layout: Layout) -> Server
     return ServerOptimizer(OptimizerSpec.of(optimizer), filled(layout, 0.0), lambda: Arena.private(layout))
 
 
-def test_what_an_optimizer_counts_in_its_groups_outlives_new_settings_and_a_checkpoint() -> None:
+def test_counters_in_param_groups_survive_new_settings_and_a_checkpoint() -> None:
     layout = laid_out((3,))
     weights, gradient = filled(layout, 0.0), filled(layout, 1.0)
     first = server_optimizer(Counting([torch.zeros(3)]), layout)
@@ -485,7 +483,7 @@ def test_what_an_optimizer_counts_in_its_groups_outlives_new_settings_and_a_chec
 @pytest.mark.parametrize(
     "register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook], ids=["before", "after"]
 )
-def test_a_hook_for_every_optimizer_does_not_see_the_servers(register: Any) -> None:
+def test_global_optimizer_hooks_skip_the_servers_optimizer(register: Any) -> None:
     layout = laid_out((3,))
     weights, seen = filled(layout, 0.0), []
     handle = register(lambda *_: seen.append(1))
@@ -507,7 +505,7 @@ def test_optimizers_that_cannot_run_at_a_server_are_refused(kind: type[torch.opt
         OptimizerSpec.of(kind(weights), weights)
 
 
-def test_tensors_in_an_arena_can_be_saved_alone() -> None:
+def test_tensors_of_an_arena_are_saved_without_it() -> None:
     """A user who saves a checkpoint from the loop gets the tensors, not the memory they lie in."""
     arena = filled(Layout(MODEL), 2)
     file = io.BytesIO()

@@ -14,7 +14,7 @@ from plesio.strategy import recipes
 from plesio.tensors.versions import Versions
 
 
-def test_one_called_off_holds_on_to_what_it_reads_and_to_what_it_is_told() -> None:
+def test_a_cancelled_worker_pins_its_old_and_new_buffer() -> None:
     ring = Versions(["a", "b", "c", "d"])
     ring.pin(0, 0)
     ring.pin(0, 1, unasked=True)
@@ -85,7 +85,7 @@ class Course:
 
 
 @pytest.mark.parametrize(("first", "workers"), [(1, 2), (1, 5), (2, 3), (2, 6), (5, 6), (4, 4)])
-def test_nothing_is_written_while_somebody_reads_it(first: int, workers: int) -> None:
+def test_no_pinned_buffer_is_written(first: int, workers: int) -> None:
     course, rng = Course(first, workers), random.Random(workers)
     seats = [*range(workers), *range(first)] * 2 + [workers - 1]  # the first are fast
     for _ in range(50_000):

@@ -35,7 +35,7 @@ def told(function: Callable[[], object]) -> list[str]:
     return [str(one.message).removeprefix("the training function called ").split()[0] for one in caught]
 
 
-def test_sleep_is_skipped_and_told_once_by_either_name() -> None:
+def test_sleep_is_skipped_and_warns_once() -> None:
     def train() -> None:
         for _ in range(3):
             time.sleep(LONG_S)
@@ -44,7 +44,7 @@ def test_sleep_is_skipped_and_told_once_by_either_name() -> None:
     assert told(train) == ["time.sleep"]
 
 
-def test_each_clock_is_told_once_and_still_goes() -> None:
+def test_each_clock_warns_once_and_still_works() -> None:
     def train() -> None:
         for _ in range(2):
             assert 0 < time.time() <= time.time()
@@ -54,7 +54,7 @@ def test_each_clock_is_told_once_and_still_goes() -> None:
     assert told(train) == ["time.time", "time.perf_counter", "time.monotonic_ns"]
 
 
-def test_a_name_in_another_module_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sleep_imported_in_another_user_module_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pauses.py").write_text("from time import sleep\ndef pause():\n    sleep(1e6)\n")
     monkeypatch.syspath_prepend(tmp_path)
     import pauses
@@ -64,7 +64,7 @@ def test_a_name_in_another_module_of_the_users(tmp_path: Path, monkeypatch: pyte
     assert pauses.sleep is sleep
 
 
-def test_partial_and_callable_objects_are_looked_into() -> None:
+def test_partials_and_callable_objects_are_inspected() -> None:
     plain = time.sleep
     space: dict[str, Any] = {"sleep": plain}
     script = types.FunctionType((lambda n: sleep(n)).__code__, space)  # as a script that is no module
@@ -79,7 +79,7 @@ def test_partial_and_callable_objects_are_looked_into() -> None:
     assert space["sleep"] is plain
 
 
-def test_what_libraries_do_is_their_own() -> None:
+def test_clock_use_of_libraries_does_not_warn() -> None:
     def train() -> None:
         logging.getLogger("nobody").warning("has a time")
         with pytest.raises(queue.Empty):
@@ -91,7 +91,7 @@ def test_what_libraries_do_is_their_own() -> None:
     assert told(train) == []
 
 
-def test_all_is_put_back_also_after_an_error() -> None:
+def test_patched_names_are_restored_after_an_error() -> None:
     def names() -> list[object]:
         return [time.sleep, time.time, time.monotonic, globals()["sleep"]]
 
@@ -116,7 +116,7 @@ def loading(worker: Any, processes: int) -> None:
         optimizer.step()
 
 
-def test_a_loader_with_processes_gives_the_same() -> None:
+def test_a_loader_with_processes_gives_the_same_weights() -> None:
     """They are the loader's, not the training function's: no warning, and the same weights as without."""
     runs = [
         ps.run(functools.partial(loading, processes=count), ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"))

@@ -12,7 +12,7 @@ from plesio.worker.optimizer import ExchangedOptimizer
 from plesio.worker.warn import warn_not_finite
 
 
-def test_it_points_at_the_line_that_steps() -> None:
+def test_warnings_point_at_the_users_step() -> None:
     plain = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     optimizer = ExchangedOptimizer(plain, SimpleNamespace(local=False, step=partial(warn_not_finite, 3)), lambda: None)
     torch.optim.lr_scheduler.StepLR(optimizer, 10)  # wraps step in a function of torch's

@@ -52,7 +52,9 @@ from support.sequencing import Run, only
         (BySamples(), 0, 4, 0, 1.0),
     ],
 )
-def test_weights(weigh: Weigh, staleness: int, workers: int, samples: int, expected: float) -> None:
+def test_weights_match_their_formulas(
+    weigh: Weigh, staleness: int, workers: int, samples: int, expected: float
+) -> None:
     assert weigh.weight(Arrival(staleness, workers, samples, 0, 0.0)) == pytest.approx(expected)
 
 
@@ -69,7 +71,7 @@ class Noted:
         return 1.0
 
 
-def test_a_weight_is_told_version_and_progress() -> None:
+def test_weights_receive_version_and_progress() -> None:
     noted = Noted()
     run = Run(recipes.async_sgd(), workers=2)
     run.sequencer._weigh = noted
@@ -85,7 +87,7 @@ def test_a_weight_is_told_version_and_progress() -> None:
     ]
 
 
-def test_samples_share_out_a_fold_and_do_not_scale_it() -> None:
+def test_samples_set_the_shares_and_not_the_scale() -> None:
     run = Run(recipes.local_sgd(recipes.local.Seconds(0.3)), workers=2)
     run.push(0, samples=300)
     (fold,) = only(Fold, run.push(1, samples=100))
@@ -93,7 +95,7 @@ def test_samples_share_out_a_fold_and_do_not_scale_it() -> None:
     assert fold.scale == 1.0
 
 
-def test_staleness_weights_scale_the_step_and_share_out_the_fold() -> None:
+def test_staleness_weights_set_shares_and_scale() -> None:
     run = Run(recipes.buffered(2, weigh="polynomial"), workers=4)
     run.push(0)
     run.push(0)
@@ -107,7 +109,7 @@ def test_staleness_weights_scale_the_step_and_share_out_the_fold() -> None:
     assert fold.scale == pytest.approx(2 / 4 * (fresh + stale) / 2)
 
 
-def test_a_weighted_async_step_is_smaller_by_its_weight() -> None:
+def test_an_async_step_is_scaled_by_its_weight() -> None:
     run = Run(recipes.async_sgd(weigh="inverse"), workers=2)
     for _ in range(4):
         run.push(0)
@@ -117,7 +119,7 @@ def test_a_weighted_async_step_is_smaller_by_its_weight() -> None:
 
 
 @pytest.mark.parametrize("weigh", [Inverse(), Polynomial(), Hinge(b=2), DelayAdaptive()], ids=repr)
-def test_every_weight_by_staleness_makes_the_step_smaller(weigh: Weigh) -> None:
+def test_every_staleness_weight_scales_the_step_down(weigh: Weigh) -> None:
     run = Run(recipes.async_sgd(weigh=weigh), workers=2)
     for _ in range(4):
         run.push(0)
@@ -127,12 +129,12 @@ def test_every_weight_by_staleness_makes_the_step_smaller(weigh: Weigh) -> None:
 
 
 @pytest.mark.parametrize(("folded", "workers", "expected"), [(1, 4, 0.25), (3, 4, 0.75), (4, 4, 1.0), (9, 4, 1.0)])
-def test_a_fold_of_k_of_n_moves_by_k_nths_of_the_rate(folded: int, workers: int, expected: float) -> None:
+def test_a_fold_of_k_of_n_is_scaled_by_k_over_n(folded: int, workers: int, expected: float) -> None:
     assert UserOptimizer().scale(folded, workers) == expected
     assert UserOptimizer(lr_scale="full").scale(folded, workers) == 1.0
 
 
-def test_rates_are_shared_among_the_workers_the_run_was_asked_to_have() -> None:
+def test_the_scale_counts_the_workers_asked_for() -> None:
     run = Run(recipes.async_sgd(), workers=4)
     run.die(3)
     assert only(Fold, run.push(0))[0].scale == 1 / 4
@@ -147,13 +149,13 @@ weights = st.one_of(
 
 
 @given(weights, st.integers(0, 2**63), st.integers(1, 64), st.integers(0, 2**31))
-def test_no_weight_vanishes(weigh: Weigh, staleness: int, workers: int, samples: int) -> None:
+def test_weights_are_positive_and_fall_with_staleness(weigh: Weigh, staleness: int, workers: int, samples: int) -> None:
     weight = weigh.weight(Arrival(staleness, workers, samples, 0, 0.0))
     assert SMALLEST <= weight <= max(samples, 1)
     assert weight >= weigh.weight(Arrival(staleness + 1, workers, samples, 0, 0.0)), "who is later counts no more"
 
 
-def test_work_of_which_nobody_knows_the_samples_counts_by_its_steps() -> None:
+def test_work_without_known_samples_counts_by_steps() -> None:
     run = Run(recipes.local_sgd(every=Seconds(1.0)), workers=2)
     (fold,) = only(Fold, run.push(0, samples=0, steps=9) + run.push(1, samples=0, steps=3))
     assert [member.share for member in fold.members] == [0.75, 0.25]
