@@ -63,7 +63,7 @@ def test_draws_depend_on_seed_and_worker_only(step: StepTime) -> None:
     assert steps(few, 2, seed=5) != steps(few, 2, seed=6)
 
 
-def test_laws_have_their_moments_and_bounds() -> None:
+def test_random_step_laws_have_their_moments_and_bounds() -> None:
     def many(step: StepTime) -> list[float]:
         return steps(one(step), 0, seed=1, count=20_000)
 
@@ -79,14 +79,14 @@ def test_laws_have_their_moments_and_bounds() -> None:
     assert 0.27 < max(walk) < 0.3001
 
 
-def test_fixed_laws_are_exact() -> None:
+def test_deterministic_step_laws_are_exact() -> None:
     ranked = Cluster((Group(2, Ranked(0.5)), Group(2, Ranked(0.5, power=0.5))))
     assert [steps(ranked, worker, 0, 1)[0] for worker in range(4)] == [0.5, 1.0, 0.5 * math.sqrt(3), 1.0]
     assert steps(one(Trace(seconds=(1.0, 2.0))), 0, 0, 5) == [1.0, 2.0, 1.0, 2.0, 1.0]
     assert steps(one(Constant(0.25)), 0, 0, 2) == [0.25, 0.25]
 
 
-def test_a_step_goes_at_the_pace_of_the_moment() -> None:
+def test_a_step_follows_slowdowns_within_it() -> None:
     """1 s of work, three times slower from 0.5 to 1.1: 0.5 s done before, 0.2 within, 0.3 after."""
     slowed = one(Constant(1.0), Slow(worker=0, factor=3.0, at_s=0.5, until_s=1.1)).timetable(0, 0)
     assert slowed.step_s(0.0) == pytest.approx(1.4)
@@ -96,7 +96,7 @@ def test_a_step_goes_at_the_pace_of_the_moment() -> None:
     assert (twice.step_s(0.0), twice.step_s(10.0)) == (2.0, 10.0)
 
 
-def test_nothing_is_done_during_an_outage() -> None:
+def test_no_work_is_done_during_an_outage() -> None:
     still = one(Constant(1.0), outage=Outage(every_s=10.0, lasts_s=2.0, start_s=3.0)).timetable(0, 0)
     assert still.step_s(0.0) == 1.0
     assert still.step_s(2.5) == pytest.approx(3.0)
@@ -108,7 +108,7 @@ def test_nothing_is_done_during_an_outage() -> None:
     assert len({own.timetable(worker, 0).step_s(100.0) for worker in range(20)}) > 1
 
 
-def test_outages_end_whatever_the_rounding() -> None:
+def test_outages_end_despite_rounding() -> None:
     """Steps that begin at the ends of outages far from zero go on."""
     still = one(Constant(0.001), outage=Outage(every_s=0.1, lasts_s=0.03, start_s=0.07)).timetable(0, 0)
     now_s = 1e6
@@ -119,21 +119,21 @@ def test_outages_end_whatever_the_rounding() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("workers", [1, 3, 8])
-def test_presets(name: str, workers: int) -> None:
+def test_every_preset_builds_a_valid_cluster(name: str, workers: int) -> None:
     cluster = Cluster.preset(name, workers=workers)
     assert cluster.workers == workers
     assert cluster == Cluster.preset(name, workers=workers)
     assert all(0 < step < math.inf for worker in range(workers) for step in steps(cluster, worker, 0, 5))
 
 
-def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(
         ConfigurationError, match=r"unknown preset 'unifrom'; known: cross-region.*did you mean 'uniform'"
     ):
         Cluster.preset("unifrom", workers=4)
 
 
-def test_the_first_workers_of_a_cluster() -> None:
+def test_first_keeps_groups_and_faults_of_the_first_workers() -> None:
     cluster = Cluster(
         (Group(2, Constant(1.0)), Group(3, Constant(2.0))), faults=(Crash(worker=4, at_s=1), Crash(worker=0, at_s=1))
     )
@@ -165,13 +165,13 @@ def test_the_first_workers_of_a_cluster() -> None:
         (lambda: Trace(file="/nowhere/steps.txt"), "No such file"),
     ],
 )
-def test_numbers_that_cannot_be(make: object, says: str) -> None:
+def test_invalid_numbers_are_refused(make: object, says: str) -> None:
     assert callable(make)
     with pytest.raises(ConfigurationError, match=says):
         make()
 
 
-def test_who_comes_and_goes_must_make_sense() -> None:
+def test_inconsistent_joins_and_leaves_are_refused() -> None:
     group = (Group(2, Constant(1.0)),)
     with pytest.raises(ConfigurationError, match="worker 1 is still there then"):
         Cluster(group, faults=(Restart(worker=1, at_s=3.0),))
@@ -190,7 +190,7 @@ def load(folder: Path, text: str) -> Cluster:
     return Cluster.load(path)
 
 
-def test_the_example_file() -> None:
+def test_the_example_file_loads() -> None:
     cluster = Cluster.load(EXAMPLE)
     assert cluster.workers == 8
     assert cluster.group(5).outage == Outage(every_s=60.0, lasts_s=2.0)
@@ -198,7 +198,7 @@ def test_the_example_file() -> None:
     assert msgspec.convert(msgspec.to_builtins(cluster), Cluster) == cluster
 
 
-def test_a_trace_file_lies_beside_its_cluster_file(tmp_path: Path) -> None:
+def test_trace_files_are_found_beside_their_cluster_file(tmp_path: Path) -> None:
     (tmp_path / "steps.txt").write_text("# measured\n0.1\n\n0.3\n")
     cluster = load(tmp_path, '[[groups]]\nworkers = 1\nstep = { law = "trace", file = "steps.txt" }\n')
     assert steps(cluster, 0, 0, 3) == [0.1, 0.3, 0.1]
@@ -234,11 +234,11 @@ GOOD = '[[groups]]\nworkers = 2\nstep = { law = "constant", step_s = 1.0 }\n\n'
         ("", "missing required field `groups`"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_errors_in_a_cluster_file_name_their_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         load(tmp_path, text)
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_cluster_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nothing\.toml: No such file"):
         Cluster.load(tmp_path / "nothing.toml")

@@ -71,7 +71,7 @@ def left() -> tuple[int, int]:
 @pytest.mark.parametrize(
     "strategy", [ps.async_sgd(), ps.first_of(2), ps.buffered(2), ps.local_sgd(every=3)], ids=lambda one: one.name
 )
-def test_simulated_runs_and_replays_leave_nothing_behind(
+def test_simulated_runs_and_replays_leak_nothing(
     strategy: ps.Strategy, anonymous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not anonymous:
@@ -91,7 +91,7 @@ def test_simulated_runs_and_replays_leave_nothing_behind(
 
 @pytest.mark.parametrize("how", ["raises", "is wrong", "is not finite", "in prepare"])
 @pytest.mark.filterwarnings("ignore:.*held a NaN:RuntimeWarning")
-def test_nor_do_those_that_raised(how: str, tmp_path: Path) -> None:
+def test_failed_simulated_runs_leak_nothing(how: str, tmp_path: Path) -> None:
     function = fails_in_prepare if how == "in prepare" else partial(train, fails=how)
     errors = (ps.WorkerError, ps.ConfigurationError, ps.NonFiniteError, ps.ModelMismatchError)
 

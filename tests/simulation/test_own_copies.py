@@ -48,7 +48,7 @@ def with_trainer(trainer: Trainer, worker: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["a method", "an argument"])
-def test_a_trainer_is_each_workers_own_as_in_processes(how: str, tmp_path: Path) -> None:
+def test_each_simulated_worker_has_its_own_trainer_object(how: str, tmp_path: Path) -> None:
     trainer = Trainer()
     train = trainer.train if how == "a method" else functools.partial(with_trainer, trainer)
     real = ps.run(train, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
@@ -78,7 +78,7 @@ class Noisy:
             optimizer.step()
 
 
-def test_a_nested_function_in_an_object_is_over_the_copy(tmp_path: Path) -> None:
+def test_nested_functions_of_an_object_refer_to_the_copy(tmp_path: Path) -> None:
     real = ps.run(Noisy().train, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
     virtual = ps.run(Noisy().train, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
     assert real.folder is not None
@@ -86,7 +86,7 @@ def test_a_nested_function_in_an_object_is_over_the_copy(tmp_path: Path) -> None
     assert ps.replay(real.folder, Noisy().train).identical
 
 
-def test_the_training_function_itself_keeps_what_it_is_over() -> None:
+def test_the_training_functions_closure_is_shared() -> None:
     seen: list[int] = []
 
     def train(note: str, worker: Any) -> None:
@@ -117,7 +117,7 @@ def with_a_global(worker: Any) -> None:
     optimizer.step()
 
 
-def test_a_model_that_two_workers_hold_is_refused_with_where_to_make_it(tmp_path: Path) -> None:
+def test_a_model_shared_by_two_workers_is_refused(tmp_path: Path) -> None:
     told = (
         "worker 1 gave prepare a Linear that another worker of this run holds.*make the model.*in the training function"
     )
@@ -129,7 +129,7 @@ def test_a_model_that_two_workers_hold_is_refused_with_where_to_make_it(tmp_path
         ps.replay(run.folder, with_a_global)
 
 
-def test_who_comes_back_may_prepare_the_model_it_held() -> None:
+def test_a_restarted_worker_may_prepare_its_earlier_model() -> None:
     faults = (Crash(worker=0, at_s=0.05), Restart(worker=0, at_s=0.1))
     cluster = Cluster((Group(1, Constant(0.1)),), faults=faults)
     assert ps.run(with_a_global, ps.async_sgd(), workers=1, engine=ps.Simulated(cluster)).version > 0
@@ -144,7 +144,7 @@ class Carrying:
     def __call__(self, worker: Any) -> None: ...
 
 
-def test_what_is_written_into_a_copy_is_the_writers() -> None:
+def test_writes_into_a_copy_stay_in_it() -> None:
     numbers = torch.arange(100.0)
     train = Carrying(whole=numbers, array=np.arange(100), words=["a"])
     copies = OwnCopies(train, workers=2)
@@ -157,13 +157,13 @@ def test_what_is_written_into_a_copy_is_the_writers() -> None:
         assert one.words == ["a"]
 
 
-def test_what_cannot_be_copied_is_an_error_as_in_processes() -> None:
+def test_a_training_function_that_cannot_be_pickled_is_refused() -> None:
     for engine in ("local", ps.Simulated("uniform")):
         with pytest.raises(ps.ConfigurationError, match=r"the training function cannot be .*pickle.*lock"):
             ps.run(Carrying(lock=threading.Lock()), ps.sync_sgd(), workers=2, engine=engine)
 
 
-def test_many_copies_that_do_not_fit_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plesio.transport.memory.room", lambda: {"the host's memory": 1 << 20})
     train = Carrying(words=[str(number) for number in range(2000)])
     OwnCopies(train, workers=2)

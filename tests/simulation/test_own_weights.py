@@ -51,16 +51,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
 
 
-def test_the_model_is_large_enough() -> None:
+def test_the_model_is_large_enough_to_be_read_in_place() -> None:
     assert 4 * WIDTH * WIDTH >= IN_PLACE_BYTES
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.buffered(2)], ids=lambda one: one.name)
-def test_what_one_writes_the_others_do_not_see(strategy: Strategy) -> None:
+def test_a_workers_writes_are_not_seen_by_others(strategy: Strategy) -> None:
     ps.run(functools.partial(writing, looks=True), strategy, workers=3, engine=ps.Simulated(ALIKE))
 
 
-def test_in_lock_step_it_is_what_real_processes_do() -> None:
+def test_in_rounds_simulated_weights_equal_real_ones() -> None:
     real = ps.run(writing, ps.sync_sgd(), workers=3, timeout_s=60)
     virtual = ps.run(writing, ps.sync_sgd(), workers=3, engine=ps.Simulated(ALIKE))
     assert real.version > 3
@@ -68,7 +68,7 @@ def test_in_lock_step_it_is_what_real_processes_do() -> None:
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
-def test_a_run_of_real_processes_comes_out_again_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
+def test_a_real_run_that_writes_weights_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = ps.run(writing, strategy, workers=3, timeout_s=60, runs=tmp_path)
     assert run.folder is not None
     again = ps.replay(run.folder, writing)
@@ -76,7 +76,7 @@ def test_a_run_of_real_processes_comes_out_again_bit_for_bit(strategy: Strategy,
     assert same(run.state_dict, again.state_dict)
 
 
-def test_room_for_the_copies_is_looked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_the_copies_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lock step and without a momentum: 5 versions and 3 slots are shared, and 3 copies each one's own."""
     model = 4 * WIDTH * (WIDTH + 1)
     monkeypatch.setattr("plesio.transport.memory.room", lambda: {"the host's memory": int(9.5 * model)})

@@ -41,13 +41,13 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert failure.startswith(BREAKS.get(name, failure))
 
 
-def test_there_are_enough_of_them_and_each_is_another() -> None:
+def test_planted_bugs_are_many_and_distinct() -> None:
     assert len(BUGS) >= 20
     assert len(set(BUGS.values())) == len(BUGS)
     assert set(BREAKS) <= set(BUGS)
 
 
-def test_bugs_are_planted_nowhere_else() -> None:
+def test_the_real_parts_have_no_planted_bug() -> None:
     real = Parts()
     for parts in BUGS.values():
         assert parts != real

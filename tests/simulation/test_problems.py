@@ -54,7 +54,7 @@ def test_the_solution_is_the_minimum(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_mean_stochastic_gradient_is_the_slope_of_the_loss(name: str) -> None:
+def test_stochastic_gradients_are_unbiased(name: str) -> None:
     problem, rng = PROBLEMS[name](), np.random.default_rng(1)
     at = rng.standard_normal(problem.start().shape) * 0.3
     mean = problem.gradient(at, rng, draws=1_000_000.0)
@@ -64,7 +64,7 @@ def test_the_mean_stochastic_gradient_is_the_slope_of_the_loss(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_mean_of_draws_has_their_share_of_the_variance(name: str) -> None:
+def test_the_variance_falls_with_the_number_of_draws(name: str) -> None:
     problem, rng = PROBLEMS[name](), np.random.default_rng(2)
     at = problem.start() + 0.1
 
@@ -85,7 +85,7 @@ def test_rows_are_independent(name: str) -> None:
     np.testing.assert_allclose(problem.loss(rows), [problem.loss(row) for row in rows])
 
 
-def test_single_precision_finds_the_same_losses() -> None:
+def test_single_precision_gives_the_same_losses() -> None:
     exact, single = (
         run(Quadratic(d=50, noise=0.0, single=single), sync_sgd(), JITTER, lr=1.0, contributions=800)
         for single in (False, True)
@@ -112,13 +112,13 @@ def test_one_worker_is_plain_sgd_bit_for_bit(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("strategy", [sync_sgd(), first_of(8), local_sgd(1)], ids=lambda one: one.name)
-def test_in_step_and_without_noise_it_is_gradient_descent(strategy: Strategy) -> None:
+def test_rounds_without_noise_are_gradient_descent(strategy: Strategy) -> None:
     problem = Quadratic(d=30, noise=0.0)
     result = run(problem, strategy, JITTER, lr=1.0, contributions=8 * 50)
     assert result.losses[-1] == pytest.approx(descent(problem, 1.0, 50, np.random.default_rng(0)), rel=1e-12)
 
 
-def test_equal_workers_in_turn_are_descent_with_a_fixed_delay() -> None:
+def test_equal_async_workers_are_descent_with_a_fixed_delay() -> None:
     """x_{t+1} = x_t - lr/N grad(x_{t-N+1}), once everybody computed at the start."""
     problem, workers, rng = Quadratic(d=30, noise=0.0), 4, np.random.default_rng(0)
     path = [problem.start()] * workers
@@ -129,7 +129,7 @@ def test_equal_workers_in_turn_are_descent_with_a_fixed_delay() -> None:
     assert result.losses[-1] == pytest.approx(float(problem.loss(path[-1])), rel=1e-12)
 
 
-def test_a_round_of_many_draws_the_noise_of_their_mean() -> None:
+def test_a_round_has_the_noise_of_a_mean_gradient() -> None:
     """At the solution one step moves to where only the noise says: its loss is that of a mean of 64 gradients."""
 
     class AtSolution(Quadratic):
@@ -146,7 +146,7 @@ def test_a_round_of_many_draws_the_noise_of_their_mean() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_every_way_of_keeping_step_gets_there(name: str, strategy: Strategy) -> None:
+def test_every_strategy_lowers_the_loss(name: str, strategy: Strategy) -> None:
     result = run(PROBLEMS[name](), strategy, JITTER, lr=0.5, contributions=3000, seed=1)
     assert result.ended == "3000 contributions were up"
     assert result.losses[-1] < 0.3 * result.losses[0]
@@ -162,7 +162,7 @@ def test_a_seed_gives_the_same_run_byte_for_byte() -> None:
     assert once(0) != once(1)
 
 
-def test_tuning_gives_what_each_step_size_gives_alone() -> None:
+def test_tuning_matches_single_runs_of_each_step_size() -> None:
     problem, lrs = Quadratic(d=30, noise=0.02), (0.05, 0.4, 3.0, 50.0)
     alone = [run(problem, async_sgd(), JITTER, lr=lr, contributions=600) for lr in lrs]
     best = min((one for one in alone if one.ended != "diverged"), key=lambda one: one.losses[-1])
@@ -182,14 +182,14 @@ def test_a_run_ends_at_its_loss_or_when_it_diverges() -> None:
     )
 
 
-def test_the_first_workers_only() -> None:
+def test_a_run_may_use_the_first_workers_only() -> None:
     ranked = Cluster((Group(100, Ranked(1.0)),))
     result = run(Quadratic(d=30), sync_sgd(), ranked, workers=3, lr=1.0, contributions=30)
     assert result.times_s[-1] == pytest.approx(30.0)
     assert len(result.final.workers) == 3
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for make, says in (
         (lambda: Quadratic(d=2), "d=2"),
         (lambda: Quadratic(noise=-1.0), "noise=-1.0"),

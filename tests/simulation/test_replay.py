@@ -60,32 +60,32 @@ def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
 
 
 @pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
-def test_every_recipe_comes_out_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
+def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, faults=[ps.Slow(worker=0, factor=4)])
     assert run.version > 2, "with seconds for steps it is the machine that says how many"
     assert_same(run)
 
 
-def test_adam_with_look_ahead(tmp_path: Path) -> None:
+def test_adam_with_look_ahead_replays_bit_for_bit(tmp_path: Path) -> None:
     train = functools.partial(chancy, kind="adam")
     assert_same(trained(ps.async_sgd(), tmp_path, train), train)
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)
-def test_a_worker_that_died_and_a_contribution_that_was_not_finite(strategy: Strategy, tmp_path: Path) -> None:
+def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, poison=(2, 5), dies=tmp_path / "died")
     run = trained(strategy, tmp_path, train)
     assert run.workers[1].left == "died"
     assert_same(run, train)
 
 
-def test_a_run_that_was_stopped(tmp_path: Path) -> None:
+def test_a_stopped_run_replays(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=1000), until=ps.Until(steps=60))
     assert_same(run, functools.partial(chancy, epochs=1000))
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], ids=lambda one: one.name)
-def test_a_run_that_a_worker_stopped(strategy: Strategy, tmp_path: Path) -> None:
+def test_a_run_stopped_by_a_worker_replays(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=1000, stops=(2, 7))
     run = trained(strategy, tmp_path, train)
     assert run.ended == "worker 2 stopped the run: enough"
@@ -134,7 +134,7 @@ DIES_AMID = Cluster((Group(2, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.6
     ],
     ids=["until", "a worker dies", "a worker stops it", "processes", "a process dies", "a process stops it"],
 )
-def test_a_loop_without_end_that_was_ended_between_two_exchanges(
+def test_an_endless_loop_ended_between_exchanges_replays(
     options: dict[str, Any], of_train: dict[str, Any], tmp_path: Path
 ) -> None:
     """What a worker did after its last contribution no journal has: the replay does not look for the end of that."""
@@ -145,7 +145,7 @@ def test_a_loop_without_end_that_was_ended_between_two_exchanges(
 
 
 @pytest.mark.timeout(30)
-def test_a_loop_without_end_that_was_interrupted(tmp_path: Path) -> None:
+def test_an_interrupted_endless_loop_replays(tmp_path: Path) -> None:
     evaluate = functools.partial(with_ctrl_c, looks=itertools.count())
     with pytest.raises(ps.RunInterrupted) as interrupted:
         trained(ps.local_sgd(every=4), tmp_path, endless, workers=2, engine=ps.Simulated("uniform"), evaluate=evaluate)
@@ -153,14 +153,14 @@ def test_a_loop_without_end_that_was_interrupted(tmp_path: Path) -> None:
     assert_same(interrupted.value.run, endless)
 
 
-def test_it_stops_at_the_version_asked_for(tmp_path: Path) -> None:
+def test_until_stops_at_the_given_version(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path)
     part = ps.replay(run.folder, chancy, until=7)
     assert (part.versions, part.identical) == (7, True)
     assert any(not torch.equal(value, part.state_dict[name]) for name, value in run.state_dict.items())
 
 
-def test_a_version_that_the_journal_does_not_hold_is_refused(tmp_path: Path) -> None:
+def test_a_version_outside_the_journal_is_refused(tmp_path: Path) -> None:
     """Before anything is done again, and with those it does hold."""
     run = trained(ps.async_sgd(), tmp_path)
     assert run.folder is not None
@@ -175,7 +175,7 @@ def test_a_version_that_the_journal_does_not_hold_is_refused(tmp_path: Path) -> 
         ps.replay(run.folder, chancy, until=run.version + 1)
 
 
-def test_version_0_is_where_it_began(tmp_path: Path) -> None:
+def test_version_0_is_the_initial_model(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path)
     start = ps.replay(run.folder, chancy, until=0)
     assert (start.versions, start.identical) == (0, True)
@@ -183,7 +183,7 @@ def test_version_0_is_where_it_began(tmp_path: Path) -> None:
     assert torch.equal(start.state_dict["0.weight"], build()[0].weight)
 
 
-def test_another_training_function_is_refused_and_forced_is_told_apart(tmp_path: Path) -> None:
+def test_another_training_function_is_refused(tmp_path: Path) -> None:
     run = trained(ps.sync_sgd(), tmp_path)
     from support.loops import follow
 
@@ -193,7 +193,7 @@ def test_another_training_function_is_refused_and_forced_is_told_apart(tmp_path:
         ps.replay(run.folder, follow)
 
 
-def test_a_damaged_journal_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_replayed_up_to_the_damage(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path)
     assert run.folder is not None
     file = run.folder / FILE_NAME
@@ -214,7 +214,7 @@ def test_a_damaged_journal_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None
     assert "bytes from byte" in part.missing
 
 
-def test_a_journal_without_an_end_is_said_to_have_none(tmp_path: Path) -> None:
+def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
     """As a killed server leaves it. Every version that it holds is the same."""
     run = trained(ps.async_sgd(), tmp_path)
     assert run.folder is not None
@@ -229,7 +229,7 @@ def test_a_journal_without_an_end_is_said_to_have_none(tmp_path: Path) -> None:
     assert main(["replay", str(file), "--script", str(script)]) == 0
 
 
-def test_a_changed_order_is_another_run(tmp_path: Path) -> None:
+def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
     """What makes a replay the same is the order of events: with two pushes exchanged the weights differ."""
     from plesio.protocol.journal import JournalWriter
 
@@ -251,13 +251,13 @@ def test_a_changed_order_is_another_run(tmp_path: Path) -> None:
     assert any(not torch.equal(value, changed.state_dict[name]) for name, value in run.state_dict.items())
 
 
-def test_hogwild_has_no_order_to_replay(tmp_path: Path) -> None:
+def test_hogwild_keeps_no_journal(tmp_path: Path) -> None:
     run = ps.run(chancy, ps.hogwild(), workers=2, runs=tmp_path, timeout_s=60)
     assert run.folder is not None
     assert not (run.folder / FILE_NAME).exists()
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_replays_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")
     run = trained(ps.async_sgd(), tmp_path / "runs")
@@ -280,7 +280,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
 
 
-def test_the_command_tells_another_function_from_one_that_changed(
+def test_the_command_distinguishes_another_function_from_a_changed_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of a `functools.partial`: the script's own train may be something else, or stand in another script."""
@@ -328,7 +328,7 @@ def test_a_script_that_changed_is_refused_before_it_is_executed(
     assert Path("executed").exists()
 
 
-def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_journal_only(tmp_path: Path) -> None:
     often = ps.Checkpoint(every_s=0.1)
     run = ps.run(fills_the_disk, ps.async_sgd(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=often)
     assert run.batches_unvisited == 0
@@ -355,7 +355,7 @@ def half_done(worker: Any) -> None:
             optimizer.zero_grad()
 
 
-def test_a_step_called_off_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_step_cancelled_half_way_replays(tmp_path: Path) -> None:
     run = trained(ps.first_of(2), tmp_path, half_done, workers=3)
     assert run.summary.discarded["cancelled"] > 0
     assert run.state_dict["weight"].item() == -2.0 * run.version
@@ -390,7 +390,9 @@ def cooling(worker: Any) -> None:
     ],
     ids=["processes", "simulated", "far away"],
 )
-def test_where_in_a_step_it_was_called_off(workers: int, m: int, options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_place_of_a_cancellation_within_a_step_replays(
+    workers: int, m: int, options: dict[str, Any], tmp_path: Path
+) -> None:
     run = trained(ps.first_of(m), tmp_path, cooling, workers=workers, **options)
     assert run.summary.discarded["cancelled"] > 0
     assert_same(run, cooling)
@@ -403,7 +405,7 @@ CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0
 @pytest.mark.parametrize(
     "strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=lambda one: one.name
 )
-def test_an_eviction_lets_the_others_go_on(strategy: Strategy, train: Any, tmp_path: Path) -> None:
+def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> None:
     """What the evicted worker had sent comes later, and it joins anew."""
     until = ps.Until(steps=60)
     run = trained(strategy, tmp_path, train, 3, engine=ps.Simulated(CUT_OFF), timeout_s=0.5, until=until)
@@ -418,7 +420,7 @@ def test_an_eviction_lets_the_others_go_on(strategy: Strategy, train: Any, tmp_p
 
 
 @pytest.mark.parametrize(("at_s", "sent"), [(0.35, [Abandoned, Pushed]), (0.45, [Pushed, LeaseWanted])])
-def test_all_that_an_evicted_worker_had_sent_is_passed_over(at_s: float, sent: list[type], tmp_path: Path) -> None:
+def test_an_evicted_workers_late_messages_are_ignored_in_replay(at_s: float, sent: list[type], tmp_path: Path) -> None:
     """Two messages of one that is far away, and whose steps are called off, are under way when it is cut off."""
     groups = Group(2, Ranked(0.1)), Group(1, Constant(0.2), Link(0.1))
     cut_off = Cluster(groups, faults=(Partition(worker=2, at_s=at_s, until_s=at_s + 1.5),))
@@ -431,7 +433,7 @@ def test_all_that_an_evicted_worker_had_sent_is_passed_over(at_s: float, sent: l
     assert_same(run, cooling)
 
 
-def test_a_worker_that_died_while_its_contribution_was_on_its_way(tmp_path: Path) -> None:
+def test_a_death_after_sending_a_contribution_replays(tmp_path: Path) -> None:
     """That comes first, and counts."""
     dies = Cluster((Group(2, Constant(0.1), Link(0.001, 1800)),), faults=(Crash(worker=1, at_s=0.12),))
     run = trained(ps.local_sgd(1), tmp_path, cooling, 2, engine=ps.Simulated(dies))
@@ -439,7 +441,7 @@ def test_a_worker_that_died_while_its_contribution_was_on_its_way(tmp_path: Path
     assert_same(run, cooling)
 
 
-def test_a_worker_that_died_before_it_heard_that_its_step_was_called_off(tmp_path: Path) -> None:
+def test_a_death_before_hearing_a_cancellation_replays(tmp_path: Path) -> None:
     """It waited for data then. The one that takes its place heard nothing either, since none of it was said to it."""
     groups = Group(1, Constant(0.1)), Group(1, Constant(0.35), Link(0.2))
     gone = Crash(worker=1, at_s=0.15), Restart(worker=1, at_s=0.5), Slow(worker=0, at_s=0.25, factor=50, until_s=6)
@@ -472,7 +474,7 @@ def called_off_between(journal: Iterable[Record]) -> list[int]:
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["never looks", "looks"])
-def test_a_worker_called_off_again_when_it_was_heard_at_last(looks: bool, tmp_path: Path) -> None:
+def test_a_repeated_cancellation_replays(looks: bool, tmp_path: Path) -> None:
     train = functools.partial(pausing, looks=looks)
     run = trained(ps.first_of(2), tmp_path, train, workers=3)
     assert run.folder is not None
@@ -497,7 +499,7 @@ def stopping_between_epochs(worker: Any) -> None:
         time.sleep(0.3)
 
 
-def test_data_that_came_a_batch_at_a_time_because_the_run_was_stopped(tmp_path: Path) -> None:
+def test_single_batch_leases_at_a_stop_replay(tmp_path: Path) -> None:
     run = trained(ps.sync_sgd(), tmp_path, stopping_between_epochs, workers=1)
     assert run.version == 49
     assert_same(run, stopping_between_epochs)

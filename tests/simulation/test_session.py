@@ -132,7 +132,7 @@ def test_a_lost_answer_is_repeated_and_the_contribution_counts_once() -> None:
     assert (pair.worker.number, pair.worker.version, pair.worker.applied) == (2, 1, 1)
 
 
-def test_a_request_whose_answer_takes_its_time_is_sent_whole_until_received_is_said() -> None:
+def test_a_request_is_resent_until_received_is_acknowledged() -> None:
     pair = joined()
     request = pair.push()
     assert pair.server.receive(request, 0.0) == (request.event,)
@@ -150,7 +150,7 @@ def test_a_request_whose_answer_takes_its_time_is_sent_whole_until_received_is_s
     assert pair.news[-1].version == 5
 
 
-def test_a_new_connection_says_again_what_is_open() -> None:
+def test_a_new_connection_resends_the_open_request() -> None:
     pair = joined()
     assert pair.worker.connected(0.1) == Beat(0, 1, 1, serial=-1)
     request = pair.push()
@@ -158,7 +158,7 @@ def test_a_new_connection_says_again_what_is_open() -> None:
     assert pair.worker.connected(0.2) == request
 
 
-def test_answers_to_another_request_incarnation_or_epoch_are_ignored() -> None:
+def test_answers_to_other_requests_are_ignored() -> None:
     pair = joined()
     pair.to_worker(pair.to_server(pair.push()))
     pair.push()
@@ -169,7 +169,7 @@ def test_answers_to_another_request_incarnation_or_epoch_are_ignored() -> None:
     assert pair.worker.receive(Go(0, 1, 1, 2, 9, 9, grant), 0.1) == grant
 
 
-def test_leaving_is_answered_even_twice() -> None:
+def test_a_repeated_bye_is_answered_again() -> None:
     pair = joined()
     bye = pair.worker.finish(0.0)
     first, second = pair.to_server(bye), pair.to_server(bye)
@@ -183,7 +183,7 @@ def test_leaving_is_answered_even_twice() -> None:
 # Work that is called off
 
 
-def test_work_called_off_is_dropped_and_said_with_the_next_request() -> None:
+def test_cancelled_work_is_reported_with_the_next_request() -> None:
     pair = joined()
     pair.server.called_off(Cancel(0, 1, 7))
     pair.to_worker(pair.server.outbox)
@@ -195,7 +195,7 @@ def test_work_called_off_is_dropped_and_said_with_the_next_request() -> None:
     assert pair.told[1:] == [Abandoned(0, 1, 2), request.event]
 
 
-def test_a_contribution_that_crosses_its_cancellation_is_answered_by_it() -> None:
+def test_a_contribution_crossing_its_cancellation_is_answered_by_it() -> None:
     pair = joined()
     pair.server.called_off(Cancel(0, 1, 7))
     notice, pair.server.outbox = pair.server.outbox, []
@@ -212,7 +212,7 @@ def test_a_contribution_that_crosses_its_cancellation_is_answered_by_it() -> Non
 # Who is a member
 
 
-def test_an_evicted_worker_is_told_and_comes_back_as_the_next_incarnation() -> None:
+def test_an_evicted_worker_rejoins_as_the_next_incarnation() -> None:
     pair = joined()
     assert pair.server.tick(SILENCE_S + 1) == [Left(0, 1, died=True)]
     said = pair.to_server(pair.later(SILENCE_S + 1))
@@ -224,7 +224,7 @@ def test_an_evicted_worker_is_told_and_comes_back_as_the_next_incarnation() -> N
     assert pair.told[-1] == Joined(0, 2)
 
 
-def test_a_process_with_another_in_its_seat_is_told_to_end() -> None:
+def test_a_superseded_process_is_told_to_end() -> None:
     pair = joined()
     newer = worker_session(incarnation=100)
     assert pair.server.receive(newer.join(0.0), 0.0) == (Joined(0, 100),)
@@ -236,7 +236,7 @@ def test_a_process_with_another_in_its_seat_is_told_to_end() -> None:
     assert pair.later(100.0) is None
 
 
-def test_a_heart_that_beats_keeps_the_lease() -> None:
+def test_heartbeats_keep_the_lease() -> None:
     pair = joined()
     for _ in range(20):
         beat = pair.later(HEARTBEAT_S)
@@ -245,7 +245,7 @@ def test_a_heart_that_beats_keeps_the_lease() -> None:
         assert pair.server.tick(pair.now_s) == []
 
 
-def test_a_worker_knows_since_when_the_server_is_silent() -> None:
+def test_a_worker_tracks_when_it_last_heard_the_server() -> None:
     pair = joined()
     pair.now_s = 3.0
     pair.to_worker([Received(0, incarnation=9, epoch=1, serial=0)])
@@ -254,7 +254,7 @@ def test_a_worker_knows_since_when_the_server_is_silent() -> None:
     assert pair.worker.heard_s == 3.0
 
 
-def test_a_connection_that_ended_with_its_process_is_a_worker_that_left() -> None:
+def test_a_broken_connection_is_a_departed_worker() -> None:
     pair = joined()
     assert pair.server.broken(0, incarnation=7) == []
     assert pair.server.broken(0, incarnation=1) == [Left(0, 1, died=True)]
@@ -264,7 +264,7 @@ def test_a_connection_that_ended_with_its_process_is_a_worker_that_left() -> Non
 # What an acknowledgement covers
 
 
-def test_received_is_said_at_once_where_that_is_the_level() -> None:
+def test_level_received_acknowledges_at_once() -> None:
     pair = joined(server=service(level=Level.RECEIVED))
     said = pair.to_server(pair.push())
     assert [type(one) for one in said] == [Received, Go]
@@ -281,7 +281,7 @@ def test_applied_and_durable_are_counted_apart() -> None:
     assert (pair.worker.applied, pair.worker.durable) == (3, 1)
 
 
-def test_a_durable_answer_waits_for_a_checkpoint_begun_after_the_fold() -> None:
+def test_level_durable_waits_for_a_checkpoint_begun_after_the_fold() -> None:
     pair = joined(server=service(level=Level.DURABLE))
     early = pair.server.begin_checkpoint()
     assert pair.to_server(pair.push()) == []
@@ -296,7 +296,7 @@ def test_a_durable_answer_waits_for_a_checkpoint_begun_after_the_fold() -> None:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(before=st.integers(0, 6), after=st.integers(0, 6), crashes=st.integers(1, 3))
-def test_a_restart_is_told_to_the_last_unit(before: int, after: int, crashes: int) -> None:
+def test_a_restart_loses_exactly_the_work_after_the_checkpoint(before: int, after: int, crashes: int) -> None:
     pair = joined()
     for _ in range(before):
         pair.to_worker(pair.to_server(pair.push()))
@@ -331,7 +331,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(("deliver", "lose", "repeat", "swap
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(actions=ACTIONS)
-def test_every_request_is_told_once_and_answered_whatever_the_connection_does(
+def test_requests_are_handled_once_over_lossy_connections(
     actions: list[tuple[str, bool]],
 ) -> None:
     pair = Pair()
@@ -405,7 +405,7 @@ LETTERS: list[FromWorker | FromServer] = [
 
 
 @pytest.mark.parametrize("letter", LETTERS, ids=lambda one: type(one).__name__)
-def test_letters_cross_a_wire(letter: FromWorker | FromServer) -> None:
+def test_messages_round_trip_through_msgpack(letter: FromWorker | FromServer) -> None:
     kind: Any = FromWorker if isinstance(letter, FromWorker) else Answer | Received | Fenced
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(letter), type=kind) == letter
 
@@ -479,7 +479,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(workers=st.integers(1, 4), later_workers=st.integers(1, 4), steps=STEPS, dials=st.data())
-def test_a_restored_sequencer_goes_on_where_the_checkpoint_was_taken(
+def test_a_restored_sequencer_continues_from_its_checkpoint(
     strategy: Strategy, workers: int, later_workers: int, steps: list[tuple[str, int]], dials: st.DataObject
 ) -> None:
     run = Run(strategy, workers)

@@ -99,7 +99,7 @@ def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None
     assert runs[0].summary == runs[1].summary
 
 
-def test_nothing_of_this_process_gets_in_and_nothing_is_changed() -> None:
+def test_simulation_and_process_state_do_not_affect_each_other() -> None:
     """Its random sources, its threads, its gradient mode."""
     first = simulated(ps.async_sgd()).state_dict
     threads = torch.get_num_threads()
@@ -120,7 +120,7 @@ def chancy_evaluate(model: torch.nn.Module) -> dict[str, float]:
     return {"drawn": torch.rand(()).item()}
 
 
-def test_what_an_evaluation_draws_is_its_own_and_the_seeds() -> None:
+def test_random_numbers_of_an_evaluation_depend_only_on_the_seed() -> None:
     """That at the very end, too."""
     drawn = []
     for before in (98, 99):
@@ -149,7 +149,7 @@ def draws(workers: int, cluster: Cluster) -> dict[tuple[int, int], float]:
     return drawn
 
 
-def test_what_a_worker_draws_depends_on_seed_worker_and_number_only() -> None:
+def test_random_numbers_of_a_worker_depend_on_seed_worker_and_number() -> None:
     two, four = draws(2, Cluster((Group(2, Constant(0.1)),))), draws(4, UNEVEN)
     both = two.keys() & four.keys()
     assert len(both) > 10
@@ -168,7 +168,7 @@ def test_one_worker_is_plain_pytorch(strategy: Strategy, optimizers: Any) -> Non
     assert same(run.state_dict, plain_pytorch(mlp, optimizers, 25))
 
 
-def test_in_lock_step_it_is_what_real_processes_do() -> None:
+def test_in_rounds_simulated_weights_equal_real_ones() -> None:
     real = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=60)
     virtual = simulated(ps.sync_sgd(), UNEVEN.first(3))
     assert same(real.state_dict, virtual.state_dict)
@@ -176,7 +176,7 @@ def test_in_lock_step_it_is_what_real_processes_do() -> None:
 
 
 @pytest.mark.parametrize("until", [ps.Until(seconds=1.0), None], ids=["stopped", "crashed"])
-def test_what_a_worker_logged_last_is_not_lost(until: ps.Until | None) -> None:
+def test_a_workers_last_log_entries_are_kept(until: ps.Until | None) -> None:
     """33 steps in a second, and one under way; they are sent on every fourth."""
 
     def count(worker: Any) -> None:
@@ -213,7 +213,7 @@ FAULTS = Cluster(
     [ps.sync_sgd(), ps.first_of(2), ps.async_sgd(), ps.bounded_staleness(2), ps.buffered(2), ps.local_sgd(every=3)],
     ids=lambda one: one.name,
 )
-def test_workers_come_and_go(strategy: Strategy, tmp_path: Path) -> None:
+def test_crashes_joins_and_restarts_are_simulated(strategy: Strategy, tmp_path: Path) -> None:
     runs = [simulated(strategy, FAULTS, runs=tmp_path / str(k)) for k in range(2)]
     run = runs[0]
     assert run.ended == "finished"
@@ -228,7 +228,7 @@ def test_workers_come_and_go(strategy: Strategy, tmp_path: Path) -> None:
     assert same(run.state_dict, runs[1].state_dict)
 
 
-def test_the_data_of_the_dead_goes_to_the_others() -> None:
+def test_a_dead_workers_batches_go_to_the_others() -> None:
     dies = Cluster(UNEVEN.groups, faults=(Crash(worker=3, at_s=1.2),))
     run = simulated(ps.async_sgd(), dies)
     assert run.batches_unvisited == 0
@@ -249,7 +249,7 @@ def test_an_error_ends_the_run_or_only_its_worker() -> None:
     assert sum(one.folded for one in run.workers) >= 3 * BATCHES - 2
 
 
-def test_what_is_not_finite_is_discarded_or_ends_the_run() -> None:
+def test_a_non_finite_contribution_is_discarded_or_ends_the_run() -> None:
     def poison(worker: Any, step: int, model: torch.nn.Module) -> None:
         if (worker.rank, step) == (1, 3):
             gradient = next(model.parameters()).grad
@@ -266,7 +266,7 @@ def test_what_is_not_finite_is_discarded_or_ends_the_run() -> None:
         simulated(ps.async_sgd(), UNEVEN, function, on_nonfinite="raise")
 
 
-def test_a_run_of_nothing_but_nan_is_an_error() -> None:
+def test_a_run_with_only_nan_is_an_error() -> None:
     warned = pytest.warns(RuntimeWarning, match="held a NaN")
     with warned as caught, pytest.raises(ps.NonFiniteError, match=r"no contribution was finite \(20 with a NaN"):
         simulated(ps.async_sgd(), UNEVEN, hopeless)
@@ -274,7 +274,7 @@ def test_a_run_of_nothing_but_nan_is_an_error() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*held a NaN:RuntimeWarning")
-def test_a_run_that_diverged_says_so_in_few_lines() -> None:
+def test_repeated_non_finite_contributions_are_reported_rarely() -> None:
     """Of 20 a worker that are not finite: the 1st, 2nd, 4th, 8th and 16th."""
     run = simulated(ps.async_sgd(), UNEVEN, functools.partial(hopeless, steps=21, good=1))
     assert run.discarded == {"not finite": 80}
@@ -283,14 +283,14 @@ def test_a_run_that_diverged_says_so_in_few_lines() -> None:
     assert told == ["", *(f", like {number} before it" for number in (1, 3, 7, 15))]
 
 
-def test_what_is_for_real_processes_is_refused() -> None:
+def test_options_for_real_processes_are_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match="are for real processes"):
         simulated(ps.async_sgd(), pace=ps.Pace(0.1))
     with pytest.raises(ps.ConfigurationError, match="workers=3, but the cluster has 4"):
         ps.run(train, ps.async_sgd(), workers=3, engine=ps.Simulated(UNEVEN))
 
 
-def test_sleeping_is_told_through_the_run() -> None:
+def test_time_sleep_warns_and_is_skipped() -> None:
     import time
 
     def doze(worker: Any, step: int, model: torch.nn.Module) -> None:
@@ -306,7 +306,7 @@ def test_sleeping_is_told_through_the_run() -> None:
 # Virtual time
 
 
-def test_evaluations_are_at_virtual_times() -> None:
+def test_evaluations_happen_at_virtual_times() -> None:
     run = simulated(ps.async_sgd(), evaluate=evaluate, evaluate_every_s=0.25)
     times = [one.time_s for one in run.history]
     assert times[:-1] == pytest.approx([0.25 * k for k in range(len(times) - 1)])
@@ -316,13 +316,13 @@ def test_evaluations_are_at_virtual_times() -> None:
     assert run.history[0].metrics != run.history[-1].metrics
 
 
-def test_nothing_is_evaluated_before_anybody_has_joined() -> None:
+def test_evaluations_begin_after_the_first_join() -> None:
     later = Cluster((Group(2, Constant(0.1)),), faults=(Join(worker=0, at_s=0.5), Join(worker=1, at_s=0.7)))
     run = simulated(ps.async_sgd(), later, evaluate=evaluate, evaluate_every_s=0.2)
     assert [one.time_s for one in run.history][:2] == pytest.approx([0.6, 0.8])
 
 
-def test_it_ends_where_it_is_told_to() -> None:
+def test_until_ends_a_simulated_run() -> None:
     seconds = simulated(ps.async_sgd(), until=ps.Until(seconds=0.75))
     assert (seconds.wall_s, seconds.ended) == (0.75, "0.75 seconds were up")
     assert seconds.steps == sum(one.steps for one in seconds.workers) > 3
@@ -337,7 +337,7 @@ def test_it_ends_where_it_is_told_to() -> None:
     assert [one.metrics["accuracy"] >= 0.4 for one in goal.history].index(True) == len(goal.history) - 2
 
 
-def test_buffers_are_those_of_the_workers() -> None:
+def test_buffers_of_the_workers_reach_the_result() -> None:
     state = simulated(ps.sync_sgd()).state_dict
     assert state["1.num_batches_tracked"] > 0
     assert state["1.running_mean"].abs().sum() > 0
@@ -349,18 +349,18 @@ def broken(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["async_sgd", "local_sgd", "hogwild"])
-def test_an_error_before_anybody_takes_part_is_told_as_it_is(name: str, tmp_path: Path) -> None:
+def test_an_error_before_prepare_is_reported(name: str, tmp_path: Path) -> None:
     with pytest.raises(ps.WorkerError, match="my data file is missing"):
         ps.run(broken, name, workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
 
 
-def test_a_training_function_that_prepares_nothing_is_no_death_here_either(tmp_path: Path) -> None:
+def test_a_training_function_without_prepare_warns(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="nothing was trained"):
         run = ps.run(idle, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert run.state_dict == {}
 
 
-def test_nobody_can_go_on_when_all_raised() -> None:
+def test_a_run_whose_workers_all_raised_is_an_error() -> None:
     with pytest.raises(ps.WorkerLostError, match=r"every worker raised; the last: .*my data file is missing"):
         ps.run(broken, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), on_worker_error="continue")

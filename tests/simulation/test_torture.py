@@ -23,24 +23,24 @@ BLOCK = 100
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-def test_no_promise_breaks(first: int) -> None:
+def test_invariants_hold(first: int) -> None:
     broken = {seed: run_seed(seed).failure for seed in range(first, first + BLOCK)}
     assert {seed: failure for seed, failure in broken.items() if failure} == {}
 
 
-def test_no_promise_breaks_at_full_size() -> None:
+def test_invariants_hold_at_full_size() -> None:
     for seed in range(SEEDS, SEEDS + 20):
         assert run_seed(seed, workers=8, contributions=200).failure is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1000))
-def test_no_promise_breaks_in_ten_thousand_seeds(first: int) -> None:
+def test_invariants_hold_in_ten_thousand_seeds(first: int) -> None:
     for seed in range(first, first + 1000):
         assert run_seed(seed).failure is None, seed
 
 
-def test_the_seeds_meet_every_strategy_and_every_fault() -> None:
+def test_the_seeds_cover_every_strategy_and_fault() -> None:
     plans = [draw(seed) for seed in range(SEEDS)]
     names = {plan.strategy.name.split("(")[0] for plan in plans}
     not_served = {"allreduce", "hogwild"}
@@ -94,7 +94,7 @@ def test_the_server_may_crash_between_any_two_effects_and_disk_steps(strategy: S
         assert outcome.failure is None, "\n".join(excerpt(simulate(plan, crash_at=boundary, story=True)))
 
 
-def test_the_disk_never_loses_a_checkpoint_that_was_written() -> None:
+def test_the_simulated_disk_keeps_written_checkpoints() -> None:
     for seed in range(200):
         disk = Disk(random.Random(seed))
         for step in disk.STEPS:
@@ -110,22 +110,22 @@ def test_the_disk_never_loses_a_checkpoint_that_was_written() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])
-def test_the_same_seed_tells_the_same_story(seed: int) -> None:
+def test_the_same_seed_gives_the_same_story(seed: int) -> None:
     first, second = run_seed(seed, story=True), run_seed(seed, story=True)
     assert len(first.story) > 20
     assert first == second
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])
-def test_a_run_is_the_same_whether_it_is_told_or_not(seed: int) -> None:
+def test_recording_the_story_does_not_change_the_run(seed: int) -> None:
     assert replace(run_seed(seed, story=True), story=()) == run_seed(seed)
 
 
-def test_other_seeds_are_other_runs() -> None:
+def test_different_seeds_give_different_runs() -> None:
     assert len({run_seed(seed, workers=2, contributions=5).time_s for seed in range(20)}) == 20
 
 
-def test_a_failure_is_shrunk_to_a_story_that_says_what_broke() -> None:
+def test_a_failure_is_shrunk_to_a_short_story() -> None:
     bug = "a restart is not told"
     outcome = run_seed(0, bug, workers=6, contributions=40)
     assert outcome.failure is not None
@@ -141,12 +141,12 @@ def test_a_failure_is_shrunk_to_a_story_that_says_what_broke() -> None:
     assert simulate(smallest.plan, planted(bug)).failure == smallest.failure
 
 
-def test_nothing_is_shrunk_where_nothing_fails() -> None:
+def test_a_passing_plan_is_not_shrunk() -> None:
     plan = draw(0)
     assert shrink(plan, tries=3).plan == plan
 
 
-def test_an_unknown_bug_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_bug_lists_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"unknown bug 'no dedup'; known: .*did you mean 'no dedupe'"):
         run_seed(0, "no dedup")
 
@@ -154,14 +154,14 @@ def test_an_unknown_bug_is_refused_with_the_known_ones() -> None:
 # The command
 
 
-def test_the_command_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_tally(capsys: pytest.CaptureFixture[str]) -> None:
     assert torture(seeds=20, first_seed=5) == 0
     said = capsys.readouterr().out
     for words in ("20 (", "failed", "contributions made", "letters lost", "server crashes"):
         assert words in said
 
 
-def test_the_command_tells_the_story_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_story_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert torture(seeds=3, bug="a restart is not told") == 1
     said = capsys.readouterr().out
     assert "seed 0 FAILED: a restart is told" in said
@@ -170,7 +170,7 @@ def test_the_command_tells_the_story_of_a_failure(capsys: pytest.CaptureFixture[
     assert "BROKEN: a restart is told" in said
 
 
-def test_the_command_says_it_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert torture(seeds=30, workers=2, contributions=5, bug="a restart is not told", as_json=True) == 1
     document = json.loads(capsys.readouterr().out)
     assert len(document["failures"]) == 5

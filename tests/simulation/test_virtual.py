@@ -76,7 +76,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 FREE, MINUTE = Link(), Limits(seconds=60.0)
 
 
-def test_every_recipe_is_here() -> None:
+def test_the_table_covers_every_recipe() -> None:
     assert {name.split()[0] for name in STRATEGIES} == set(RECIPES)
 
 
@@ -111,7 +111,7 @@ def simulate(
 # Closed forms
 
 
-def test_things_due_at_one_time_happen_in_the_order_they_were_planned() -> None:
+def test_events_at_one_time_happen_in_the_order_planned() -> None:
     clock, seen = VirtualClock(), []
     for number, time_s in enumerate([1.0, 0.5, 1.0, 0.5, 1.0]):
         clock.at(time_s, seen.append, number)
@@ -140,7 +140,7 @@ def test_an_asynchronous_run_folds_at_the_sum_of_the_workers_rates() -> None:
     assert all(one.wait_s == one.exchange_s == 0.0 for one in final.workers)
 
 
-def test_staleness_of_equal_workers_is_one_less_than_they_are() -> None:
+def test_mean_staleness_of_equal_workers_is_their_number_minus_1() -> None:
     _, final = simulate(async_sgd(), cluster_of(*[Exponential(1.0)] * 9), limits=Limits(contributions=20_000))
     assert final.staleness.mean == pytest.approx(8.0, rel=0.02)
 
@@ -183,7 +183,7 @@ def carried(star: Star, clock: VirtualClock, sent: Sequence[tuple[float, int, ob
 
 
 @pytest.mark.parametrize(("own", "server"), [(FREE, FREE), (Link(0.1, 1e3), FREE), (FREE, Link(0.1, 1e3))])
-def test_no_message_overtakes_another_of_its_worker(own: Link, server: Link) -> None:
+def test_messages_of_a_worker_arrive_in_order(own: Link, server: Link) -> None:
     """Large and small ones in turn, also into a partition."""
     cut_off = Partition(worker=0, at_s=2.0, until_s=4.0)
     clock = VirtualClock()
@@ -192,7 +192,7 @@ def test_no_message_overtakes_another_of_its_worker(own: Link, server: Link) -> 
     assert [number for _, number in came] == list(range(40))
 
 
-def test_a_message_follows_the_one_before_it() -> None:
+def test_messages_share_their_workers_link() -> None:
     """A second on the worker's own link for each that has bytes. One that was never sent holds up nothing."""
     void = Message(0, 1, 0.5, Contribution(1, 1, 1))
     void.void = True
@@ -211,7 +211,7 @@ def test_all_reduce_takes_the_time_of_a_ring() -> None:
     assert final.wall_s == pytest.approx(5 * 1.0 + 4 * ring_s)
 
 
-def test_local_steps_fill_the_seconds_they_are_given() -> None:
+def test_local_steps_fill_the_given_seconds() -> None:
     _, final = simulate(
         local_sgd(Seconds(1.0)), cluster_of(Constant(0.125), Constant(0.375)), limits=Limits(contributions=20)
     )
@@ -219,7 +219,7 @@ def test_local_steps_fill_the_seconds_they_are_given() -> None:
     assert final.wall_s == pytest.approx(10.0)
 
 
-def test_the_first_of_a_round_are_enough() -> None:
+def test_first_of_cancels_the_slowest_worker() -> None:
     """The fourth is called off each time, at its cost in time, and never folded."""
     cluster = cluster_of(Constant(1.0), Constant(2.0), Constant(3.0), Constant(10.0))
     _, final = simulate(first_of(3), cluster, limits=Limits(contributions=30))
@@ -229,7 +229,7 @@ def test_the_first_of_a_round_are_enough() -> None:
     assert final.workers[3].compute_s == pytest.approx(30.0)
 
 
-def test_what_was_called_off_does_not_take_the_servers_link() -> None:
+def test_cancelled_work_does_not_use_the_servers_link() -> None:
     """A second of work and 0.4 s on the link for the fast worker, whatever the slow one would have sent."""
     cluster = cluster_of(Constant(1.0), Constant(5.0), server=Link(bytes_per_s=1e3))
     run = VirtualRun(
@@ -242,7 +242,7 @@ def test_what_was_called_off_does_not_take_the_servers_link() -> None:
     assert run.run().version == int(100.0 / 1.4)
 
 
-def test_a_clock_bound_holds_the_fast_and_lets_them_go() -> None:
+def test_bounded_staleness_holds_and_releases_the_fast_worker() -> None:
     _, final = simulate(bounded_staleness(2), cluster_of(Constant(0.1), Constant(1.0)), limits=Limits(seconds=10.5))
     assert [one.folded for one in final.workers] == [13, 10]  # two clocks ahead, and one pushed while it is held
     assert final.workers[0].wait_s > 8.0
@@ -309,7 +309,7 @@ def any_cluster(rng: random.Random) -> Cluster:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_all_time_that_is_counted_is_before_the_end_and_counted_once(name: str) -> None:
+def test_time_is_counted_once_and_only_before_the_end(name: str) -> None:
     """Work is done as soon as the server has decided: what was counted of it ahead of time is taken back."""
     for seed in range(25):
         rng = random.Random(seed)
@@ -434,7 +434,7 @@ def train(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_what_is_folded_is_what_was_computed(name: str) -> None:
+def test_every_computed_contribution_is_folded(name: str) -> None:
     """Through crashes, restarts, partitions, evictions and full links; and every batch is folded in the end."""
     run, folder = train(STRATEGIES[name](), CHAOS)
     assert run.program.sequencer.leases.opened == 4 * Trainer.TOTAL
@@ -461,7 +461,7 @@ def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
     assert run.program.sequencer.leases.unvisited <= 2
 
 
-def test_what_is_called_off_while_it_waits_for_data_takes_the_parameters_back_too() -> None:
+def test_steps_cancelled_while_waiting_for_data_cost_the_parameters_bytes() -> None:
     """The slow ones are two seconds from their data, in which time the fast make a version or two."""
     cluster = Cluster((Group(2, LogNormal(1.0, 0.3)), Group(2, LogNormal(1.2, 0.3), Link(2.0))))
     run, folder = train(first_of(2), cluster, silence_s=60.0)
@@ -473,7 +473,7 @@ def test_what_is_called_off_while_it_waits_for_data_takes_the_parameters_back_to
 # Faults
 
 
-def test_a_crash_takes_its_unsent_work_with_it() -> None:
+def test_a_crash_loses_unsent_work() -> None:
     cluster = cluster_of(
         Constant(1.0), Constant(1.0), faults=[Crash(worker=1, at_s=10.5), Restart(worker=1, at_s=20.25)]
     )
@@ -483,14 +483,14 @@ def test_a_crash_takes_its_unsent_work_with_it() -> None:
     assert [incident.worker for incident in run.incidents] == [1]
 
 
-def test_others_do_not_wait_for_the_dead() -> None:
+def test_a_barrier_does_not_wait_for_the_dead() -> None:
     cluster = cluster_of(Constant(1.0), Constant(3.0), faults=[Crash(worker=1, at_s=4.0)])
     _, final = simulate(sync_sgd(), cluster, limits=Limits(seconds=10.5))
     assert [one.folded for one in final.workers] == [1 + 1 + 6, 1]
     assert final.workers[1].left == "died"
 
 
-def test_who_comes_back_before_its_last_contribution_is_folded_waits_for_that() -> None:
+def test_a_restarted_worker_waits_for_the_fold_of_its_last_contribution() -> None:
     """Worker 0's contribution of 1 s lies in its slot until worker 1 is done at 10 s."""
     faults = [Crash(worker=0, at_s=2.0), Restart(worker=0, at_s=3.0)]
     cluster = cluster_of(Constant(1.0), Constant(10.0), faults=faults)
@@ -505,7 +505,7 @@ def test_messages_wait_for_the_end_of_a_partition() -> None:
     assert final.version == 2 + 1 + 3
 
 
-def test_who_is_cut_off_for_too_long_is_evicted_and_joins_anew() -> None:
+def test_a_long_partition_evicts_and_the_worker_rejoins() -> None:
     cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Partition(worker=1, at_s=2.5, until_s=50.5)])
     run, final = simulate(sync_sgd(), cluster, silence_s=10.0, limits=Limits(seconds=60.6))
     assert len(run.incidents) == 1
@@ -526,7 +526,7 @@ class Told(Recorder):
         self.events.append(event)
 
 
-def test_who_joins_anew_has_dropped_what_it_was_at() -> None:
+def test_a_rejoining_worker_drops_its_earlier_work() -> None:
     """Back again, it learns with one message that it was evicted, and with another of a step called off: the first counts."""
     near = Group(2, Ranked(0.04), Link(0.02))
     cut_off = Partition(worker=2, at_s=0.1, until_s=1.5)
@@ -539,7 +539,7 @@ def test_who_joins_anew_has_dropped_what_it_was_at() -> None:
     assert spoke == sorted(spoke)
 
 
-def test_a_late_joiner_and_one_that_leaves() -> None:
+def test_joins_and_leaves_happen_at_their_times() -> None:
     cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Join(worker=1, at_s=5.25), Leave(worker=0, at_s=8.5)])
     run, final = simulate(async_sgd(), cluster, limits=Limits(seconds=10.5))
     assert [one.folded for one in final.workers] == [8, 5]
@@ -547,7 +547,7 @@ def test_a_late_joiner_and_one_that_leaves() -> None:
     assert run.incidents == []
 
 
-def test_a_run_is_over_when_nobody_is_left() -> None:
+def test_a_run_ends_when_all_workers_are_gone() -> None:
     cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Crash(worker=0, at_s=3.5), Crash(worker=1, at_s=4.5)])
     run, final = simulate(sync_sgd(), cluster)
     assert (run.ended, final.wall_s, final.version) == ("finished", 4.5, 4)
@@ -574,7 +574,7 @@ def test_limits_and_evaluations_end_a_run() -> None:
     assert seen == [(0.0, 0), (0.75, 0), (1.5, 2), (2.25, 4)]
 
 
-def test_whoever_is_still_there_is_told_the_end() -> None:
+def test_remaining_workers_are_told_of_the_end() -> None:
     class Told(TimedWorker):
         ended = 0
 
@@ -599,7 +599,7 @@ def test_the_timeline_can_be_left_out() -> None:
     assert math.isclose(busy, 30.0)
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_invalid_simulations_are_refused() -> None:
     cluster = cluster_of(Constant(1.0))
     with pytest.raises(StrategyError, match="first 3 of 1"):
         simulate(first_of(3), cluster)

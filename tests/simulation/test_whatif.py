@@ -81,7 +81,7 @@ def kept(summary: Summary, folder: Path) -> Path:
     return folder
 
 
-def test_an_exchange_in_which_a_worker_was_held_is_one() -> None:
+def test_service_time_excludes_waiting_within_exchanges() -> None:
     """Both exchanges last a second; in 1.3 seconds at least one was under way."""
     spans = [Span(0, "compute", 0.0, 1.0, 1), Span(0, "exchange", 1.0, 2.0)]
     spans += [Span(1, "compute", 0.0, 0.5, 1), Span(1, "exchange", 0.5, 0.8), Span(1, "wait", 0.8, 1.0)]
@@ -112,25 +112,25 @@ def test_local_steps_wait_once_for_the_slowest_sum() -> None:
     assert found.time_s == pytest.approx(max(sum(SLOW), sum(FAST)))
 
 
-def test_steps_beyond_those_measured_are_drawn_from_them_but_for_the_first() -> None:
+def test_further_steps_are_drawn_from_the_measured_without_the_first() -> None:
     (found,) = what_if(a_run((9.0, *[0.1, 0.3] * 10), steps=20_001), [ps.async_sgd()])
     assert found.time_s == pytest.approx(9.0 + 20_000 * 0.2, rel=0.02)
 
 
-def test_a_server_that_is_too_slow_sets_the_pace() -> None:
+def test_a_slow_server_limits_throughput() -> None:
     run = a_run(*[(0.01,)] * 8, steps=5_000, service_s=0.005, nbytes=1000)
     slow, local = what_if(run, [ps.async_sgd(), ps.local_sgd(100)])
     assert slow.steps_per_s == pytest.approx(1 / 0.005, rel=0.01)
     assert local.steps_per_s > 3 * slow.steps_per_s
 
 
-def test_a_narrow_link_sets_the_pace() -> None:
+def test_a_narrow_link_limits_throughput() -> None:
     run = a_run((0.01,), (0.01,), steps=2_000, nbytes=1_000_000)
     (found,) = what_if(run, [ps.async_sgd()], bytes_per_s=1e7)
     assert found.steps_per_s == pytest.approx(1e7 / 1e6, rel=0.05)
 
 
-def test_more_workers_are_drawn_from_those_there_were() -> None:
+def test_further_workers_are_drawn_from_the_measured() -> None:
     few, many = (what_if(a_run((0.1,), steps=1_000), [ps.async_sgd()], workers=n)[0] for n in (1, 10))
     assert many.steps_per_s == pytest.approx(10 * few.steps_per_s, rel=0.02)
 
@@ -140,13 +140,13 @@ def test_a_long_run_is_extrapolated() -> None:
     assert short.time_s == pytest.approx(long.time_s, rel=0.02)
 
 
-def test_who_died_dies_again() -> None:
+def test_a_workers_death_is_replayed() -> None:
     workers = (StepTimes(0, (0.1,)), StepTimes(1, (0.1,), died_s=1.0))
     (found,) = what_if(Measured(workers=workers, steps=100), [ps.sync_sgd()])
     assert found.time_s == pytest.approx(9.0, abs=0.3)  # 20 steps in the first second, 10 a second from then on
 
 
-def test_of_a_timeline_that_ends_before_it_nobody_dies_earlier_than_it_did() -> None:
+def test_a_truncated_timeline_does_not_advance_a_death() -> None:
     """Of long runs only the first spans are kept."""
     summary = synchronous()
     slow, fast = summary.workers
@@ -156,7 +156,7 @@ def test_of_a_timeline_that_ends_before_it_nobody_dies_earlier_than_it_did() -> 
     assert [one.died_s for one in run.workers] == [None, pytest.approx(summary.wall_s)]
 
 
-def test_who_returned_before_the_others_does_so_again() -> None:
+def test_a_workers_early_return_is_replayed() -> None:
     """And nothing is gained by sharing out what it did not want to do, as an early stop of its own."""
     summary = alone_at_last()
     run = measured(summary)
@@ -167,7 +167,7 @@ def test_who_returned_before_the_others_does_so_again() -> None:
     assert advice(summary) is None
 
 
-def test_who_returned_when_the_common_work_was_up_does_not_leave() -> None:
+def test_a_return_at_the_end_of_the_work_is_no_early_return() -> None:
     """A slow worker is still at its last steps; and where nobody went on somebody has to."""
     slow, fast = (msgspec.structs.replace(one, left="finished") for one in synchronous().workers)
     longer = msgspec.structs.replace(slow, compute_s=slow.compute_s + 1.9)  # 9.5 steps at its speed, of 100 in all
@@ -177,7 +177,7 @@ def test_who_returned_when_the_common_work_was_up_does_not_leave() -> None:
     assert alone.time_s == pytest.approx(11.0)
 
 
-def test_of_a_long_run_simulated_in_part_everybody_leaves_that_much_earlier() -> None:
+def test_departures_are_scaled_in_a_partial_simulation() -> None:
     workers = (StepTimes(0, (0.1,), last=1_000), StepTimes(1, (0.1,)), StepTimes(2, (0.1,), died_s=50.0))
     run = Measured(workers=workers, steps=10_000)
     whole, part = (what_if(run, [ps.async_sgd()], steps_max=n)[0] for n in (10_000, 500))
@@ -185,7 +185,7 @@ def test_of_a_long_run_simulated_in_part_everybody_leaves_that_much_earlier() ->
     assert part.time_s == pytest.approx(whole.time_s, rel=0.02)
 
 
-def test_a_step_that_was_called_off_is_not_one_of_a_workers_own() -> None:
+def test_a_cancelled_step_does_not_count_towards_an_early_return() -> None:
     """Worker 0 loses every step to the others, and so never comes to its second."""
     workers = (StepTimes(0, (9.0,), last=2), StepTimes(1, (0.1,)), StepTimes(2, (0.1,)))
     (found,) = what_if(Measured(workers=workers, steps=100), [ps.first_of(2)])
@@ -193,7 +193,7 @@ def test_a_step_that_was_called_off_is_not_one_of_a_workers_own() -> None:
     assert found.left_out == (0,)
 
 
-def test_the_replay_of_what_ran_is_what_ran() -> None:
+def test_the_prediction_for_the_strategy_that_ran_matches_the_run() -> None:
     summary = synchronous()
     (found,) = what_if(measured(summary), [ps.sync_sgd()])
     assert found.time_s == pytest.approx(summary.wall_s, rel=0.01)
@@ -203,7 +203,7 @@ def test_the_replay_of_what_ran_is_what_ran() -> None:
 # Steps that were called off
 
 
-def test_a_step_that_was_called_off_takes_as_long_as_a_longer_one() -> None:
+def test_a_cancelled_step_takes_the_time_of_a_longer_one() -> None:
     """The worker's own if there is one, otherwise anybody's; at least as long as it had taken."""
     run = a_run((0.1, 0.3), (0.2, 0.2, 0.7), steps=8)
 
@@ -219,7 +219,7 @@ def test_a_step_that_was_called_off_takes_as_long_as_a_longer_one() -> None:
     assert took_s(0, 0.9) == pytest.approx(0.1 + 0.9 + 0.3)  # nobody took longer
 
 
-def test_where_steps_go_several_at_a_time_none_is_known_to_be_called_off() -> None:
+def test_cancelled_steps_are_unknown_for_local_steps() -> None:
     spans = (Span(0, "compute", 0.0, 0.4, 1), Span(0, "compute", 0.4, 0.9), Span(0, "compute", 0.9, 1.3, 1))
     summary = msgspec.structs.replace(synchronous(), timeline=spans)
     assert called_off(summary) == {0: [CalledOff(after=1, seconds=0.5)]}
@@ -241,7 +241,7 @@ def simulated(strategy: ps.Strategy, runs: Path | None = None) -> ps.Run:
     return ps.run(endless, strategy, workers=8, engine=where, until=ps.Until(seconds=20), runs=runs)
 
 
-def test_the_slowest_steps_are_in_it_though_they_were_called_off() -> None:
+def test_cancelled_steps_are_in_the_prediction() -> None:
     """The replay of what ran is what ran; without them it is a third off."""
     summary = simulated(ps.first_of(7)).summary
     (found,) = what_if(measured(summary), [ps.first_of(7)], in_vain=called_off(summary))
@@ -251,13 +251,13 @@ def test_the_slowest_steps_are_in_it_though_they_were_called_off() -> None:
     assert biased.time_s < 0.8 * summary.wall_s
 
 
-def test_the_command_says_that_steps_were_called_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_notes_cancelled_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = simulated(ps.first_of(7), tmp_path)
     assert main(["whatif", str(run.folder), "--strategies", "first_of(7)"]) == 0
     assert f"Note: {run.discarded['cancelled']:,} of " in capsys.readouterr().out
 
 
-def test_what_needs_a_worker_that_finished_nothing_takes_at_least_so_long(
+def test_predictions_with_an_unfinished_worker_are_lower_bounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workers = (*(StepTimes(k, (0.1,)) for k in range(2)), StepTimes(2, (0.2,), at_least=True))
@@ -273,9 +273,7 @@ def test_what_needs_a_worker_that_finished_nothing_takes_at_least_so_long(
     assert "≥ " in capsys.readouterr().out
 
 
-def test_the_command_says_how_far_off_the_replay_of_the_run_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_states_its_error_for_the_run_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where something held the run up that is not in its timeline."""
     summary = msgspec.structs.replace(synchronous(), wall_s=2 * synchronous().wall_s)
     assert main(["whatif", str(kept(summary, tmp_path))]) == 0
@@ -307,7 +305,7 @@ def test_steps_of_a_span_share_its_time_and_a_cancelled_one_has_none() -> None:
     assert measured(summary).workers[0].seconds == pytest.approx([0.1] * 4 + [0.3] * 2)
 
 
-def test_who_finished_no_step_takes_at_least_the_longest_in_vain() -> None:
+def test_a_worker_without_finished_steps_takes_its_longest_cancelled_one() -> None:
     summary = synchronous()
     spans = [span for span in summary.timeline if span.worker == 1]
     called_off = (Span(0, "compute", 0.0, 0.02), Span(0, "compute", 0.02, 0.05))
@@ -325,7 +323,7 @@ def train(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(4)], ids=lambda one: one.name)
-def test_the_times_of_a_real_run_are_its_pace(strategy: ps.Strategy, tmp_path: Path) -> None:
+def test_measured_times_of_a_real_run_match_its_pace(strategy: ps.Strategy, tmp_path: Path) -> None:
     run = ps.run(train, strategy, workers=2, pace=ps.Pace(0.02), faults=[ps.Slow(0, 3)], runs=tmp_path)
     assert run.folder is not None
     found = measured(msgspec.json.decode((run.folder / "summary.json").read_bytes(), type=Summary))
@@ -339,7 +337,7 @@ def test_the_times_of_a_real_run_are_its_pace(strategy: ps.Strategy, tmp_path: P
 # The recommendation
 
 
-def test_the_advice_names_the_slow_worker_and_the_way_out() -> None:
+def test_the_advice_names_the_slow_worker_and_a_strategy() -> None:
     summary = synchronous()
     line = advice(summary)
     assert line is not None
@@ -349,11 +347,11 @@ def test_the_advice_names_the_slow_worker_and_the_way_out() -> None:
     assert line in " ".join(printed.split())
 
 
-def test_nothing_is_advised_where_nobody_waits() -> None:
+def test_no_advice_when_nobody_waits() -> None:
     assert advice(synchronous(slow_s=0.021)) is None
 
 
-def test_nothing_is_advised_where_no_data_was_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_advice_without_shared_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each worker's steps are its own, unless it would have gone on: the command says what it takes for granted."""
     fixed = msgspec.structs.replace(synchronous(), samples=0)
     assert advice(fixed) is None
@@ -363,14 +361,14 @@ def test_nothing_is_advised_where_no_data_was_shared(tmp_path: Path, capsys: pyt
         assert ("nobody takes over those of a slow one" in " ".join(capsys.readouterr().out.split())) is noted
 
 
-def test_nothing_is_advised_after_a_moment_or_to_one_worker() -> None:
+def test_no_advice_after_a_short_run_or_for_one_worker() -> None:
     brief, alone = synchronous(rounds=3), synchronous(slow_s=0.01, exchange_s=0.5)
     assert advice(brief) is None
     assert advice(alone) is not None
     assert advice(msgspec.structs.replace(alone, workers=alone.workers[:1])) is None
 
 
-def test_who_leaves_a_worker_out_is_not_recommended() -> None:
+def test_a_strategy_that_leaves_a_worker_out_is_not_recommended() -> None:
     run = a_run((1.0,), (0.1,), (0.1,), steps=1_000)
     sync, first = what_if(run, [ps.sync_sgd(), ps.first_of(2)])
     assert first.left_out == (0,)
@@ -379,13 +377,13 @@ def test_who_leaves_a_worker_out_is_not_recommended() -> None:
     assert choose(sync, [sync, first]) is sync
 
 
-def test_what_is_as_good_is_kept() -> None:
+def test_an_equally_good_strategy_is_kept() -> None:
     summary = synchronous(slow_s=0.021)
     run, ran = measured(summary), as_it_was(summary)
     assert recommendation(run, ran, what_if(run, [ps.async_sgd()])).startswith("Keep sync_sgd")
 
 
-def test_what_gains_nothing_is_not_recommended_for_standing_near_the_fastest() -> None:
+def test_a_small_gain_is_not_recommended() -> None:
     ran, near, best = (
         Prediction(strategy=name, time_s=time_s, steps_per_s=1, waiting_share=0, staleness=0)
         for name, time_s in (("sync_sgd", 3.07), ("allreduce", 3.03), ("hogwild", 2.77))
@@ -394,7 +392,7 @@ def test_what_gains_nothing_is_not_recommended_for_standing_near_the_fastest() -
     assert choose(ran, [near]) is ran
 
 
-def test_a_gain_that_the_replay_of_what_ran_has_too_is_none() -> None:
+def test_a_gain_within_the_models_error_is_not_recommended() -> None:
     """The model knows nothing of what held the run up: only who is faster by more than that is recommended."""
     ran, again, near, far = (
         Prediction(strategy=name, time_s=time_s, steps_per_s=1, waiting_share=0, staleness=0)
@@ -410,7 +408,9 @@ def test_a_gain_that_the_replay_of_what_ran_has_too_is_none() -> None:
     assert "1.0 s instead of 5.0 s (2.8 s in its replay)" in recommendation(run, ran, [again, near, far])
 
 
-def test_what_crosses_no_link_is_not_recommended_for_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shared_memory_strategies_are_not_recommended_over_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """1 kB there and 1 kB back at 4 kB a second: only in shared memory nothing takes longer. It was not run like that."""
     run = a_run(*[(1.0,)] * 4, steps=100, nbytes=1000)
     sync, shared = what_if(run, [ps.sync_sgd(), ps.hogwild()], bytes_per_s=4e3)
@@ -426,7 +426,7 @@ def test_what_crosses_no_link_is_not_recommended_for_links(tmp_path: Path, capsy
         assert words in printed
 
 
-def test_nothing_is_advised_that_the_replay_of_what_ran_gains_too() -> None:
+def test_no_advice_for_a_gain_within_the_models_error() -> None:
     """It took twice as long as its timeline says."""
     brief = synchronous(slow_s=0.04)
     held_up = msgspec.structs.replace(brief, wall_s=2 * brief.wall_s, strategy="first_of(2)")
@@ -437,7 +437,7 @@ def test_nothing_is_advised_that_the_replay_of_what_ran_gains_too() -> None:
 # The command, and what it refuses
 
 
-def test_the_command_prints_a_table_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_a_recommendation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(kept(synchronous(), tmp_path))]) == 0
     printed = capsys.readouterr().out
     for words in ("sync_sgd, as it ran", "async_sgd", "hogwild", "Worker 0 is 10.0 times slower", "equal samples"):
@@ -466,14 +466,14 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--workers", "0"], "--workers 0: a whole number of at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_are_refused(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["whatif", str(kept(synchronous(), tmp_path)), *arguments]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_summary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(tmp_path)]) == 2
     assert "not the folder of a finished run" in capsys.readouterr().err
     (tmp_path / "summary.json").write_text("{}")
@@ -485,14 +485,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no measured step times" in capsys.readouterr().err
 
 
-def test_the_function_refuses_too() -> None:
+def test_what_if_refuses_invalid_arguments() -> None:
     with pytest.raises(ConfigurationError, match="bytes_per_s=-1"):
         what_if(a_run(SLOW), [ps.async_sgd()], bytes_per_s=-1)
     with pytest.raises(StrategyError, match="will never come"):
         what_if(a_run(SLOW), [ps.first_of(3)])
 
 
-def test_the_same_seed_predicts_the_same() -> None:
+def test_the_same_seed_gives_the_same_prediction() -> None:
     run = a_run(SLOW, FAST, steps=500)
     first, again, other = (what_if(run, [ps.buffered(2)], workers=5, seed=seed) for seed in (1, 1, 2))
     assert first == again
