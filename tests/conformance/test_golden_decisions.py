@@ -372,9 +372,9 @@ GOLDEN: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), GOLDEN, ids=[f"{name}{given}" for name, given, _ in GOLDEN])
-def test_decisions_are_as_written(name: str, settings: dict[str, Any], expected: str) -> None:
+def test_decisions_match_the_golden_traces(name: str, settings: dict[str, Any], expected: str) -> None:
     assert Course(recipes.recipe(name, **settings)).run() == dedent(expected).strip().splitlines()
 
 
-def test_every_recipe_is_written_out() -> None:
+def test_every_recipe_has_a_golden_trace() -> None:
     assert {name for name, _, _ in GOLDEN} == set(recipes.RECIPES)

@@ -39,7 +39,7 @@ RECIPES: dict[str, Callable[[], Strategy]] = {
 }
 
 
-def test_every_recipe_is_in_the_table() -> None:
+def test_the_table_covers_every_recipe() -> None:
     """A recipe without a row here is not done."""
     from plesio.strategy.recipes import RECIPES as ALL
 
@@ -71,14 +71,14 @@ def test_one_worker_is_plain_pytorch(name: str, optimizers: loops.Optimizers) ->
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "async_sgd plain", "local_sgd", "hogwild", "allreduce"])
-def test_one_worker_with_adam(name: str) -> None:
+def test_one_worker_with_adam_is_plain_pytorch(name: str) -> None:
     """The same for an optimizer that keeps two moments, to rounding."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=loops.adam, steps=25), 1)
     assert_close(got, loops.plain_pytorch(loops.mlp, loops.adam, 25))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_one_worker_with_batch_norm(name: str) -> None:
+def test_one_worker_with_batch_norm_is_plain_pytorch(name: str) -> None:
     """Buffers travel with the parameters and arrive as they are when there is nobody to average with."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=10), 1)
     assert_same(got, loops.plain_pytorch(loops.batch_norm, loops.sgd, 10))
@@ -96,7 +96,7 @@ MASKED: dict[str, Callable[[], Strategy]] = {
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_buffers_that_nobody_changes_stay_as_they_are(name: str) -> None:
+def test_unchanged_buffers_keep_their_bits(name: str) -> None:
     """A causal mask of -inf or of the least number there is, a table of fractions: to the last bit, with three workers too.
     Those that one worker changes are as it changes them, if they go down, too."""
     train = partial(loops.follow, build=loops.Masked, optimizers=loops.sgd, steps=6)
@@ -110,13 +110,13 @@ def test_buffers_that_nobody_changes_stay_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "allreduce"])
-def test_synchronous_workers_are_one_worker_with_their_batches(name: str) -> None:
+def test_synchronous_workers_equal_one_worker_with_a_larger_batch(name: str) -> None:
     """The mean of N gradients over batches of b is the gradient over a batch of N b."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=20), 3)
     assert_close(got, loops.plain_pytorch(loops.mlp, loops.momentum, 20, batch=24))
 
 
-def test_replicas_see_the_same_versions(tmp_path: Path) -> None:
+def test_replicas_have_equal_bits_at_every_version(tmp_path: Path) -> None:
     """Under a barrier every worker goes on from the same bits, at every version."""
     ps.run(partial(loops.leave_fingerprints, folder=str(tmp_path), steps=15), ps.sync_sgd(), workers=3)
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
@@ -124,7 +124,7 @@ def test_replicas_see_the_same_versions(tmp_path: Path) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_a_buffer_of_all_released_after_the_fold_is_a_barrier() -> None:
+def test_a_full_buffer_released_after_the_fold_is_sync_sgd() -> None:
     """`buffered(k=N)` whose workers wait for the fold is `sync_sgd`, bit for bit."""
     waiting = Strategy(
         name="buffered, waiting", gather=Buffer(3), release=AfterFold(), outer=UserOptimizer(lr_scale="full")
@@ -133,13 +133,13 @@ def test_a_buffer_of_all_released_after_the_fold_is_a_barrier() -> None:
     assert_same(final(waiting, train, 3), final(ps.sync_sgd(), train, 3))
 
 
-def test_local_sgd_every_step_is_synchronous() -> None:
+def test_local_sgd_with_one_step_is_sync_sgd() -> None:
     """Averaging parameters after each step is averaging gradients, for SGD without momentum."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=15)
     assert_close(final(ps.local_sgd(every=1), train, 3), final(ps.sync_sgd(), train, 3))
 
 
-def test_a_synchronous_run_repeats_itself() -> None:
+def test_a_synchronous_run_is_reproducible() -> None:
     """Leases in lock step depend on nothing but the number of workers: two runs give the same bits."""
 
     def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -172,7 +172,7 @@ def leaving(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
-def test_a_round_of_those_that_are_left_is_a_whole_one(name: str) -> None:
+def test_a_round_of_the_remaining_workers_is_a_full_mean(name: str) -> None:
     """Weights and batch-norm statistics alike, as under all-reduce; simulated, too."""
     want = final(ps.allreduce(), leaving, 3)
     assert_close(final(RECIPES[name](), leaving, 3), want)
@@ -181,7 +181,7 @@ def test_a_round_of_those_that_are_left_is_a_whole_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd plain", "local_sgd", "hogwild"])
-def test_tied_frozen_and_unused_parameters(name: str) -> None:
+def test_tied_frozen_and_unused_parameters_match_plain_pytorch(name: str) -> None:
     """Tied weights stay one tensor, frozen ones stay, and one without a gradient contributes zero and is counted."""
     run = ps.run(partial(loops.follow, build=loops.Tied, optimizers=loops.sgd, steps=6), RECIPES[name](), workers=1)
     got, want = run.state_dict, loops.plain_pytorch(loops.Tied, loops.sgd, 6)
@@ -192,7 +192,7 @@ def test_tied_frozen_and_unused_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "local_sgd", "hogwild", "buffered"])
-def test_dtypes_mixed_in_one_model(name: str) -> None:
+def test_mixed_dtypes_match_plain_pytorch(name: str) -> None:
     """float32, bfloat16 and float64 parameters keep their dtype and train as PyTorch trains them."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.Mixed, optimizers=loops.momentum, steps=8), 1)
     assert_same(got, loops.plain_pytorch(loops.Mixed, loops.momentum, 8))
@@ -230,12 +230,12 @@ def drawn(strategy: Strategy, folder: Path) -> list[list[tuple[float, ...]]]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_each_step_draws_numbers_of_its_own(name: str, tmp_path: Path) -> None:
+def test_each_step_draws_its_own_random_numbers(name: str, tmp_path: Path) -> None:
     steps = [numbers for worker in drawn(RECIPES[name](), tmp_path / "drawn") for numbers in worker]
     assert len(steps) >= 48
     for of_one_source in zip(*steps, strict=True):
         assert len(set(of_one_source)) == len(steps)
 
 
-def test_all_reduce_draws_what_a_server_would_have_it_draw(tmp_path: Path) -> None:
+def test_all_reduce_draws_the_same_random_numbers_as_sync_sgd(tmp_path: Path) -> None:
     assert drawn(ps.allreduce(), tmp_path / "here") == drawn(ps.sync_sgd(), tmp_path / "there")
