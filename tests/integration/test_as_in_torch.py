@@ -6,6 +6,8 @@ import copy
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -144,16 +146,82 @@ class Around(torch.optim.Optimizer):
         self.inner.step()
 
 
-def around(worker: ps.Worker) -> None:
+class Called(Around):
+    """One that keeps something else under that name: its maker's."""
+
+    def __init__(self, params: object, inner: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
+        super().__init__(params, inner)
+        self.stepped, self.inner = self.inner, "SGD"  # type: ignore[assignment]
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.stepped.step()
+
+
+def around(worker: ps.Worker, kind: type[Around]) -> None:
     model = line()
-    model, optimizer, _ = worker.prepare(model, Around(model.parameters()), None)
+    model, optimizer, _ = worker.prepare(model, kind(model.parameters()), None)
     steps(model, optimizer, lambda _: 1.0)
 
 
-def test_an_optimizer_the_server_cannot_build_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"Around cannot be built at the server .*, such as local_sgd$"):
-        ps.run(around, ps.sync_sgd(), workers=1, timeout_s=30.0)
-    assert ps.run(around, ps.local_sgd(), workers=1, timeout_s=30.0).steps == 8
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Around, r"(?s)the argument 'inner' of Around is SGD .* cannot be sent .*, such as local_sgd$"),
+        (Called, r"Called cannot be built at the server .*, such as local_sgd$"),
+    ],
+)
+def test_an_optimizer_the_server_cannot_build_is_refused_with_a_remedy(kind: type[Around], words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(partial(around, kind=kind), ps.sync_sgd(), workers=1, timeout_s=30.0)
+    assert ps.run(partial(around, kind=kind), ps.local_sgd(), workers=1, timeout_s=30.0).steps == 8
+
+
+def own_class(worker: ps.Worker) -> None:
+    class Local(torch.optim.SGD):
+        """Known to nobody but this worker."""
+
+    model = line()
+    model, optimizer, _ = worker.prepare(model, Local(model.parameters(), lr=0.1), None)
+    steps(model, optimizer, lambda _: 1.0)
+
+
+def test_a_class_that_the_server_does_not_find_is_refused_by_name() -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"finds no optimizer .*at the top of a module .*local_sgd$"
+    ) as raised:
+        ps.run(own_class, ps.sync_sgd(), workers=1, timeout_s=30.0)
+    assert f"{__name__}.own_class.<locals>.Local" in str(raised.value)
+    for strategy in (ps.local_sgd(), ps.allreduce()):
+        assert ps.run(own_class, strategy, workers=1, timeout_s=30.0).steps == 8
+
+
+SCRIPT = """
+import torch
+import plesio as ps
+
+
+class Mine(torch.optim.SGD):
+    pass
+
+
+def train(worker):
+    model = torch.nn.Linear(4, 1)
+    model, optimizer, _ = worker.prepare(model, Mine(model.parameters(), lr=0.1), None)
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    for engine in ("local", ps.Simulated("uniform")):
+        print(ps.run(train, ps.async_sgd(), workers=2, engine=engine, timeout_s=30.0).steps)
+"""
+
+
+def test_a_class_of_the_script_steps_at_the_server(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["6", "6"], done.stderr
 
 
 class Counted(torch.optim.Optimizer):

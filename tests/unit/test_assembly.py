@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import cloudpickle
-import msgspec
 import pytest
 from torch import nn
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
@@ -20,6 +18,7 @@ from plesio.server.assembly import Assembly
 from plesio.server.snapshots import Snapshots
 from plesio.strategy import Strategy, recipes
 from plesio.tensors.model import describe
+from plesio.tensors.optimizer_data import OptimizerData
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.transport.channel import Channel, channel_pair
 from support import loops
@@ -35,8 +34,8 @@ def hello(worker: int, make: Make) -> Hello:
     """What a worker shows of itself that has this optimizer."""
     model = loops.mlp()
     optimizer = make(model.parameters())
-    shown = cloudpickle.dumps(msgspec.structs.astuple(OptimizerSpec.of(optimizer)))
-    return Hello(worker, describe(model, optimizer)[0], shown, b"")
+    shown = OptimizerData.of(OptimizerSpec.of(optimizer), steps_elsewhere=True)
+    return Hello(worker, describe(model, optimizer)[0], (shown,), b"")
 
 
 def advice(make: Make, strategy: Strategy, workers: int = 2) -> list[str]:

@@ -34,6 +34,7 @@ from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.protocol.payload import Payload
 from plesio.tensors.model import Described
+from plesio.tensors.optimizer_data import OptimizerData
 
 # On the channel
 
@@ -43,7 +44,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
     worker: int
     model: Described
-    optimizer: bytes
+    optimizers: tuple[OptimizerData, ...]
     structure: bytes
 
 

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 
-import cloudpickle
 import msgspec
 
 from plesio.protocol.evaluator import Snapshot
@@ -27,7 +26,7 @@ from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizer
+from plesio.tensors.optimizer_data import OptimizerData
 from plesio.tensors.outer import check_carried
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
@@ -51,7 +50,7 @@ class Assembly:
         self.layout = Layout(self.model.specs)
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
-        self._spec = None if strategy.outer.averages else optimizer_of(self._first)
+        self._spec = optimizer_of(self._first).spec() if strategy.steps_at_server else None
         for hello in hellos[1:]:
             self.check(hello)
         self._carried = self._spec.carried if self._spec is not None else None
@@ -87,8 +86,8 @@ class Assembly:
             ConfigurationError: its optimizer does not.
         """
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
-        if self._spec is not None:
-            check_same_optimizer(self._spec, optimizer_of(hello), hello.worker, self._first.worker)
+        if not self._strategy.outer.averages:
+            optimizer_of(self._first).check_same(optimizer_of(hello), hello.worker, self._first.worker)
 
     @property
     def folder(self) -> Folder:
@@ -181,9 +180,10 @@ def most_read(strategy: Strategy, workers: int) -> int:
     return workers + late
 
 
-def optimizer_of(hello: Hello) -> OptimizerSpec:
-    """The optimizer a worker showed: its class came pickled, from a process of this host."""
-    return OptimizerSpec(*cloudpickle.loads(hello.optimizer))
+def optimizer_of(hello: Hello) -> OptimizerData:
+    """The optimizer that a worker showed."""
+    (optimizer,) = hello.optimizers
+    return optimizer
 
 
 def arenas(block: SharedBlock | CopyOnWriteView, layout: Layout, count: int) -> tuple[Arena, ...]:

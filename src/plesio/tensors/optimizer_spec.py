@@ -1,4 +1,4 @@
-"""A user's optimizer in words: what another process needs to build one like it, and whether two are alike."""
+"""A user's optimizer in words: what another process needs to build one like it."""
 
 from __future__ import annotations
 
@@ -47,20 +47,10 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
         if tensors:
             _check_moves(optimizer)
         carried = Carried.by(optimizer, tensors) if tensors else None
-        defaults = {**(_unlisted(optimizer) if tensors else {}), **optimizer.defaults}
+        accepted = inspect.signature(type(optimizer).__init__).parameters
+        given = {**(_unlisted(optimizer) if tensors else {}), **optimizer.defaults}
+        defaults = {key: number(value) for key, value in given.items() if key in accepted}
         return cls(type(optimizer), defaults, hyper_parameters(optimizer), carried)
-
-    def difference(self, other: OptimizerSpec) -> str | None:
-        """In what `other` is no optimizer like this one, in words: wanted, got; None if it is. Values may differ."""
-        wanted, got = full_name(self.kind), full_name(other.kind)
-        if wanted != got:  # by name: a class of the user's script is another object in each process
-            return f"{wanted} was wanted, got {got}"
-        if len(self.groups) != len(other.groups):
-            return f"{len(self.groups)} parameter groups were wanted, got {len(other.groups)}"
-        for number, (want, have) in enumerate(zip(self.groups, other.groups, strict=True)):
-            if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
-                return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
-        return None
 
 
 def full_name(kind: type) -> str:
@@ -128,11 +118,20 @@ def packed(optimizer: Optimizer) -> bytes:
     try:
         return msgspec.msgpack.encode(groups)
     except (TypeError, OverflowError):
-        for place, group in enumerate(groups):
-            for key, value in group.items():
-                if reason := unsendable(value):
-                    _refuse_setting(f"{key!r} in group {place} of {type(optimizer).__name__}", value, reason)
+        check_sendable(type(optimizer).__name__, named(groups))
         raise
+
+
+def named(groups: Groups) -> dict[str, Any]:
+    """Each setting by what to call it."""
+    return {f"setting {key!r} in group {place}": one[key] for place, one in enumerate(groups) for key in one}
+
+
+def check_sendable(optimizer: str, values: dict[str, Any]) -> None:
+    """Raise `ConfigurationError` for the first of these named values of an optimizer that cannot be sent."""
+    for what, value in values.items():
+        if reason := unsendable(value):
+            _refuse(f"the {what} of {optimizer}", value, reason)
 
 
 def unsendable(value: Any) -> str:
@@ -148,10 +147,10 @@ def unsendable(value: Any) -> str:
     return ""
 
 
-def _refuse_setting(what: str, value: Any, reason: str) -> NoReturn:
+def _refuse(what: str, value: Any, reason: str) -> NoReturn:
     kind = full_name(type(value)).removeprefix("builtins.")
     raise ConfigurationError(
-        f"the setting {what} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it steps: {reason}; "
+        f"{what} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it steps: {reason}; "
         "allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or take a strategy whose "
         "optimizer stays in the worker, such as local_sgd"
     )
@@ -180,13 +179,3 @@ def number(value: Any) -> Any:
         return tuple(numbers) if isinstance(value, tuple) else list(numbers)
     held = isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1)
     return value.item() if held else value
-
-
-def check_same_optimizer(wanted: OptimizerSpec, got: OptimizerSpec, worker: int, reference: int) -> None:
-    """Raise `ConfigurationError` if worker `worker` steps otherwise than worker `reference`."""
-    difference = wanted.difference(got)
-    if difference is not None:
-        raise ConfigurationError(
-            f"worker {worker} does not hold the same optimizer as worker {reference}: {difference}; build it the same way "
-            "on every worker (values, such as lr, may differ)"
-        )

@@ -8,7 +8,6 @@ whole tensor, such as Adafactor or Muon, or one we do not know) gets the model's
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -365,15 +364,13 @@ def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
 
 
 def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
-    accepted = inspect.signature(spec.kind.__init__).parameters
-    defaults = {key: number(value) for key, value in spec.defaults.items() if key in accepted}
     given = copy.deepcopy(spec.groups)  # lists in it are the optimizer's to write into
     groups = [{**settings, "params": list(members)} for settings, members in zip(given, grouped, strict=True)]
     try:
-        return spec.kind(groups, **defaults)
+        return spec.kind(groups, **spec.defaults)
     except TypeError as error:
         raise ConfigurationError(
-            f"{spec.kind.__name__} cannot be built at the server from its defaults {sorted(defaults)}: {error}; "
+            f"{spec.kind.__name__} cannot be built at the server from its defaults {sorted(spec.defaults)}: {error}; "
             "give its __init__ the names that its defaults have, or take a strategy whose optimizer stays in the worker, such as "
             "local_sgd"
         ) from error

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import cloudpickle
-import msgspec
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -18,6 +16,7 @@ from torch.optim import Optimizer
 from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
 from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.optimizer_data import OptimizerData
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
@@ -73,7 +72,7 @@ def introduction(
     hello = Hello(
         worker=rank,
         model=described,
-        optimizer=cloudpickle.dumps(msgspec.structs.astuple(spec)),
+        optimizers=(OptimizerData.of(spec, strategy.steps_at_server),),
         structure=dump_structure(model, tensors) if evaluates else b"",
     )
     return hello, spec, tensors

@@ -1,0 +1,67 @@
+"""An optimizer in plain data is built again as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from plesio.errors import ConfigurationError
+from plesio.protocol.coding import decoder_of, encode
+from plesio.tensors.optimizer_data import OptimizerData, class_named
+from plesio.tensors.optimizer_spec import OptimizerSpec
+
+
+class Mine(torch.optim.SGD):
+    """Of no module that another process could import."""
+
+
+Mine.__module__ = "__another_main__"
+MAKE: list[Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = [
+    lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.25)),  # type: ignore[arg-type]
+    lambda ps: torch.optim.SGD([{"params": ps[:1], "momentum": 0.5}, {"params": ps[1:]}], lr=0.5),
+    lambda ps: torch.optim.Adafactor(ps),
+    lambda ps: Mine(ps, lr=0.5),
+]
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_class_settings_and_small_state_come_back(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((3, 2), (2,))]
+    optimizer = make(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, dtype=dtype)
+    optimizer.step()
+    was = OptimizerSpec.of(optimizer, parameters)
+    sent = OptimizerData.of(was, steps_elsewhere=True)
+    now = decoder_of(OptimizerData)(encode(sent)).spec()
+    assert now.kind is was.kind
+    assert str(now.carried) == str(was.carried)
+    if was.carried is not None and now.carried is not None:
+        for before, after in zip(was.carried.held, now.carried.held, strict=True):
+            for key, value in before.rest.items():
+                same = torch.equal(value, after.rest[key]) if torch.is_tensor(value) else value == after.rest[key]
+                assert same, key
+    assert encode(now.groups) == encode(was.groups)
+    sent.check_same(OptimizerData.of(now, steps_elsewhere=False), 1, 0)
+
+
+def test_where_it_does_not_step_only_names_are_sent() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.5)
+    optimizer.param_groups[0]["odd"] = 1j
+    sent = OptimizerData.of(OptimizerSpec.of(optimizer), steps_elsewhere=False)
+    assert set(sent.groups[0].values()) == {None}
+    assert not sent.defaults
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere:Mine", "torch.optim:Mine", "torch:Tensor", "os:system", "", ":", "a..b:c", "torch.optim:"]
+)
+def test_what_names_no_optimizer_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="finds no optimizer of that name"):
+        class_named(name)
