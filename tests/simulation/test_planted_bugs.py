@@ -19,6 +19,7 @@ BREAKS = {
     "the silent keep their seats": ("everybody gets on",),
     "hearts do not beat": ("a live worker keeps its lease", "everybody gets on"),
     "leased data is missing from the checkpoint": ("no batch is lost",),
+    "the last few are never folded": ("the last to leave completes a fold",),
     "staleness is counted from the current version": ("staleness is the true one",),
     "a checkpoint is taken in the middle of an event": ("a checkpoint is whole", "done is what is in the parameters"),
     "incarnations share a slot": ("what is folded is what the order names",),

@@ -348,7 +348,7 @@ class Referee:
         assert len(self.pending) < self.quota, "a fold is overdue"
         assert len(self.pending) <= (len(self.seated_this_round) if self.after_fold else self.quota)
         assert not chairs or not all(chair.waits for chair in chairs), "everybody waits"
-        assert chairs or not self.after_fold or not self.pending, "folds nobody can complete"
+        assert chairs or not self.pending, "a fold nobody can complete"
         for worker, chair in self.chairs.items():
             if chair.waits and self.after_fold:
                 came = self.known[worker, chair.incarnation, chair.number]

@@ -28,7 +28,6 @@ from plesio.core.events import (
 from plesio.core.sequencer import Sequencer
 from plesio.core.sessions.envelopes import Beat, Fenced, FromServer, FromWorker, Level, Received
 from plesio.core.sessions.session import Welcome, WorkerSession
-from plesio.strategy.answers import AfterFold, Buffer, Within
 from torture.disk import Disk
 from torture.model import Contribution, Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S, Plan
@@ -61,9 +60,9 @@ class Oracle:
     def __init__(self, plan: Plan) -> None:
         strategy = plan.strategy
         self.made: list[Contribution] = []
-        self.lead = strategy.release.clocks if isinstance(strategy.release, Within) else math.inf
-        self.after_fold = isinstance(strategy.release, AfterFold)
-        self.most_pending = strategy.gather.k - 1 if isinstance(strategy.gather, Buffer) else 0
+        self.lead = getattr(strategy.release, "clocks", math.inf)
+        self.after_fold = strategy.release.after_fold
+        self.most_pending = getattr(strategy.gather, "k", 1) - 1
         self.durable_answers = plan.level is Level.DURABLE and not self.most_pending
         self.model = Model(plan.workers)
         self.clock_rate = 1.0
@@ -240,6 +239,8 @@ class Oracle:
         pending = sequencer.pending
         if pending > (self._round if self.after_fold else self.most_pending):
             self._broken(f"memory is bounded: {pending} contributions wait")
+        if pending and not self._seats:
+            self._broken(f"the last to leave completes a fold: {pending} contributions wait, and nobody is left")
 
     # What workers are told
 
@@ -288,7 +289,8 @@ class Oracle:
     # The end
 
     def ended(self, sequencer: Sequencer) -> None:
-        """Every batch is visited, skipped or still to be had: none is lost, none is in two places."""
+        """Every batch is visited, skipped or still to be had: none is lost, none is in two places. When all have left,
+        nothing waits to be folded."""
         self._data_agrees(sequencer)
         state = sequencer.state().leases
         leases = type(sequencer.leases).restore(state, state.workers, stealing=True)
@@ -303,6 +305,10 @@ class Oracle:
                 f"no batch is lost: of {leases.opened}, {visited} were visited, {state.skipped} skipped, "
                 f"{len(rest)} are left"
             )
+        for worker, seat in list(self._seats.items()):
+            self._gone(worker)
+            sequencer.receive(Left(worker, seat.incarnation, died=False), self.now_s)
+        self.settled(sequencer)
 
     def _data_agrees(self, sequencer: Sequencer) -> None:
         if sequencer.leases.done != sum(self.model.visited):

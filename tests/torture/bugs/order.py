@@ -42,6 +42,12 @@ class _CountsTheDead(Sequencer):
         return self.workers if self._after_fold else super()._reachable()
 
 
+@bug("the last few are never folded")
+class _WaitsForMore(Sequencer):
+    def _reachable(self) -> int | None:
+        return super()._reachable() if self._after_fold else None
+
+
 @bug("staleness is counted from the current version")
 class _AlwaysFresh(Sequencer):
     class _Folds(Folds):
