@@ -1,4 +1,4 @@
-"""What every recipe must equal, with real processes. A new recipe is one line in RECIPES."""
+"""What recipes must equal, with real processes: see `conformance.table`, in which a new recipe is one row."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from conformance.table import Settings, makers, reductions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, UserOptimizer
+from plesio.strategy.recipes import recipe
 from support import loops
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
-    "allreduce": ps.allreduce,
-    "sync_sgd": ps.sync_sgd,
-    "first_of": partial(ps.first_of, 1),
-    "async_sgd": ps.async_sgd,
+    **{name: partial(recipe, name, **settings) for name, _, settings in reductions(to_plain=True)},
     "async_sgd plain": partial(ps.async_sgd, "plain"),
     "async_sgd delay_compensated": partial(ps.async_sgd, "delay_compensated"),
     "async_sgd gap_aware": partial(ps.async_sgd, "gap_aware"),
@@ -30,20 +29,7 @@ RECIPES: dict[str, Callable[[], Strategy]] = {
     "async_sgd polynomial": partial(ps.async_sgd, "plain", "polynomial"),
     "async_sgd hinge": partial(ps.async_sgd, "plain", "hinge"),
     "async_sgd delay_adaptive": partial(ps.async_sgd, "plain", "delay_adaptive"),
-    "bounded_staleness": ps.bounded_staleness,
-    "buffered": partial(ps.buffered, 1),
-    "rennala": partial(ps.rennala, 1),
-    "ringmaster": ps.ringmaster,
-    "local_sgd": partial(ps.local_sgd, 1),
-    "hogwild": ps.hogwild,
 }
-
-
-def test_the_table_covers_every_recipe() -> None:
-    """A recipe without a row here is not done."""
-    from plesio.strategy.recipes import RECIPES as ALL
-
-    assert {name.split()[0] for name in RECIPES} == set(ALL)
 
 
 def final(strategy: Strategy, train: Callable[..., None], workers: int) -> dict[str, torch.Tensor]:
@@ -82,6 +68,17 @@ def test_one_worker_with_batch_norm_is_plain_pytorch(name: str) -> None:
     """Buffers travel with the parameters and arrive as they are when there is nobody to average with."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=10), 1)
     assert_same(got, loops.plain_pytorch(loops.batch_norm, loops.sgd, 10))
+
+
+@pytest.mark.parametrize(("name", "to", "settings"), reductions(to_plain=False))
+def test_a_recipe_is_what_it_reduces_to(name: str, to: str, settings: Settings) -> None:
+    """With four simulated workers, to rounding."""
+
+    def weights(strategy: Strategy) -> dict[str, torch.Tensor]:
+        train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=15)
+        return ps.run(train, strategy, workers=4, engine=ps.Simulated("uniform")).state_dict
+
+    assert_close(weights(recipe(name, **settings)), weights(makers()[to]()))
 
 
 CONSTANTS = ("mask", "least", "small", "fractions")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import plesio as ps
+from conformance.table import strategies
 from plesio.cli.main import main
 from plesio.core.events import Grant, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
@@ -21,18 +22,7 @@ from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.strategy import Strategy
 from support.replayed import chancy, fills_the_disk
 
-ON_THE_SERVER = [
-    ps.sync_sgd(),
-    ps.first_of(3),
-    ps.async_sgd(),
-    ps.async_sgd(correct="delay_compensated"),
-    ps.async_sgd(correct="gap_aware"),
-    ps.bounded_staleness(2),
-    ps.buffered(2),
-    ps.rennala(2),
-    ps.ringmaster(2),
-    ps.local_sgd(every=3),
-]
+ON_THE_SERVER = strategies(at_server=True)
 OFTEN = ps.Checkpoint(every_s=0.1, keep=3)
 
 

@@ -17,26 +17,14 @@ import pytest
 from safetensors.torch import load_file
 
 import plesio as ps
+from conformance.table import makers
 from plesio.launch.job import Live
 from plesio.launch.local.forkserver import ForkServer
 from plesio.server.checkpoints import latest
-from plesio.strategy import Strategy
 from support import loops, replicas
 from support.processes import alive, descendants, gone_within, open_descriptors
 
-RECIPES: dict[str, Callable[[], Strategy]] = {
-    "allreduce": ps.allreduce,
-    "sync_sgd": ps.sync_sgd,
-    "first_of": partial(ps.first_of, 2),
-    "async_sgd": ps.async_sgd,
-    "bounded_staleness": partial(ps.bounded_staleness, 1),
-    "buffered": ps.buffered,
-    "rennala": ps.rennala,
-    "ringmaster": ps.ringmaster,
-    "local_sgd": partial(ps.local_sgd, 4),
-    "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.05)),
-    "hogwild": ps.hogwild,
-}
+RECIPES = {**makers(), "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.05))}
 
 
 @pytest.fixture(autouse=True)

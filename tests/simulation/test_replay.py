@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from conformance.table import strategies
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Joined, LeaseWanted, Pushed, Verdict
@@ -27,20 +28,7 @@ from plesio.protocol.journal import FILE_NAME, Evicted, Received, Record, read_j
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
 
-RECIPES = [
-    ps.sync_sgd(),
-    ps.first_of(3),
-    ps.async_sgd(),
-    ps.async_sgd(correct="plain", weigh="inverse"),
-    ps.async_sgd(correct="delay_compensated"),
-    ps.async_sgd(correct="gap_aware"),
-    ps.bounded_staleness(2),
-    ps.buffered(2),
-    ps.rennala(2),
-    ps.ringmaster(2),
-    ps.local_sgd(every=3),
-    ps.local_sgd(every=ps.Seconds(0.03)),
-]
+RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
 
 FAR_AND_NEAR = Cluster((Group(2, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3))))
 """Versions are made many times while a message is on its way to those far away."""

@@ -15,27 +15,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import plesio as ps
+from conformance.table import strategies
 from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, LogNormal, Partition, Restart
 from plesio.strategy import Strategy
 from support.loops import adam, data, follow, hopeless, idle, mlp, momentum, plain_pytorch, sgd
 from support.replayed import Augmented, build
 
-RECIPES = [
-    ps.allreduce(),
-    ps.sync_sgd(),
-    ps.first_of(3),
-    ps.async_sgd(),
-    ps.async_sgd(correct="plain", weigh="inverse"),
-    ps.async_sgd(correct="delay_compensated"),
-    ps.async_sgd(correct="gap_aware"),
-    ps.bounded_staleness(2),
-    ps.buffered(2),
-    ps.rennala(2),
-    ps.ringmaster(2),
-    ps.local_sgd(every=3),
-    ps.local_sgd(every=ps.Seconds(0.25)),
-    ps.hogwild(),
-]
+RECIPES = [*strategies(), ps.local_sgd(every=ps.Seconds(0.25))]
 UNEVEN = Cluster((Group(3, LogNormal(0.1, 0.3)), Group(1, LogNormal(0.5, 0.3))))
 BATCHES = 16
 """An epoch's."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from conformance.table import makers
 from plesio.cluster import (
     Cluster,
     Constant,
@@ -44,40 +45,28 @@ from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Seconds
 from plesio.strategy.recipes import (
-    RECIPES,
     allreduce,
     async_sgd,
     bounded_staleness,
     buffered,
     first_of,
-    hogwild,
     local_sgd,
-    rennala,
     ringmaster,
     sync_sgd,
 )
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "allreduce": allreduce,
-    "sync_sgd": sync_sgd,
+    **makers(),
     "first_of": partial(first_of, 3),
     "first_of without cancelling": partial(first_of, 3, cancel_late=False),
-    "async_sgd": async_sgd,
     "bounded_staleness": partial(bounded_staleness, 1),
     "buffered": partial(buffered, 3),
-    "rennala": partial(rennala, 2),
     "ringmaster": partial(ringmaster, 3),
-    "local_sgd": partial(local_sgd, 3),
     "local_sgd seconds": partial(local_sgd, Seconds(0.5)),
-    "hogwild": hogwild,
 }
 
 
 FREE, MINUTE = Link(), Limits(seconds=60.0)
-
-
-def test_the_table_covers_every_recipe() -> None:
-    assert {name.split()[0] for name in STRATEGIES} == set(RECIPES)
 
 
 def cluster_of(*steps: StepTime, link: Link = FREE, server: Link = FREE, faults: Sequence[AnyFault] = ()) -> Cluster:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from conformance.table import makers
 from plesio.core.sessions.envelopes import Level
 from plesio.strategy import Strategy, recipes
 
@@ -101,9 +102,7 @@ def draw(seed: int, workers: int | None = None, contributions: int | None = None
 
 def _strategy(rng: random.Random, workers: int) -> Strategy:
     """A recipe of those a server folds for, with a setting that bites at this size."""
-    recipe = rng.choice(
-        ("sync_sgd", "first_of", "async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster", "local_sgd")
-    )
+    recipe = rng.choice([name for name, make in makers().items() if make().via.at_server])
     few = rng.randint(1, max(1, min(workers, 4)))
     settings = {
         "first_of": {"m": few, "cancel_late": rng.random() < 0.7},

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.table import ROWS
 from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Hold, Leased, Verdict
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Within
@@ -21,8 +22,7 @@ from support.cluster import Cluster
 
 def strategies() -> list[Strategy]:
     """Every recipe, with settings that bite in a small cluster, and combinations no recipe has."""
-    needed = {"first_of": {"m": 2}}
-    plain = [make(**needed.get(name, {})) for name, make in recipes.RECIPES.items()]
+    plain = [recipes.recipe(name, **row.needed) for name, row in ROWS.items()]
     tuned = [
         recipes.first_of(1),
         recipes.first_of(3, cancel_late=False),

@@ -7,11 +7,12 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import plesio
+from conformance.table import OTHERS, ROWS
 from plesio.errors import PlesioError, StrategyError
 from plesio.strategy import Strategy, answers, recipes
 from plesio.strategy.answers import (
@@ -20,7 +21,6 @@ from plesio.strategy.answers import (
     Average,
     Buffer,
     BySamples,
-    DelayAdaptive,
     DelayCompensated,
     Each,
     Equal,
@@ -44,7 +44,6 @@ from plesio.strategy.answers import (
 )
 from plesio.strategy.strategy import ANSWERS
 
-NEEDED: dict[str, dict[str, Any]] = {"first_of": {"m": 2}}
 FRESH = Fresh(within=0)
 
 
@@ -58,51 +57,21 @@ def refusal(build: Callable[[], Any]) -> str:
 
 # Recipes
 
-TABLE = {  # every, send, gather, release, via: the table of the documentation
-    "allreduce": ("every step", "gradient", "round of all", "after the fold", "all-reduce"),
-    "sync_sgd": ("every step", "gradient", "round of all", "after the fold", "server"),
-    "first_of": ("every step", "gradient", "round, first 2", "after the fold, late work cancelled", "server"),
-    "async_sgd": ("every step", "gradient", "each", "freely", "server"),
-    "bounded_staleness": ("every step", "gradient", "each", "within 4 clocks", "server"),
-    "buffered": ("every step", "gradient", "buffer of 2", "freely", "server"),
-    "rennala": ("every step", "gradient", "buffer of 2", "freely", "server"),
-    "ringmaster": ("every step", "gradient", "each", "freely", "server"),
-    "local_sgd": ("every 16 steps", "parameters", "round of all", "after the fold", "server"),
-    "hogwild": ("every step", "gradient", "each", "freely", "shared memory"),
-}
-
-
-def test_the_table_lists_every_recipe() -> None:
-    assert set(TABLE) == set(recipes.RECIPES)
-    assert set(recipes.RECIPES) | {"RECIPES", "recipe"} == set(recipes.__all__)
-
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_every_recipe_builds_what_its_row_says(name: str) -> None:
-    strategy = recipes.recipe(name, **NEEDED.get(name, {}))
+    row = ROWS[name]
+    strategy = recipes.recipe(name, **row.needed)
     answers = strategy.answers()
-    assert tuple(answers[one] for one in ("every", "send", "gather", "release", "via")) == TABLE[name]
+    assert tuple(answers[one] for one in ("every", "send", "gather", "release", "via")) == row.answers
     assert strategy.name.startswith(name)
-    assert strategy == recipes.RECIPES[name](**NEEDED.get(name, {}))
+    assert strategy == recipes.RECIPES[name](**row.needed)
     strategy.check_workers(2)
-
-
-OTHERS = {  # for each argument, values with other meanings than its default
-    "m": [3],
-    "s": [1],
-    "k": [3],
-    "r": [2],
-    "every": [Steps(8), Seconds(0.3)],
-    "cancel_late": [False],
-    "lr_scale": ["full"],
-    "correct": ["plain", "gap_aware", GapAware(0.5), DelayCompensated(1.0), DelayCompensated(3.0)],
-    "weigh": ["inverse", "hinge", Hinge(a=2.0), Hinge(b=1), Polynomial(0.25), BySamples()],
-}
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_no_two_settings_share_a_name(name: str) -> None:
-    needed = NEEDED.get(name, {})
+    needed = ROWS[name].needed
     keys = inspect.signature(recipes.RECIPES[name]).parameters
     others = {**OTHERS, "correct": ["plain"]} if name == "buffered" else OTHERS  # a buffer takes no other
     settings = [{}] + [{key: value} for key in keys for value in others[key]]
@@ -131,7 +100,7 @@ def test_answers_has_one_line_per_question() -> None:
     assert all(recipes.async_sgd().answers().values())
 
 
-@pytest.mark.parametrize("weigh", [Equal(), Inverse(), Polynomial(), Hinge(), DelayAdaptive(), BySamples()], ids=repr)
+@pytest.mark.parametrize("weigh", [one() for one in get_args(answers.Weigh)], ids=repr)
 def test_every_weight_is_described_in_words(weigh: answers.Weigh) -> None:
     words = Strategy(name="own", weigh=weigh).answers()["weigh"]
     assert words
@@ -179,7 +148,7 @@ def test_ringmaster_admits_staleness_below_r() -> None:
 
 
 def test_recipes_in_lock_step() -> None:
-    in_step = [name for name in recipes.RECIPES if recipes.recipe(name, **NEEDED.get(name, {})).in_lock_step]
+    in_step = [name for name, row in ROWS.items() if recipes.recipe(name, **row.needed).in_lock_step]
     assert sorted(in_step) == ["allreduce", "local_sgd", "sync_sgd"]
     assert not recipes.local_sgd(Seconds(0.3)).in_lock_step
 
@@ -358,8 +327,8 @@ def test_other_recipes_run_with_one_worker(name: str) -> None:
 def test_an_unknown_recipe_lists_the_known_ones_and_the_closest() -> None:
     message = refusal(lambda: recipes.recipe("bounded_stalenes"))
     assert message == (
-        "unknown strategy 'bounded_stalenes'; known: allreduce, async_sgd, bounded_staleness, buffered, first_of, "
-        "hogwild, local_sgd, rennala, ringmaster, sync_sgd; did you mean 'bounded_staleness'?"
+        f"unknown strategy 'bounded_stalenes'; known: {', '.join(sorted(recipes.RECIPES))}; "
+        "did you mean 'bounded_staleness'?"
     )
     assert "did you mean" not in refusal(lambda: recipes.recipe("xyz"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -142,7 +144,7 @@ def test_the_scale_counts_the_workers_asked_for() -> None:
 
 anything = st.floats(0.0, 1e308)
 weights = st.one_of(
-    st.sampled_from([Equal(), Inverse(), DelayAdaptive(), BySamples()]),
+    st.sampled_from([one() for one in get_args(Weigh)]),
     st.builds(Polynomial, anything),
     st.builds(Hinge, st.floats(1e-308, 1e308), st.integers(0, 5)),
 )

@@ -1,4 +1,7 @@
-"""Named algorithms: functions of a few lines that return a `Strategy`. `RECIPES` lists them all by name."""
+"""Named algorithms: functions of a few lines that return a `Strategy`.
+
+A recipe is listed once, in the `__all__` of its family's file. `RECIPES`, the package's names and the tests take it from there.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,14 @@ from typing import Any
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
-from plesio.strategy.recipes.asynchronous import async_sgd, bounded_staleness, buffered, rennala, ringmaster
-from plesio.strategy.recipes.local import local_sgd
-from plesio.strategy.recipes.lock_free import hogwild
-from plesio.strategy.recipes.synchronous import allreduce, first_of, sync_sgd
+from plesio.strategy.recipes import asynchronous, local, lock_free, synchronous
+from plesio.strategy.recipes.asynchronous import *
+from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.lock_free import *
+from plesio.strategy.recipes.synchronous import *
 
 RECIPES: dict[str, Callable[..., Strategy]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        allreduce,
-        sync_sgd,
-        first_of,
-        async_sgd,
-        bounded_staleness,
-        buffered,
-        rennala,
-        ringmaster,
-        local_sgd,
-        hogwild,
-    )
+    name: getattr(family, name) for family in (synchronous, asynchronous, local, lock_free) for name in family.__all__
 }
 
 
@@ -51,19 +43,3 @@ def recipe(name: str, **settings: Any) -> Strategy:
             f"{name} needs a value for {', '.join(missing)}; for 4 workers, say, {name}({missing[0]}=3)"
         )
     return RECIPES[name](**settings)
-
-
-__all__ = [
-    "RECIPES",
-    "allreduce",
-    "async_sgd",
-    "bounded_staleness",
-    "buffered",
-    "first_of",
-    "hogwild",
-    "local_sgd",
-    "recipe",
-    "rennala",
-    "ringmaster",
-    "sync_sgd",
-]

@@ -32,6 +32,8 @@ from plesio.strategy.answers import (
 )
 from plesio.strategy.recipes.naming import call, word
 
+__all__ = ["async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
+
 CORRECTIONS: dict[str, Correct] = {
     "dana": WorkerMomentum(),
     "plain": Plain(),

@@ -18,6 +18,8 @@ from plesio.strategy.answers import (
 )
 from plesio.strategy.recipes.naming import call
 
+__all__ = ["local_sgd"]
+
 
 def local_sgd(every: int | Every = 16) -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.

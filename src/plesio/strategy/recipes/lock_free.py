@@ -6,6 +6,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Each, SharedMemory, UserOptimizer
 from plesio.strategy.recipes.naming import call
 
+__all__ = ["hogwild"]
+
 
 def hogwild(*, lr_scale: str = "share") -> Strategy:
     """Hogwild!: the parameters lie in shared memory and every worker's optimizer steps on them in place, unlocked.

@@ -6,6 +6,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, AllReduce, Fresh, Round, UserOptimizer, check
 from plesio.strategy.recipes.naming import call
 
+__all__ = ["allreduce", "sync_sgd", "first_of"]  # noqa: RUF022 (in the order they are listed to users)
+
 
 def allreduce() -> Strategy:
     """Synchronous data parallelism without a server: torch's DistributedDataParallel averages the gradients.
