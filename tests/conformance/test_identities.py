@@ -58,14 +58,14 @@ def test_one_worker_is_plain_pytorch(name: str, optimizers: loops.Optimizers) ->
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "async_sgd plain", "local_sgd", "hogwild", "allreduce"])
 def test_one_worker_with_adam_is_plain_pytorch(name: str) -> None:
-    """The same for an optimizer that keeps two moments, to rounding."""
+    """An optimizer with two moments, to rounding."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=loops.adam, steps=25), 1)
     assert_close(got, loops.plain_pytorch(loops.mlp, loops.adam, 25))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_one_worker_with_batch_norm_is_plain_pytorch(name: str) -> None:
-    """Buffers travel with the parameters and arrive as they are when there is nobody to average with."""
+    """Buffers are sent with the parameters; with one worker they arrive unchanged."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=10), 1)
     assert_same(got, loops.plain_pytorch(loops.batch_norm, loops.sgd, 10))
 
@@ -170,7 +170,7 @@ def leaving(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
 def test_a_round_of_the_remaining_workers_is_a_full_mean(name: str) -> None:
-    """Weights and batch-norm statistics alike, as under all-reduce; simulated, too."""
+    """Weights and batch-norm statistics as under all-reduce, simulated too."""
     want = final(ps.allreduce(), leaving, 3)
     assert_close(final(RECIPES[name](), leaving, 3), want)
     simulated = ps.run(leaving, ps.allreduce(), workers=3, engine=ps.Simulated("uniform"))

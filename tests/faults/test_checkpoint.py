@@ -58,7 +58,7 @@ def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: s
 
 
 def test_a_resumed_local_sgd_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    """Its inner optimizer is the worker's and begins anew, so one without momentum: then nothing is lost."""
+    """Without momentum, since the workers' inner optimizers start anew."""
     whole = trained(ps.local_sgd(every=2), tmp_path / "whole", functools.partial(chancy, epochs=12, kind="plain"))
     folder, train = interrupted(ps.local_sgd(every=2), tmp_path / "broken", epochs=12, kind="plain")
     assert same(whole, trained(ps.local_sgd(every=2), tmp_path / "resumed", train, resume=folder))
@@ -85,7 +85,7 @@ def test_a_stopped_run_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("of", "most"), [("steps", 1), ("samples", 6)])
 def test_until_counts_work_before_the_resume(of: str, most: int, tmp_path: Path) -> None:
-    """As in other trainers; and steps that were called off count on neither side. `most`: in a step."""
+    """Cancelled steps count on neither side. `most`: the largest amount in one step."""
     train = functools.partial(chancy, epochs=40)
     kept = ps.Checkpoint(tmp_path / "ck")
     first = trained(ps.first_of(2), tmp_path / "a", train, checkpoint=kept, until=ps.Until(**{of: 100 * most}))
@@ -111,7 +111,7 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
 
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
 def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strategy) -> None:
-    """Whether its worker waits with it, or was answered and went on; and what was folded counts though its worker died."""
+    """Whether their worker waits or goes on. Folded work counts though its worker died."""
     keeper, sequencer = Checkpointer(Keeping(), strategy, workers=2), Sequencer(strategy, workers=2)
     for worker in (0, 1):
         sequencer.receive(Joined(worker, 1), 0.0)
@@ -129,7 +129,7 @@ def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strateg
 
 @pytest.mark.parametrize("strategy", [ps.buffered(7), ps.rennala(7)], ids=lambda one: one.name)
 def test_buffered_contributions_count_once_over_a_resume(strategy: Strategy, tmp_path: Path) -> None:
-    """64 batches, one worker: so many steps in all, wherever it was stopped."""
+    """64 batches and one worker make 64 steps, wherever the run was stopped."""
     paced = ps.Pace(step_s=0.05)  # so that it is stopped before the 21st
     first = ps.run(
         chancy, strategy, workers=1, runs=tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=18), pace=paced
@@ -142,7 +142,7 @@ def test_buffered_contributions_count_once_over_a_resume(strategy: Strategy, tmp
 
 
 def test_a_changed_training_function_warns_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on with the new one, and no replay can have both."""
+    """The run goes on with the new function; no replay can run both."""
     first = trained(ps.sync_sgd(), tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=12))
     at = latest(first.folder or tmp_path).manifest.version
     monkeypatch.setattr("plesio.launch.resume.train_hash", lambda train: "another")
@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_deleted_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """As that of a run which still goes on, and deletes its older ones."""
+    """A run that still goes on deletes its older checkpoints."""
     run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
     assert run.folder is not None
     saved = latest(run.folder)
@@ -210,7 +210,7 @@ def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_invalid_resume_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    """It is told before anything is started."""
+    """The error comes before anything is started."""
     run = trained(ps.async_sgd(), tmp_path / "runs", checkpoint=OFTEN)
     without = trained(ps.async_sgd(), tmp_path / "runs")
     empty, file = tmp_path / "empty", tmp_path / "runs" / "file"

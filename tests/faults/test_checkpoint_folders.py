@@ -100,7 +100,7 @@ def test_every_s_must_be_a_positive_number(every_s: Any) -> None:
 
 
 def test_a_folder_with_another_runs_checkpoints_is_refused(tmp_path: Path) -> None:
-    """It is refused before anything is started, and what lies there is as it was."""
+    """The error comes before anything is started; the folder is unchanged."""
     folder = tmp_path / "ck"
     trained(tmp_path, checkpoint=ps.Checkpoint(folder))
     (version,) = versions(folder)
@@ -130,7 +130,7 @@ def test_a_folder_is_refused_unless_resumed_from_its_newest_checkpoint(tmp_path:
 
 
 def test_a_resumed_run_stopped_at_once_can_be_resumed(tmp_path: Path) -> None:
-    """Its folder holds the version that it began from."""
+    """Its folder holds the version it started from."""
     first = trained(tmp_path, loops.endless, until=ps.Until(steps=4), checkpoint=ps.Checkpoint())
     slow = functools.partial(loops.endless, pause_s=1.0)
     second = trained(tmp_path, slow, until=ps.Until(seconds=0.1), checkpoint=ps.Checkpoint(), resume=first.folder)
@@ -219,7 +219,7 @@ def test_checkpoints_of_a_concurrent_run_are_neither_replaced_nor_deleted(tmp_pa
 
 
 def test_a_deleted_run_folder_is_not_recreated_and_training_goes_on(tmp_path: Path) -> None:
-    """It would hold checkpoints and neither run.toml nor journal, and nobody would know why."""
+    """A new folder would hold checkpoints without run.toml and journal."""
 
     def delete(live: Any) -> None:
         if live.steps > 10:
@@ -241,7 +241,7 @@ def test_a_deleted_run_folder_is_not_recreated_and_training_goes_on(tmp_path: Pa
 
 
 def test_temporary_folders_of_dead_servers_are_removed(tmp_path: Path) -> None:
-    """But not what a process that is alive is writing."""
+    """Folders of living processes stay."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left = [tmp_path / f".{PREFIX}00000009.{gone.pid}", tmp_path / f".{PREFIX}00000009.damaged.{gone.pid}"]
@@ -254,7 +254,7 @@ def test_temporary_folders_of_dead_servers_are_removed(tmp_path: Path) -> None:
 
 
 def test_temporary_folders_with_the_servers_own_pid_are_removed(tmp_path: Path) -> None:
-    """In a container the same numbers come again and again. What no server names so is left alone."""
+    """Containers reuse pids. Folders with other names stay."""
     mine, others = (tmp_path / f".{PREFIX}00000001.{end}" for end in (os.getpid(), "kept"))
     for one in (mine, others):
         one.mkdir()
@@ -334,7 +334,7 @@ def test_another_optimizer_is_refused(strategy: Strategy, was: str, now: str, wo
 
 @pytest.mark.parametrize(("was", "now"), [("plain", "adam"), ("plain", "sgd"), ("sgd", "plain")])
 def test_an_optimizer_folded_in_another_way_is_refused(was: str, now: str, tmp_path: Path) -> None:
-    """Under async_sgd, which looks ahead where there is momentum."""
+    """async_sgd looks ahead only where there is momentum."""
     names = {"sgd": "sgd.SGD", "plain": "sgd.SGD", "adam": "adamw.AdamW"}
     first = trained(tmp_path, functools.partial(LONG, kind=was), ps.async_sgd(), checkpoint=ps.Checkpoint())
     words = (
@@ -391,7 +391,7 @@ def test_the_old_journal_gives_the_number_of_undone_updates(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kept", [True, False], ids=["deleted", "never kept"])
 def test_without_the_old_journal_undone_updates_are_unknown(kept: bool, tmp_path: Path) -> None:
-    """That is put on record and no reason to warn."""
+    """The journal notes it; there is no warning."""
     checkpoint = ps.Checkpoint(tmp_path / "ck")
     first = ps.run(
         LONG, "sync_sgd", workers=2, until=CUT, runs=tmp_path / "first" if kept else None, checkpoint=checkpoint,

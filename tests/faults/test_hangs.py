@@ -1,4 +1,4 @@
-"""What stands still, or takes the means to go on: whatever it is, a run ends, in time and with a word about it."""
+"""Hangs and exhausted resources: every run ends in time, with a clear message."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def end_the_fork_server(seen: list[float]) -> None:
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
 def test_the_fork_servers_death_is_one_clear_error(name: str) -> None:
-    """Its children go with it, and the next run has a new one."""
+    """Its children die with it, and the next run starts a new one."""
     seen: list[float] = []
     first = ForkServer.shared().pid
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_the_fork_servers_death_before_training_is_one_clear_error() -> None:
 
 
 def test_a_frozen_fork_server_does_not_hold_up_the_end_of_a_run() -> None:
-    """Who is gone, it cannot tell."""
+    """A frozen fork server cannot report which processes ended."""
     fork_server = ForkServer.shared().pid
     try:
         freeze = once(20, partial(os.kill, fork_server, signal.SIGSTOP))
@@ -127,7 +127,7 @@ def on_its_own(worker: ps.Worker, folder: str, steps: int, pause_s: float) -> No
 def test_a_frozen_server_is_a_deadline_error(
     name: str, steps: int, until: ps.Until | None, words: str, tmp_path: Path
 ) -> None:
-    """Whether the workers end or not: in the time given, and a grace."""
+    """Within timeout_s and a grace period, whether the workers end or not."""
 
     def freeze() -> None:
         os.kill(int((tmp_path / "server.pid").read_text()), signal.SIGSTOP)
@@ -158,7 +158,7 @@ def given_up(run: ps.Run) -> list[str]:
 
 
 def test_an_endless_last_evaluation_is_given_up() -> None:
-    """What was trained comes back."""
+    """The trained weights are returned."""
     run = ps.run(SHORT, "async_sgd", workers=2, evaluate=never_returns, timeout_s=2.0)
     assert run.ended == "finished"
     assert run.steps == 40
@@ -205,7 +205,7 @@ def limit() -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_process_with_many_open_files_can_run(fresh: bool, limit: Callable[[int], None]) -> None:
-    """More than `select` knows of; also when the fork server's own line has a number beyond that."""
+    """With descriptors beyond `select`'s limit, the fork server's socket among them."""
     limit(3000)
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
@@ -219,7 +219,7 @@ def test_a_process_with_many_open_files_can_run(fresh: bool, limit: Callable[[in
 
 @pytest.mark.parametrize("more", [0, 20, 60, 100])
 def test_too_few_descriptors_are_a_clear_error(more: int, limit: Callable[[int], None]) -> None:
-    """Whatever opening it is that fails; and nothing stays open. When there are more, the same fork server will do."""
+    """Whichever open fails, nothing stays open, and the fork server can be used again."""
     fork_server = ForkServer.shared().pid
     may = limit_that_leaves(more)
     limit(may)
@@ -237,7 +237,7 @@ def test_too_few_descriptors_are_a_clear_error(more: int, limit: Callable[[int],
 
 
 def test_a_fork_server_learns_of_a_raised_descriptor_limit(limit: Callable[[int], None]) -> None:
-    """Else it, and its children, would silently lose those that are passed to them."""
+    """Otherwise it would silently lose the descriptors passed to it."""
     ForkServer.close_shared()
     limit(limit_that_leaves(24))
     fork_server = ForkServer.shared(PRELOAD).pid
@@ -312,7 +312,7 @@ def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_paused_contributes_again(tmp_path: Path) -> None:
-    """It need not hear first of every version that was made meanwhile; and a step is called off once."""
+    """It need not read one message per version made meanwhile; a step is cancelled once."""
     train = partial(one_stands_still, how="pauses", folder=tmp_path)
     run = ps.run(train, ps.first_of(2), workers=3, timeout_s=30.0)
     assert run.version > 120
@@ -363,7 +363,7 @@ def talkative(worker: ps.Worker, folder: Path) -> None:
 
 
 def test_training_goes_on_while_the_launcher_is_stopped(tmp_path: Path) -> None:
-    """As after Ctrl-Z: it reads no messages, and more are written than there is room for on the way."""
+    """As after Ctrl-Z: the launcher reads nothing, and more is written than its socket holds."""
     steps = tmp_path / "steps"
 
     def stand_still() -> None:

@@ -45,7 +45,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_others_go_on_when_a_worker_is_killed(name: str) -> None:
-    """Barriers count anew, and training goes on within two seconds, in every mode."""
+    """Barriers recount, and training goes on within two seconds, under every recipe."""
     times: list[tuple[float, int]] = []
     run = ps.run(
         loops.endless,
@@ -67,7 +67,7 @@ def steps_at(times: list[tuple[float, int]], when_s: float) -> int:
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "first_of", "bounded_staleness", "allreduce"])
 def test_a_dead_workers_batches_are_visited_by_others(name: str, tmp_path: Path) -> None:
-    """Each sample of each epoch but the last goes into the model once or more, though a worker died with some."""
+    """Each sample of each epoch but the last is visited at least once."""
     rows, epochs = 120, 6
     train = partial(loops.visit, folder=str(tmp_path), rows=rows, epochs=epochs, pause_s=0.004)
     run = ps.run(train, RECIPES[name](), workers=3, faults=[ps.Kill(worker=2, after_s=0.2)], timeout_s=30)
@@ -86,7 +86,7 @@ def test_a_dead_workers_batches_are_visited_by_others(name: str, tmp_path: Path)
 
 
 def test_each_epoch_visits_each_sample_once(tmp_path: Path) -> None:
-    """Without a death: exactly once, whoever is fast."""
+    """Without a death, exactly once, however fast each worker is."""
     train = partial(loops.visit, folder=str(tmp_path), rows=80, epochs=3, pause_s=0.002)
     run = ps.run(train, ps.async_sgd(), workers=3, faults=[ps.Slow(worker=0, factor=5)])
     visits = Counter(
@@ -108,7 +108,7 @@ def test_shards_give_each_worker_an_equal_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "local_sgd", "allreduce"])
 def test_the_servers_death_is_one_clear_error(name: str) -> None:
-    """Nothing hangs: the run ends within two seconds of it (four, on a busy machine), and says what was lost."""
+    """The run ends within four seconds and says what was lost."""
     seen: list[float] = []
     with pytest.raises(ps.ServerLostError, match=r"server process \(\d+\) died at version") as caught:
         ps.run(
@@ -168,7 +168,7 @@ def test_an_exception_in_a_worker_can_be_survived(name: str) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["sync_sgd", "first_of", "async_sgd", "buffered", "bounded_staleness", "hogwild"])
 def test_a_contribution_that_is_not_finite_is_discarded(name: str, value: float) -> None:
-    """Counted, told to its worker, and never in the model."""
+    """It is counted, reported to its worker, and never folded."""
     run = ps.run(partial(loops.poisoned, who=1, at=4, value=value), RECIPES[name](), workers=2, timeout_s=30)
     assert run.discarded.get("not finite") == 1
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
@@ -178,7 +178,7 @@ def test_a_contribution_that_is_not_finite_is_discarded(name: str, value: float)
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
 def test_a_run_with_only_nan_is_an_error(name: str, tmp_path: Path) -> None:
-    """Its folder is written all the same."""
+    """The run folder is still written."""
     with pytest.raises(
         ps.NonFiniteError, match=r"nothing was trained: no contribution was finite \(\d+ with"
     ) as caught:
@@ -190,7 +190,7 @@ def test_a_run_with_only_nan_is_an_error(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
 def test_repeated_non_finite_contributions_are_reported_rarely(name: str) -> None:
-    """Of 40 a worker that are not finite: the 1st, 2nd, 4th, 8th, 16th and 32nd."""
+    """Of 40 per worker, the 1st, 2nd, 4th, 8th, 16th and 32nd are reported."""
     run = ps.run(partial(loops.hopeless, steps=41, good=1), name, workers=2, timeout_s=30)
     assert run.discarded == {"not finite": 80}
     for worker in range(2):
@@ -259,7 +259,7 @@ def test_too_little_shared_memory_is_an_error_before_allocation(monkeypatch: pyt
 
 
 def test_a_hundred_runs_leave_nothing_open() -> None:
-    """Start and stop, over and over: the fixture looks at processes and descriptors after it, this at each tenth."""
+    """The fixture looks for leaked processes and descriptors after the test as well."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=2)
     ps.run(train, ps.async_sgd(), workers=1)
     before = open_descriptors(), len(descendants())
@@ -349,7 +349,7 @@ def slow_to_stop(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
 def test_a_worker_slow_to_stop_is_reported_as_stopped(name: str, tmp_path: Path) -> None:
-    """After Ctrl-C it is ended by the engine, and both table and report say so."""
+    """The launcher ends it after Ctrl-C; table and report say so."""
     with pytest.raises(ps.RunInterrupted) as caught:
         ps.run(slow_to_stop, RECIPES[name](), workers=2, runs=tmp_path, watch=once_interrupted(), timeout_s=30)
     run = caught.value.run
@@ -367,7 +367,7 @@ def test_a_budget_ends_a_worker_that_is_slow_to_stop() -> None:
 
 
 def test_ctrl_c_names_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
-    """From this run's checkpoint; or from the one it was resumed from itself, if it kept none."""
+    """This run's own, or the one it was resumed from."""
     first = interrupted(tmp_path, checkpoint=ps.Checkpoint(every_s=60))
     assert first.resume == first.folder
     second = interrupted(tmp_path, resume=first.resume)
@@ -409,7 +409,7 @@ def test_a_worker_that_never_prepares_is_named() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -> None:
-    """Killed after the first tensor: nobody trains from half a model, or from half an optimizer's state."""
+    """The first worker is killed after one tensor; another hands over all of them."""
     train = partial(loops.dies_handing_over, rate=0.0)
     run = ps.run(train, RECIPES[name](), workers=3, timeout_s=30)
     assert [one.left for one in run.workers] == ["died", "finished", "finished"]
@@ -420,7 +420,7 @@ def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -
 
 @pytest.mark.parametrize("evaluate", [None, lambda model: {"a": 1.0}], ids=["", "evaluated"])
 def test_final_weights_stay_whole_after_a_death_handing_them_over(evaluate: Callable[..., Any] | None) -> None:
-    """Whoever goes on under all-reduce and is killed while it leaves its own, leaves those alone."""
+    """Under all-reduce, a worker killed while writing its weights leaves complete ones alone."""
     run = ps.run(replicas.dies_handing_over, ps.allreduce(), workers=2, evaluate=evaluate, timeout_s=30)
     assert [one.left for one in run.workers] == ["died", "finished"]
     assert {float(number) for value in run.state_dict.values() for number in value.flatten()} == {-5.0}
@@ -439,7 +439,7 @@ def test_initial_optimizer_state_comes_whole_after_a_death_handing_it_over() -> 
 
 
 def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
-    """No transport notices a process that was stopped: its silence does, and the others go on without it."""
+    """No transport notices a stopped process; its silence gives it away."""
     frozen: list[int] = []
 
     def freeze(live: Live) -> None:

@@ -1,4 +1,4 @@
-"""Runs that are stopped: what was done is kept and told, also where keeping it takes longer than anybody else is waited for."""
+"""Runs that are stopped keep and report what was done, even where that takes longer than any other wait."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def once_stepped() -> Callable[[Live], None]:
 
 
 def test_a_run_stopped_within_a_round_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    """Its checkpoint is a version of the uninterrupted run: none is of the end, when workers have left one by one."""
+    """Its checkpoint is a version of the uninterrupted run, made before workers left."""
     train = partial(stopping.lingering, pause_s=0.3)
     whole = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=30)
     kept = ps.Checkpoint(every_s=0.1)
@@ -101,7 +101,7 @@ def unevenly(worker: ps.Worker) -> None:
 
 
 def test_the_last_checkpoint_is_of_the_version_at_the_stop(tmp_path: Path) -> None:
-    """Each worker is amid a step then, which counts, and hears of the stop with the answer to it."""
+    """Each worker is within a step then; it counts, and its answer carries the stop."""
     kept = ps.Checkpoint(every_s=0.05)
     run = ps.run(unevenly, ps.async_sgd(), workers=3, runs=tmp_path, checkpoint=kept, until=ps.Until(steps=12))
     assert run.folder is not None
@@ -115,7 +115,7 @@ def checkpoint_of(folder: Path, version: int) -> bool:
 
 
 def test_a_stop_waits_for_the_last_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
-    """Nobody is killed for what the server takes to write it."""
+    """No worker is killed for the time the server takes to write it."""
     run = ps.run(
         slow_disk(loops.endless),
         ps.async_sgd(),
@@ -134,7 +134,7 @@ def test_a_stop_waits_for_the_last_checkpoint(slow_disk: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("every_s", [1000.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_ctrl_c_waits_for_the_last_checkpoint(every_s: float, slow_disk: Any, tmp_path: Path) -> None:
-    """And for one that is being written when it is pressed."""
+    """Also for one that is being written at the time."""
     pressed = press_when(tmp_path / "writing") if every_s < 1 else None
     with pytest.raises(ps.RunInterrupted, match=r"interrupted at version .*; go on with resume=") as caught:
         ps.run(
@@ -188,7 +188,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint(slow_disk: Any, tmp_path
 
 @pytest.mark.parametrize("ctrl_c", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_endless_checkpoint_is_a_deadline_error(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
-    """In the time given, and a grace; the server is named, and what it was at."""
+    """The error names the server and what it was doing."""
     words = r"the server process \(\d+\) said nothing for 8 s at version .*: it is writing a checkpoint into '.*ck' and"
     started_s = time.monotonic()
     run = partial(
@@ -233,7 +233,7 @@ def test_ctrl_c_during_writing_the_run_folder_loses_nothing(tmp_path: Path, monk
 def test_a_second_ctrl_c_does_not_wait_for_the_run_folder(
     interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first of them may have ended the training."""
+    """The first may have ended the training."""
     presses_while_it_is_written(monkeypatch, 1 if interrupted else 2)
     train, watch = (loops.endless, once_stepped()) if interrupted else (SHORT, None)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -243,7 +243,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_run_folder(
 
 
 def test_an_error_is_reported_despite_a_dying_loader_process() -> None:
-    """Torch raises for the latter, wherever the worker is: also where it tells of its error."""
+    """Torch raises for a dead loader process anywhere, even while the worker reports its error."""
     with pytest.raises(ps.WorkerError, match="worker 1 raised Unlucky: the user's error") as caught:
         ps.run(stopping.unlucky, ps.async_sgd(), workers=2, timeout_s=30)
     assert "Traceback" in str(caught.value)
@@ -251,7 +251,7 @@ def test_an_error_is_reported_despite_a_dying_loader_process() -> None:
 
 @pytest.mark.parametrize("error", [ConnectionResetError("[Errno 104]"), EOFError(), ValueError("no")])
 def test_a_broken_pipe_to_a_loader_process_is_explained(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what torch says a moment later; and then torch says no more."""
+    """With torch's own message, which comes a moment later, and only once."""
 
     def torchs(*_: object) -> None:
         raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly")
@@ -296,7 +296,7 @@ def test_a_fork_server_ends_with_its_launcher_even_while_importing(tmp_path: Pat
 
 
 def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
-    """To the kernel, a thread is what it was started by."""
+    """The kernel's parent-death signal follows the parent's thread."""
     ForkServer.close_shared()
     versions: list[int] = []
     thread = threading.Thread(target=lambda: versions.append(ps.run(SHORT, ps.async_sgd(), workers=2).version))
@@ -309,7 +309,7 @@ def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "allreduce"])
 def test_the_last_round_is_complete(strategy: str) -> None:
-    """Who asks for data when the run is stopped gets some: without it the others would be a smaller round, at full weight."""
+    """A worker asking for data at the stop gets some; without it the last round would be smaller."""
     run = ps.run(stopping.late_for_data, strategy, workers=3, data="shards", until=ps.Until(seconds=0.7))
     assert run.ended.startswith("0.7 seconds")
     assert 0 < run.version < 10

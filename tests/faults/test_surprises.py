@@ -1,4 +1,4 @@
-"""What users run into: data made by processes, a worker that stands still, edited modules, several threads, slips."""
+"""What users run into: loader processes, frozen workers, edited modules, several threads, slips."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "allreduce", "hogwild"])
 def test_a_death_is_noticed_despite_surviving_loader_processes(name: str) -> None:
-    """They notice it themselves 5 s later; until then the line to their dead parent must not be theirs.
-
-    Under `allreduce` they hold gloo's connections, too: the server, which knows, has to tell the neighbours.
-    """
+    """They notice after 5 s and hold the dead worker's connections, under allreduce gloo's too."""
     run = ps.run(
         partial(fed_by_processes, epochs=1000, persistent=True, pause_s=0.005),
         name,
@@ -135,7 +132,7 @@ def freezing(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
 def test_a_frozen_last_worker_is_evicted(name: str) -> None:
-    """What it had of the data is counted as not visited."""
+    """Its batches are counted as not visited."""
     run = ps.run(freezing, name, workers=3, timeout_s=3.0, until=ps.Until(seconds=20.0), pace=0.01)
     assert run.ended == "finished"
     (told,) = (one.what for one in run.incidents)
@@ -171,7 +168,6 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def test_edited_modules_and_environment_reach_the_next_run(
     edited: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In modules that were reloaded, and in the environment."""
     file = tmp_path / "said"
     ps.run(partial(edited("before").train, file=file), ps.async_sgd(), workers=1)
     assert file.read_text() == "before None"
@@ -207,7 +203,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("name", ["select.py", "plesio/__init__.py"])
 def test_processes_import_from_the_scripts_paths(name: str, tmp_path: Path) -> None:
-    """Not from the current folder, and from where only the script says too."""
+    """From sys.path as the script left it, not from the current folder."""
     script, shadow = tmp_path / "script" / "train.py", tmp_path / "current" / name
     for file, text in ((script, ELSEWHERE), (shadow, "raise SystemExit('the current folder was searched')")):
         file.parent.mkdir(parents=True)
@@ -234,14 +230,14 @@ def cell() -> Callable[[ps.Worker], None]:
 
 
 def test_classes_of_earlier_runs_are_forgotten() -> None:
-    """A notebook's cell that is run again and again fills no memory: a worker finds its own class alone."""
+    """A notebook cell run again and again does not fill the memory."""
     for _ in range(3):
         run = ps.run(cell(), ps.async_sgd(), workers=1)
         assert run.logged[0].metrics["there"] == 1.0
 
 
 def test_a_training_function_may_be_larger_than_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data at the top of a script, or of a notebook, travels with the function."""
+    """The data it refers to is sent with it."""
     monkeypatch.setattr("plesio.transport.channel.MESSAGE_BYTES_MAX", 1_000_000)
     data = torch.arange(1_000_000)
 
@@ -254,7 +250,7 @@ def test_a_training_function_may_be_larger_than_a_message(monkeypatch: pytest.Mo
 
 
 def test_a_program_ends_without_resource_warnings() -> None:
-    """Python warns of it in development mode; nobody else would notice."""
+    """Python shows them only in development mode."""
     program = (
         "from functools import partial; import plesio as ps; from support import loops\n"
         "ps.run(partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=2), 'async_sgd', workers=1)"
@@ -269,7 +265,7 @@ SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=5)
 
 
 def test_a_concurrent_run_is_refused() -> None:
-    """By whichever thread it is asked for; the one under way goes on."""
+    """From any thread; the run under way goes on."""
     refused: list[str] = []
 
     def another() -> None:

@@ -1,4 +1,4 @@
-"""All-reduce with real processes: what it equals, and that nobody who leaves takes the others along."""
+"""All-reduce with real processes: what it equals, and that it survives departures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def agree(seen: list[dict[str, str]]) -> bool:
 
 @pytest.mark.parametrize("build", [loops.mlp, loops.Tied, loops.batch_norm, loops.Mixed], ids=lambda one: one.__name__)
 def test_replicas_have_equal_bits_at_every_version(build: loops.Build, tmp_path: Path) -> None:
-    """At every version, though an epoch does not divide evenly and the rate falls at each worker's own epoch's end."""
+    """Though epochs divide unevenly and the rate falls at each worker's own epoch end."""
     train = partial(replicas.watched, folder=str(tmp_path), build=build, rows=80, by_epoch=True)
     run = ps.run(train, ps.allreduce(), workers=3, data="shards")
     seen = all_bits(tmp_path)
@@ -59,7 +59,7 @@ def test_replicas_have_equal_bits_at_every_version(build: loops.Build, tmp_path:
 def test_allreduce_matches_sync_sgd_on_shards(
     build: loops.Build, optimizers: loops.Optimizers, rows: int, tmp_path: Path
 ) -> None:
-    """Same seed, same shards: the same training, to rounding."""
+    """To rounding, with the same seed and shards."""
     train = partial(replicas.watched, folder=str(tmp_path), build=build, optimizers=optimizers, rows=rows)
     server, run = (ps.run(train, strategy, workers=3, data="shards") for strategy in (ps.sync_sgd(), ps.allreduce()))
     for name, value in server.state_dict.items():
@@ -68,7 +68,7 @@ def test_allreduce_matches_sync_sgd_on_shards(
 
 @pytest.mark.parametrize("build", [loops.batch_norm, loops.Tied, loops.Mixed], ids=lambda one: one.__name__)
 def test_one_worker_is_plain_pytorch(build: loops.Build) -> None:
-    """Bit for bit, buffers, tied weights and parts that are used now and then included."""
+    """Bit for bit, with buffers, tied weights and layers used now and then."""
     train = partial(loops.follow, build=build, optimizers=loops.momentum, steps=12)
     got = ps.run(train, ps.allreduce(), workers=1).state_dict
     for name, value in loops.plain_pytorch(build, loops.momentum, 12).items():
@@ -86,7 +86,7 @@ def test_buffers_are_averaged(tmp_path: Path) -> None:
 
 
 def test_missing_gradients_count_as_zero(tmp_path: Path) -> None:
-    """Used by nobody: left alone. Used by some: the others' part is zero, and counted."""
+    """Parameters that no worker uses are left alone; the others' missing gradients are counted."""
     run = ps.run(partial(replicas.forked, folder=str(tmp_path)), ps.allreduce(), workers=3)
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
     assert run.missing_gradients == 3 * 5 * 4
@@ -96,7 +96,7 @@ def test_missing_gradients_count_as_zero(tmp_path: Path) -> None:
 
 
 def test_the_others_go_on_after_a_kill(tmp_path: Path) -> None:
-    """The others go on, equal to each other, and visit what it left."""
+    """They stay equal to each other and visit the dead worker's batches."""
     times: list[tuple[float, int]] = []
     train = partial(replicas.watched, folder=str(tmp_path), rows=400, batch=4, epochs=2)
     run = ps.run(
@@ -117,7 +117,7 @@ def test_the_others_go_on_after_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["dies amid buckets", "dies amid buckets, unnoticed"])
 def test_a_death_during_an_all_reduce_drops_that_step(how: str, tmp_path: Path) -> None:
-    """The step under way is dropped by the others: counted, and begun anew. Even if one of them is told by the others only."""
+    """The others count and repeat it, even if one learns of the death only from another."""
     train = partial(replicas.disturbed, folder=str(tmp_path), how=how)
     run = ps.run(train, ps.allreduce(), workers=3, timeout_s=20)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
@@ -127,7 +127,7 @@ def test_a_death_during_an_all_reduce_drops_that_step(how: str, tmp_path: Path) 
 
 
 def test_a_worker_that_missed_a_step_takes_over_the_result(tmp_path: Path) -> None:
-    """Whoever is behind takes over parameters and optimizer: the same bits as if nothing had happened."""
+    """It takes over parameters and optimizer state; the bits are those of a run without faults."""
     ends = set()
     for how in ("", "misses the end"):
         run = ps.run(
@@ -140,7 +140,7 @@ def test_a_worker_that_missed_a_step_takes_over_the_result(tmp_path: Path) -> No
 
 
 def test_a_frozen_worker_is_evicted(tmp_path: Path) -> None:
-    """No connection tells that a process is frozen: the deadline does, and the others go on."""
+    """No connection notices a frozen process; the deadline does."""
     train = partial(replicas.disturbed, folder=str(tmp_path), how="frozen")
     run = ps.run(train, ps.allreduce(), workers=3, timeout_s=2)
     assert any("worker 1 was silent for 2 s" in one.what for one in run.incidents)
@@ -149,7 +149,7 @@ def test_a_frozen_worker_is_evicted(tmp_path: Path) -> None:
 
 
 def test_a_non_finite_mean_is_skipped_by_all(tmp_path: Path) -> None:
-    """All see the same mean, and skip it: buffers too, and each counts it once."""
+    """All replicas see the same mean and skip it, with their buffers."""
     train = partial(replicas.poisoned_data, folder=str(tmp_path), at=3)
     run = ps.run(train, ps.allreduce(), workers=2)
     assert run.discarded == {"not finite": 2}
@@ -162,7 +162,6 @@ def test_a_non_finite_mean_is_skipped_by_all(tmp_path: Path) -> None:
 
 
 def test_a_replica_with_a_nan_gradient_takes_over_the_others_state() -> None:
-    """Its replica would be another from then on: it takes over the others'."""
     run = ps.run(partial(loops.poisoned, who=1, at=4, value=float("nan")), ps.allreduce(), workers=2, timeout_s=20)
     assert run.discarded["not finite"] == 1
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
@@ -194,7 +193,7 @@ def groupless(worker: ps.Worker) -> None:
 
 
 def test_a_group_that_cannot_form_is_an_error() -> None:
-    """Nobody died that others would have to go on without: there is no end to trying."""
+    """Without a death, retrying would never end."""
     words = r"workers 0, 1 could not form a group .* tried 6 times in .*torch says: Too many open files\. .*ulimit -n"
     with pytest.raises(ps.DeadlineError, match=words):
         ps.run(groupless, ps.allreduce(), workers=2, timeout_s=20)
@@ -216,7 +215,7 @@ def test_all_stop_at_the_same_step(tmp_path: Path) -> None:
 
 
 def test_the_end_does_not_wait_for_a_long_step(tmp_path: Path) -> None:
-    """Those that wait for it drop theirs and leave the weights as they are."""
+    """The workers waiting for it drop their step."""
     started_s = time.monotonic()
     run = ps.run(
         partial(replicas.without_a_loader, folder=str(tmp_path), slow_s=60.0),
@@ -231,7 +230,7 @@ def test_the_end_does_not_wait_for_a_long_step(tmp_path: Path) -> None:
 
 
 def test_evaluations_and_waiting_shares_are_recorded() -> None:
-    """The lowest worker shows its replica while it trains; fast workers wait for the slow one nine tenths of the time."""
+    """The lowest worker shares its replica; fast workers wait nine tenths of the time."""
     run = ps.run(
         loops.endless,
         ps.allreduce(),
@@ -253,7 +252,7 @@ def test_evaluations_and_waiting_shares_are_recorded() -> None:
 
 
 def test_a_replicated_model_behaves_like_the_users_model() -> None:
-    """Names, attributes, modes, indices and copies are the model's."""
+    """In names, attributes, modes, indices and copies."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     model.note = "mine"
     group = Group(None, 0, 0, 1, 1.0)
@@ -285,7 +284,7 @@ def test_a_replicated_model_behaves_like_the_users_model() -> None:
 
 
 def test_forward_keeps_its_signature_and_may_be_wrapped() -> None:
-    """Trainers read what it takes, and mixed precision is put around it."""
+    """Trainers read the signature, and mixed precision wraps forward."""
 
     class Pair(nn.Linear):
         def forward(self, left: torch.Tensor, right: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""All-reduce where the loop does something else than one backward pass for each forward pass: right, or refused."""
+"""All-reduce with more than one backward pass for each forward pass: correct, or refused."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def siamese_of_different_heads(model: Any, rows: torch.Tensor, rank: int) -> Non
 
 @pytest.mark.parametrize("backward", [penalty_between, siamese_of_different_heads], ids=lambda one: one.__name__)
 def test_parameters_ready_twice_are_refused_as_in_torch(backward: Backward, tmp_path: Path) -> None:
-    """Where a backward pass reaches parameters that DistributedDataParallel had seen to take no part."""
+    """A backward pass reaches parameters that DistributedDataParallel took for unused."""
     with pytest.raises(ps.WorkerError, match="mark a variable ready only once"):
         ps.run(partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce(), workers=2, timeout_s=20)
 
@@ -318,7 +318,7 @@ def accumulating(worker: ps.Worker, folder: str, rows: int, on: bool) -> None:
 
 @pytest.mark.parametrize(("rows", "on", "steps"), [(100, True, 9), (96, False, 9)], ids=["counted on", "even"])
 def test_gradients_accumulate_across_epochs(rows: int, on: bool, steps: int, tmp_path: Path) -> None:
-    """25 batches an epoch for 2 workers, counted on; or 24, counted anew in each epoch."""
+    """25 batches an epoch for 2 workers, counted across epochs; or 24, counted anew in each."""
     run = ps.run(partial(accumulating, folder=str(tmp_path), rows=rows, on=on), ps.allreduce(), workers=2, timeout_s=20)
     assert run.version == steps
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1

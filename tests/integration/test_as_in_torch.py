@@ -1,4 +1,4 @@
-"""What training loops do besides the usual, and expect of torch: each would go wrong without a word otherwise."""
+"""What training loops expect of torch beyond the usual loop; each would fail silently."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def writing(worker: ps.Worker, width: int, steps: int) -> None:
 @pytest.mark.parametrize("width", [4, 1 << 19])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_in_place_writes_stay_in_the_worker(width: int, workers: int) -> None:
-    """Large models are read where the server wrote them: others, and the next versions, see nothing of what is written."""
+    """Large models are read from the server's memory; other workers and versions see no writes."""
     run = ps.run(partial(writing, width=width, steps=5), ps.sync_sgd(), workers=workers, timeout_s=30.0)
     expected = torch.full((1, width), 1.0 - 5 * 0.01)
     assert torch.allclose(run.state_dict["weight"], expected)
@@ -94,7 +94,7 @@ def scheduled(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.async_sgd("plain"), ps.bounded_staleness(4)])
 def test_contributions_are_folded_at_their_workers_lr(strategy: ps.Strategy) -> None:
-    """As when one is still warming up, and the other is not."""
+    """As when one worker is still warming up."""
     run = ps.run(scheduled, strategy, workers=2, timeout_s=30.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 1.0 - 10 * 0.1 / 2))
 
@@ -508,7 +508,6 @@ def kept(worker: ps.Worker, folder: str) -> None:
 
 @pytest.mark.parametrize("strategy", [*EVERY, ps.first_of(1)])
 def test_a_saved_prepared_model_loads_without_plesio(strategy: str | ps.Strategy, tmp_path: Path) -> None:
-    """What is in the file needs no plesio to load."""
     ps.run(partial(kept, folder=str(tmp_path)), strategy, workers=1, timeout_s=30.0)
     with zipfile.ZipFile(tmp_path / "model") as saved:
         assert b"plesio" not in saved.read("model/data.pkl")

@@ -170,7 +170,7 @@ def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) 
 
 
 def test_an_ascii_terminal_gets_ascii_tables() -> None:
-    """In the program, and where a script prints a run."""
+    """From the command and from a script that prints a run."""
     few = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = program("run", script(), "--workers", "1", "--until", "steps=20", stdout=subprocess.PIPE, env=few)
     assert (done.returncode, done.stderr) == (0, "")
@@ -317,7 +317,7 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
 
 
 def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever calls it: a worker process, a simulation, a replay. What was typed before `--` is plesio's."""
+    """In workers, simulations and replays. Arguments before `--` are plesio's."""
     parser = "p = argparse.ArgumentParser(exit_on_error=False); p.add_argument('--start', type=int, default=0)"
     name = script(first=f"import argparse; {parser}; torch.manual_seed(p.parse_args().start)")
     own = ["--", "--start", "7"]
@@ -354,8 +354,8 @@ def test_run_with_only_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
-def test_a_signal_to_run_leaves_a_folder_and_how_to_go_on(number: int, words: str) -> None:
-    """Schedulers send SIGTERM to all processes of a run; Ctrl-C is for the program alone."""
+def test_a_signal_to_run_leaves_a_folder_and_says_how_to_resume(number: int, words: str) -> None:
+    """Schedulers send SIGTERM to all processes of a run; Ctrl-C reaches the launcher alone."""
     command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "2"]
     command += ["--checkpoint-every-s", "60", "--runs", "here"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
@@ -379,8 +379,8 @@ def test_a_signal_to_run_leaves_a_folder_and_how_to_go_on(number: int, words: st
     assert {one["left"] for one in json.loads((folder / "summary.json").read_text())["workers"]} == {"finished"}
 
 
-def test_a_terminal_that_is_closed_leaves_the_run_folder_whole() -> None:
-    """The kernel sends SIGHUP then, and nothing can be printed any more."""
+def test_a_closed_terminal_leaves_the_run_folder_complete() -> None:
+    """The kernel sends SIGHUP, and printing fails from then on."""
     command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "1"]
     pid, terminal = pty.fork()
     if pid == 0:

@@ -86,8 +86,8 @@ def test_a_signal_keeps_what_was_simulated_and_a_second_one_ends_at_once(
     assert signal.getsignal(signal.Signals[name]) is before
 
 
-def test_sigterm_to_compare_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """It comes in the second strategy's run: the first one's row and the report are there."""
+def test_sigterm_to_compare_shows_the_finished_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """It comes in the second strategy's run; the first one's row and the report are kept."""
     second = 'Path("runs").exists() and len(list(Path("runs").glob("*async_sgd"))) == 1'
     press = f"if worker.version > 20 and {second}: signal.raise_signal(signal.SIGTERM)"
     script = SCRIPT.replace("with worker.step():", f"with worker.step():\n                {press}")
@@ -102,7 +102,7 @@ def test_sigterm_to_compare_shows_what_there_is(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_where_a_signal_is_ignored_it_stays_so(number: int) -> None:
+def test_ignored_signals_stay_ignored(number: int) -> None:
     """As in a shell's background: `nohup plesio simulate ... &`."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
@@ -126,7 +126,7 @@ def _child_ends_by(number: int) -> int:
 
 
 def test_forked_processes_of_a_run_are_ended_by_sigterm() -> None:
-    """`multiprocessing.Pool.terminate` waits until they are."""
+    """`multiprocessing.Pool.terminate` waits for them."""
     with CtrlC() as ctrl_c:
         assert _child_ends_by(signal.SIGTERM) == signal.SIGTERM
     assert ctrl_c.pressed == 0

@@ -146,7 +146,7 @@ def troubled(worker: ps.Worker, how: str, folder: str) -> None:
 
 
 def test_all_reduce_recovers_a_worker_that_missed_a_step(tmp_path: Path) -> None:
-    """Whoever is behind takes over what the other's device holds, the optimizer's state included."""
+    """It takes over the other device's parameters and optimizer state."""
     ends = set()
     for how in ("", "misses the end"):
         run = ps.run(partial(troubled, how=how, folder=str(tmp_path)), "allreduce", workers=2, seed=1, timeout_s=60.0)
@@ -176,7 +176,7 @@ def test_evaluation_runs_on_the_cpu() -> None:
 
 
 def test_simulated_workers_share_a_device() -> None:
-    """In a process of its own, as all of them are in the one that asks."""
+    """In one process, here a new one."""
     program = (
         "import functools, plesio as ps; from integration.test_devices import one_step\n"
         "train = functools.partial(one_step, on='lazy')\n"

@@ -1,4 +1,4 @@
-"""`worker.stop`: one worker ends the run for all of them, and its reason is told."""
+"""`worker.stop`: one worker ends the run for all, and its reason is recorded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_first_stop_gives_the_reason() -> None:
 
 
 def test_a_stop_after_the_end_is_ignored() -> None:
-    """Every worker still asks, on its way out."""
+    """Every worker asks for a stop on its way out."""
     run = ps.run(partial(patient, who=-1), ps.async_sgd(), workers=2, until=ps.Until(steps=20), timeout_s=30)
     assert run.ended == "20 steps were up"
 
@@ -137,7 +137,7 @@ def test_a_simulated_stop_is_reproducible(strategy: ps.Strategy, tmp_path: Path)
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=4)], ids=lambda one: one.name)
 def test_a_simulated_stop_takes_effect_at_its_virtual_time(strategy: ps.Strategy) -> None:
-    """Also amid local steps, which are computed ahead of their time."""
+    """Also within local steps, which are computed ahead of their time."""
     run = simulated(patient, strategy, Cluster((Group(2, Constant(0.1)),)))
     assert run.wall_s == pytest.approx(0.6)
     assert run.ended == WORDS
@@ -145,7 +145,7 @@ def test_a_simulated_stop_takes_effect_at_its_virtual_time(strategy: ps.Strategy
 
 @pytest.mark.parametrize(("dies_s", "wall_s"), [(0.55, 1.4), (0.65, 0.6)])
 def test_a_worker_that_crashed_before_its_stop_does_not_stop_the_run(dies_s: float, wall_s: float) -> None:
-    """But comes back, and asks then."""
+    """It restarts, and asks then."""
     faults = (Crash(worker=1, at_s=dies_s), Restart(worker=1, at_s=0.8))
     run = simulated(patient, ps.local_sgd(every=4), Cluster((Group(2, Constant(0.1)),), faults=faults))
     assert run.wall_s == pytest.approx(wall_s)

@@ -1,4 +1,4 @@
-"""The figures of whole runs against what is known of them: steps that counted, bytes, advice, samples after a resume."""
+"""The figures of whole runs against known values: counted steps, bytes, advice, samples after a resume."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def useful(run: ps.Run) -> int:
 
 
 def test_half_of_the_work_cancelled_is_an_ideal_share_of_one_half() -> None:
-    """The second ten are called off each time, at 0.1 s: what they would need beyond that nobody knows."""
+    """The slower ten are cancelled at 0.1 s each time; their full step time is unknown."""
     run = simulated(ps.first_of(10), TEN_AND_TEN)
     assert run.discarded == {"cancelled": 100}
     assert run.ideal_share == pytest.approx(0.5)
@@ -104,7 +104,7 @@ def test_useful_work_of_processes_excludes_cancelled_steps() -> None:
 
 
 def test_finished_workers_do_not_lower_the_ideal_share() -> None:
-    """40 steps each: at 0.02 s the three are done after 0.8 s of 4, and nobody ever waited."""
+    """40 steps each: three workers finish at 0.8 s of 4, and nobody waits."""
     run = simulated(ps.async_sgd("plain"), STRAGGLER, steps=40)
     assert (run.wall_s, run.waiting_share) == (pytest.approx(4.0), 0.0)
     assert run.ideal_share == pytest.approx(1.0)
@@ -133,7 +133,7 @@ def test_absent_workers_do_not_lower_the_ideal_share(faults: tuple[Crash | Join 
     ids=["sync_sgd", "sync_sgd, in the first round", "local_sgd"],
 )
 def test_waits_and_steps_cut_by_the_end_count_until_then(strategy: Strategy, waited: float, end_s: float) -> None:
-    """Three are done after a second a step, and wait for the fourth; under local_sgd there is not one fold."""
+    """Three workers step in a second and wait for the fourth; local_sgd makes no fold at all."""
     cluster = Cluster((Group(3, Constant(1.0)), Group(1, Constant(4.0))))
     run = simulated(strategy, cluster, steps=None, until=ps.Until(seconds=end_s))
     assert run.waiting_share == pytest.approx(waited / (4 * end_s))
@@ -146,7 +146,7 @@ def test_waits_and_steps_cut_by_the_end_count_until_then(strategy: Strategy, wai
 
 
 def test_no_advice_when_each_worker_has_its_own_steps() -> None:
-    """The slow one's take as long under every strategy; without an end to them others do more while it is at one."""
+    """The slow worker's steps take as long under every strategy. Endless loops get advice."""
     assert simulated(ps.sync_sgd(), STRAGGLER, steps=40).advice == ""
     endless = simulated(ps.sync_sgd(), STRAGGLER, steps=None, until=ps.Until(seconds=4.0))
     assert "async_sgd would have taken" in endless.advice
@@ -176,7 +176,7 @@ def test_frozen_parameters_are_not_sent(strategy: Strategy, engine: ps.Simulated
     ids=["real", "simulated"],
 )
 def test_cancelled_steps_cost_only_the_parameters_bytes(engine: ps.Simulated | str) -> None:
-    """12 bytes there for each contribution that came, and back for each that was answered or called off."""
+    """12 bytes up per contribution, 12 down per answer or cancellation."""
     paces = {} if isinstance(engine, ps.Simulated) else {"pace": ps.Pace(0.02), "faults": [ps.Slow(0, 10)]}
     run = ps.run(own, ps.first_of(2), workers=3, engine=engine, **paces)
     called_off = run.discarded["cancelled"]
@@ -190,7 +190,7 @@ def test_cancelled_steps_cost_only_the_parameters_bytes(engine: ps.Simulated | s
 
 
 def test_evaluations_are_not_earlier_than_their_version() -> None:
-    """A step is under way at the stop, and is folded when it is done: that is when the last weights were there."""
+    """The step under way at the stop is folded when it is done."""
     train = functools.partial(own, steps=None)
     options = {"workers": 2, "pace": ps.Pace(1.0), "evaluate": weight, "evaluate_every_s": 0.2}
     run = ps.run(train, ps.sync_sgd(), until=ps.Until(seconds=1.3), **options)

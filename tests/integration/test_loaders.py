@@ -1,4 +1,4 @@
-"""What `prepare` makes of a loader: it looks like the user's, and shares out one order of the data or says why it cannot."""
+"""`prepare` on a loader: it looks like the user's and shares out one order, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_drawing_an_order_leaves_global_generators_unchanged() -> None:
 
 
 def test_skipped_epochs_still_draw_their_order() -> None:
-    """As those are that were done before a run was resumed."""
+    """As the epochs before a resume."""
     whole, rest = leased(loader_of(seeded_source())), leased(loader_of(seeded_source()), done=2)
     assert [rows_of(whole) for _ in range(3)][2] == [rows_of(rest) for _ in range(3)][2]
 
@@ -316,7 +316,7 @@ EVERYWHERE = [
 
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
 def test_peeking_at_a_batch_changes_nothing(strategy: ps.Strategy) -> None:
-    """It is in no epoch, in no step and in no count."""
+    """A peek is in no epoch, step or count."""
     plain, looked = (ps.run(partial(look, looks=looks), strategy, workers=1, timeout_s=60) for looks in (0, 2))
     assert (looked.steps, looked.samples) == (plain.steps, plain.samples) == (2 * ROWS // BATCH, 2 * ROWS)
     for name, value in plain.state_dict.items():
@@ -354,7 +354,7 @@ def test_a_run_with_peeks_is_replayed(strategy: ps.Strategy, engine: Any, tmp_pa
 
 
 def test_the_rest_of_an_epoch_left_early_comes_first_in_the_next() -> None:
-    """What is left of it comes first in the next: each batch is given out as often as any other."""
+    """Each batch is leased as often as any other."""
 
     def train(worker: ps.Worker) -> None:
         model = loops.mlp()
@@ -393,14 +393,14 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
     ids=["sync_sgd", "allreduce", "simulated"],
 )
 def test_a_worker_without_batches_may_not_loop_forever_in_rounds(strategy: ps.Strategy, engine: Any) -> None:
-    """The others would wait for it as long as it asks."""
+    """The others would wait for it forever."""
     assert ps.run(partial(few, epochs=3), strategy, workers=3, engine=engine, timeout_s=60).samples == 3 * 8
     with pytest.raises(ConfigurationError, match=r"worker 2 got no batch in 50,000 epochs: .* or workers=2 at most"):
         ps.run(partial(few, epochs=None), strategy, workers=3, engine=engine, timeout_s=60)
 
 
 def test_workers_of_a_process_share_an_epochs_order() -> None:
-    """An epoch's order can be large: a worker keeps two, and nobody any that no worker does."""
+    """Orders can be large: each worker keeps two, and unused ones are freed."""
     loader = DataLoader(range(ROWS), batch_size=BATCH, shuffle=True)
     one, other = _Order(loader, seed=5), _Order(loader, seed=5)
     first = one.batches(0)
@@ -428,7 +428,7 @@ def test_the_order_equals_torchs_samplers(
 
 
 def test_an_epochs_order_is_stored_compactly() -> None:
-    """Which would take 40 bytes for each, and the first batch of every epoch long to come."""
+    """Python integers would take 40 bytes a sample and delay every epoch's first batch."""
     loader = DataLoader(range(100_000), batch_size=10, shuffle=True)
     tracemalloc.start()
     try:
@@ -463,7 +463,7 @@ def scheduled(worker: ps.Worker, epochs: int) -> None:
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=4), ps.hogwild()], ids=str)
 def test_progress_is_the_runs_for_every_worker(strategy: ps.Strategy) -> None:
-    """A schedule by the steps of one would be over too early, or not at all."""
+    """A schedule by one worker's own steps would end too early or never."""
     run = ps.run(partial(scheduled, epochs=4), strategy, workers=3, engine=ps.Simulated("one-straggler"))
     ends = [one.metrics for one in run.summary.logged if "last" in one.metrics]
     assert len(ends) == 3

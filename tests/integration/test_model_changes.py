@@ -1,4 +1,4 @@
-"""What a training loop does to its model or optimizer after prepare: followed, or refused in clear words; never lost."""
+"""Changes to a model or optimizer after prepare are followed or refused, never lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sparse(nn.Module):
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
 def test_sparse_gradients_match_plain_pytorch(strategy: ps.Strategy) -> None:
-    """As in plain PyTorch; over local steps, too."""
+    """Over local steps, too."""
     train = partial(loops.follow, build=Sparse, optimizers=loops.sgd, steps=12)
     got = ps.run(train, strategy, workers=1).state_dict
     for name, value in loops.plain_pytorch(Sparse, loops.sgd, 12).items():
@@ -214,7 +214,7 @@ def test_tensors_added_after_prepare_are_refused(how: Callable[[Any], None], wor
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
 def test_changes_after_the_last_step_are_allowed(strategy: ps.Strategy) -> None:
-    """To export it: the result has what was trained."""
+    """For an export; the result holds the trained weights."""
     assert ps.run(partial(rebuilt, how=layer_added, at=5), strategy, workers=2, timeout_s=30.0).steps == 10
 
 
@@ -304,7 +304,7 @@ LOCAL = ps.local_sgd(every=4)
 
 @pytest.mark.parametrize("engine", ["local", SIMULATED], ids=["local", "simulated"])
 def test_a_nan_in_a_local_step_costs_one_contribution(engine: Any) -> None:
-    """The momentum of the worker's own optimizer does not keep it."""
+    """The NaN does not stay in the momentum of the worker's own optimizer."""
     train = partial(loops.poisoned, who=1, at=5, value=float("nan"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # where workers are in this process, it is told here
@@ -331,7 +331,7 @@ def two_heads(worker: ps.Worker, settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.first_of(2), ps.buffered(2, correct="plain")], ids=str)
 def test_an_unused_head_gets_no_gradient_from_that_worker(strategy: ps.Strategy) -> None:
-    """The server makes the mean in a worker's slot: it must not come back as that worker's own."""
+    """The server computes the mean in a worker's slot; it must not return as that worker's own."""
     run = ps.run(partial(two_heads, settings={}), strategy, workers=2, timeout_s=30.0)
     assert [float(weight) for weight in run.state_dict.values()] == [-2.0, -2.0]
 
@@ -348,7 +348,7 @@ def test_changes_of_a_gradient_by_the_optimizer_are_not_resent() -> None:
 
 @pytest.mark.parametrize("strategy", ["buffered", "async_sgd"])
 def test_the_first_momentum_is_undampened(strategy: str) -> None:
-    """As torch begins one: dampening holds from the second gradient on."""
+    """As in torch: dampening starts with the second gradient."""
 
     def once(worker: ps.Worker, dampening: float) -> None:
         model = nn.Linear(1, 1, bias=False)
@@ -366,7 +366,7 @@ def test_the_first_momentum_is_undampened(strategy: str) -> None:
 
 
 def test_missing_gradients_are_counted_over_local_steps() -> None:
-    """Of `Tied` one layer, of two tensors, is used every other step."""
+    """One layer of `Tied`, with two tensors, is used every other step."""
     train = partial(loops.follow, build=loops.Tied, optimizers=loops.sgd, steps=8)
     counts = [ps.run(train, strategy, workers=2).missing_gradients for strategy in (ps.sync_sgd(), LOCAL)]
     assert counts == [2 * 8 // 2 * 2] * 2

@@ -1,4 +1,4 @@
-"""What `worker.prepare` and the first step say of what torch would take, and a run cannot: without a word it would be lost."""
+"""`worker.prepare` and the first step report what torch accepts and a run cannot keep."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def joined_later(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce", "hogwild"])
 def test_groups_can_be_unfrozen_by_their_lr(strategy: str) -> None:
-    """What is said of add_param_group after prepare."""
+    """As the error of add_param_group after prepare recommends."""
     model = two_layers()
     joining(model, lambda model, optimizer: (model, optimizer, None))
     run = ps.run(joined_later, strategy, workers=1, timeout_s=30.0)
@@ -360,7 +360,7 @@ def tied_by_memory(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", "allreduce"])
 def test_weights_tied_by_data_are_refused_with_a_remedy(strategy: str) -> None:
-    """They were untied, and each trained on its own."""
+    """They would be trained apart."""
     with pytest.raises(ps.ConfigurationError, match=r"tie them as one parameter \(1\.weight = 0\.weight, without"):
         ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)
 

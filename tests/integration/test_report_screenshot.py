@@ -1,4 +1,4 @@
-"""The report in a real browser: it is drawn, at the size asked for, with every strategy in its own colour."""
+"""The report in a real browser: drawn in full, with every strategy in its own colour."""
 
 from __future__ import annotations
 

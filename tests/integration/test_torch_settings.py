@@ -1,4 +1,4 @@
-"""Torch's settings hold in the processes of a run as they were where it was started: in workers, server and evaluator."""
+"""Workers, server and evaluator have the torch settings of the process that started the run."""
 
 from __future__ import annotations
 
@@ -170,7 +170,6 @@ HELPING = "import torch\nMADE = torch.ones(1)\n"
 
 @pytest.mark.parametrize("command", ["python", "plesio run"])
 def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_path: Path) -> None:
-    """A module that it imports after that is imported under the same in workers."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helping.py").write_text(HELPING)
     started = {
@@ -195,7 +194,7 @@ def doubled(worker: ps.Worker) -> None:
 
 
 def test_a_replay_uses_the_settings_of_its_run(tmp_path: Path) -> None:
-    """Set under `if __name__ == "__main__"`, say, they are not set where the run is done again."""
+    """Settings made under `if __name__ == "__main__"` are not made in a replay."""
     here = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     run = ps.run(doubled, "async_sgd", workers=2, runs=tmp_path, timeout_s=60.0)

@@ -52,7 +52,7 @@ def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("name", SGDS)
 def test_any_optimizer_runs_at_the_server(name: str) -> None:
-    """Elementwise ones over flat tensors, per-tensor ones (Adafactor) through views: the same as in the loop itself."""
+    """Elementwise ones over flat tensors, per-tensor ones (Adafactor) through views."""
     optimizers = partial(optimizer_of, name=name)
     train = partial(loops.follow, build=loops.mlp, optimizers=optimizers, steps=12)
     got = ps.run(train, ps.sync_sgd(), workers=1).state_dict
@@ -116,7 +116,7 @@ if __name__ == "__main__":
 
 
 def test_sys_argv_reaches_train_evaluate_and_their_imports(tmp_path: Path) -> None:
-    """In `train`, in `evaluate` and in modules they import; also those that are not in UTF-8."""
+    """Arguments outside UTF-8, too."""
     (tmp_path / "script.py").write_text(PARSING)
     (tmp_path / "options.py").write_text(OPTIONS)
     script = [sys.executable, str(tmp_path / "script.py"), "--lr", "0.25", "--data", os.fsdecode(b"caf\xe9")]
@@ -148,7 +148,7 @@ def run_loop(steps: int, prepare: Any) -> nn.Module:
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=1), ps.hogwild()], ids=str)
 def test_schedules_groups_accumulation_and_clipping_match_plain_pytorch(strategy: ps.Strategy) -> None:
-    """Schedulers, groups, accumulation and clipping: with one worker, bit for bit what they do without plesio."""
+    """Bit for bit with one worker."""
     got = ps.run(partial(usual_loop, steps=10), strategy, workers=1).state_dict
     want = run_loop(10, lambda model, optimizer: (model, optimizer)).state_dict()
     assert all(torch.equal(got[name], value) for name, value in want.items())
@@ -182,7 +182,7 @@ REAL = [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(every=1), ps.allreduce(), ps
 
 @pytest.mark.parametrize("strategy", REAL, ids=str)
 def test_initial_optimizer_state_is_kept_by_every_strategy(strategy: ps.Strategy) -> None:
-    """AMSGrad keeps three tensors for each, more than a ring for one worker has free."""
+    """AMSGrad keeps three tensors per parameter, more than a ring for one worker has free."""
     goes_on_as_without_plesio("AdamW", strategy, workers=1)
 
 
@@ -207,7 +207,7 @@ def half_warm(worker: ps.Worker) -> None:
 
 
 def test_shared_memory_matches_the_formula() -> None:
-    """N + 2 versions (one more to evaluate), N slots, and the state that optimizer and correction keep."""
+    """N + 2 versions (one more to evaluate), N slots, and the state of optimizer and correction."""
     model = loops.mlp()
     described, _ = describe(model, loops.momentum(model))
     whole = Layout(described.specs).nbytes
@@ -256,7 +256,7 @@ def test_a_run_folder_holds_every_file(tmp_path: Path) -> None:
 
 
 def test_snapshots_are_consistent_and_the_last_is_evaluated() -> None:
-    """The last evaluation is of the weights that the run brings back."""
+    """The last evaluation is of the returned weights."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=40)
     run = ps.run(train, ps.async_sgd(), workers=3, evaluate=weight_sum, evaluate_every_s=0.02)
     total = sum(value.double().sum().item() for value in run.state_dict.values())
@@ -270,7 +270,7 @@ def weight_sum(model: nn.Module) -> dict[str, float]:
 
 
 def test_a_straggler_holds_the_others_under_sync_sgd_only() -> None:
-    """Waiting and staleness say what the strategy cost (shares, not times)."""
+    """Waiting and staleness show each strategy's cost (shares, not times)."""
     train = partial(loops.endless, pause_s=0.0)
     settings = {
         "workers": 3,
@@ -382,7 +382,7 @@ class Tires:
 def test_an_evaluation_that_raises_ends_the_run_and_keeps_its_results(
     engine: str | ps.Simulated, tmp_path: Path
 ) -> None:
-    """Its words, its line, the weights, the figures, the evaluations before: in the exception and on the disk."""
+    """Message, line, weights, figures and earlier evaluations are in the exception and on disk."""
     train = partial(loops.endless, pause_s=0.002) if engine == "local" else loops.follow
     if engine != "local":
         train = partial(loops.follow, build=loops.mlp, optimizers=partial(optimizer_of, name="SGD"), steps=400)
@@ -452,7 +452,7 @@ def test_an_unwritable_run_folder_keeps_the_result_in_memory(tmp_path: Path) -> 
 
 
 def test_on_a_full_disk_the_weights_are_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come first; half of a file is taken away again."""
+    """A partly written file is deleted."""
 
     def full(path: Path, data: bytes) -> int:
         path.open("wb").close()

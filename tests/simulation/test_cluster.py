@@ -1,4 +1,4 @@
-"""Cluster descriptions: draws that depend on nothing but seed and worker, exact paces, files that say what is wrong."""
+"""Cluster descriptions: draws by seed and worker alone, exact paces, files whose errors are located."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_work_is_done_during_an_outage() -> None:
 
 
 def test_outages_end_despite_rounding() -> None:
-    """Steps that begin at the ends of outages far from zero go on."""
+    """Steps that begin at the end of an outage far from zero go on."""
     still = one(Constant(0.001), outage=Outage(every_s=0.1, lasts_s=0.03, start_s=0.07)).timetable(0, 0)
     now_s = 1e6
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""A run in this very process leaves nothing in it: no descriptor and no memory, also before somebody looks for cycles."""
+"""A simulated run leaks no descriptor and no memory, even before the cycle collector runs."""
 
 from __future__ import annotations
 

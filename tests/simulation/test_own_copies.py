@@ -1,4 +1,4 @@
-"""What workers of one process have for themselves, as workers that are processes have."""
+"""Simulated workers have their own copies of objects, as processes have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Workers of one process write into their weights as workers of many do: only they see it.
-
-The model is large enough for processes to read it where it lies.
-"""
+"""Simulated workers write into their own weights, as processes do: others do not see it."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def test_a_real_run_that_writes_weights_replays_bit_for_bit(strategy: Strategy, 
 
 
 def test_memory_for_the_copies_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In lock step and without a momentum: 5 versions and 3 slots are shared, and 3 copies each one's own."""
+    """In rounds without momentum: 5 versions and 3 slots are shared, plus 3 private copies."""
     model = 4 * WIDTH * (WIDTH + 1)
     monkeypatch.setattr("plesio.transport.memory.room", lambda: {"the host's memory": int(9.5 * model)})
     with pytest.raises(SharedMemoryError, match="with a copy of the model for each of the 3 workers of this process"):

@@ -1,4 +1,4 @@
-"""The test of the test: every planted bug is found, and by the promise it breaks."""
+"""The test of the test: every planted bug is found, by the invariant it breaks."""
 
 from __future__ import annotations
 

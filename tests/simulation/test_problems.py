@@ -1,4 +1,4 @@
-"""Analytic problems: exact answers, and runs that equal the textbook's where the textbook says so."""
+"""Analytic problems: exact answers, and runs that equal the textbook's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_variance_falls_with_the_number_of_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_rows_are_independent(name: str) -> None:
-    """Each row of a matrix has the gradient and the loss it has alone, under the same noise."""
+    """Each row of a matrix has the gradient and loss it has alone, under the same noise."""
     problem = PROBLEMS[name]()
     rows = np.random.default_rng(3).standard_normal((4, len(problem.start())))
     together = problem.gradient(rows, np.random.default_rng(4))
@@ -119,7 +119,7 @@ def test_rounds_without_noise_are_gradient_descent(strategy: Strategy) -> None:
 
 
 def test_equal_async_workers_are_descent_with_a_fixed_delay() -> None:
-    """x_{t+1} = x_t - lr/N grad(x_{t-N+1}), once everybody computed at the start."""
+    """x_{t+1} = x_t - lr/N grad(x_{t-N+1}), after all computed at the start."""
     problem, workers, rng = Quadratic(d=30, noise=0.0), 4, np.random.default_rng(0)
     path = [problem.start()] * workers
     for _ in range(80):
@@ -130,7 +130,7 @@ def test_equal_async_workers_are_descent_with_a_fixed_delay() -> None:
 
 
 def test_a_round_has_the_noise_of_a_mean_gradient() -> None:
-    """At the solution one step moves to where only the noise says: its loss is that of a mean of 64 gradients."""
+    """One step from the solution: its loss is that of a mean of 64 noisy gradients."""
 
     class AtSolution(Quadratic):
         def start(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A run of real processes, done again from its journal: the same bits."""
+"""A real run replayed from its journal: the same bits."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ DIES_AMID = Cluster((Group(2, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.6
 def test_an_endless_loop_ended_between_exchanges_replays(
     options: dict[str, Any], of_train: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What a worker did after its last contribution no journal has: the replay does not look for the end of that."""
+    """The journal holds nothing after a worker's last contribution; the replay stops there."""
     train = functools.partial(endless, **{name: name == "stops" or tmp_path / name for name in of_train})
     run = trained(ps.local_sgd(every=4), tmp_path, train, workers=2, **options)
     assert run.version > 0
@@ -149,7 +149,7 @@ def test_until_stops_at_the_given_version(tmp_path: Path) -> None:
 
 
 def test_a_version_outside_the_journal_is_refused(tmp_path: Path) -> None:
-    """Before anything is done again, and with those it does hold."""
+    """Before anything is replayed, naming the versions it holds."""
     run = trained(ps.async_sgd(), tmp_path)
     assert run.folder is not None
     for until in (run.version + 1, -1, 1.5):
@@ -203,7 +203,7 @@ def test_a_damaged_journal_is_replayed_up_to_the_damage(tmp_path: Path) -> None:
 
 
 def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
-    """As a killed server leaves it. Every version that it holds is the same."""
+    """As a killed server leaves it. Every version it holds is the same."""
     run = trained(ps.async_sgd(), tmp_path)
     assert run.folder is not None
     file = run.folder / FILE_NAME
@@ -218,7 +218,7 @@ def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
-    """What makes a replay the same is the order of events: with two pushes exchanged the weights differ."""
+    """With two pushes exchanged the weights differ."""
     from plesio.protocol.journal import JournalWriter
 
     run = trained(ps.async_sgd(correct="plain"), tmp_path)
@@ -271,7 +271,7 @@ def test_the_command_replays_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_command_distinguishes_another_function_from_a_changed_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of a `functools.partial`: the script's own train may be something else, or stand in another script."""
+    """For a run of a `functools.partial`, the script's own train may be another function."""
     monkeypatch.setattr("sys.path", [*sys.path])
     run = trained(ps.async_sgd(), tmp_path / "runs", functools.partial(chancy, epochs=2))
     script = tmp_path / "script.py"
@@ -394,7 +394,7 @@ CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0
     "strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=lambda one: one.name
 )
 def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> None:
-    """What the evicted worker had sent comes later, and it joins anew."""
+    """The evicted worker's messages come later, and it rejoins."""
     until = ps.Until(steps=60)
     run = trained(strategy, tmp_path, train, 3, engine=ps.Simulated(CUT_OFF), timeout_s=0.5, until=until)
     assert run.folder is not None
@@ -409,7 +409,7 @@ def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("at_s", "sent"), [(0.35, [Abandoned, Pushed]), (0.45, [Pushed, LeaseWanted])])
 def test_an_evicted_workers_late_messages_are_ignored_in_replay(at_s: float, sent: list[type], tmp_path: Path) -> None:
-    """Two messages of one that is far away, and whose steps are called off, are under way when it is cut off."""
+    """Two messages of a distant worker with cancelled steps are under way at its eviction."""
     groups = Group(2, Ranked(0.1)), Group(1, Constant(0.2), Link(0.1))
     cut_off = Cluster(groups, faults=(Partition(worker=2, at_s=at_s, until_s=at_s + 1.5),))
     run = trained(ps.first_of(2), tmp_path, cooling, 3, engine=ps.Simulated(cut_off), timeout_s=0.5)
@@ -422,7 +422,7 @@ def test_an_evicted_workers_late_messages_are_ignored_in_replay(at_s: float, sen
 
 
 def test_a_death_after_sending_a_contribution_replays(tmp_path: Path) -> None:
-    """That comes first, and counts."""
+    """The contribution comes first, and counts."""
     dies = Cluster((Group(2, Constant(0.1), Link(0.001, 1800)),), faults=(Crash(worker=1, at_s=0.12),))
     run = trained(ps.local_sgd(1), tmp_path, cooling, 2, engine=ps.Simulated(dies))
     assert run.workers[1].folded == 1
@@ -430,7 +430,7 @@ def test_a_death_after_sending_a_contribution_replays(tmp_path: Path) -> None:
 
 
 def test_a_death_before_hearing_a_cancellation_replays(tmp_path: Path) -> None:
-    """It waited for data then. The one that takes its place heard nothing either, since none of it was said to it."""
+    """The worker waits for data then; its successor does not hear the cancellation either."""
     groups = Group(1, Constant(0.1)), Group(1, Constant(0.35), Link(0.2))
     gone = Crash(worker=1, at_s=0.15), Restart(worker=1, at_s=0.5), Slow(worker=0, at_s=0.25, factor=50, until_s=6)
     run = trained(ps.first_of(1), tmp_path, cooling, 2, engine=ps.Simulated(Cluster(groups, faults=gone)))

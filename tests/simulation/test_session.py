@@ -1,4 +1,4 @@
-"""Delivery over a connection that misbehaves as it likes, and what a checkpoint of the core keeps."""
+"""Delivery over a lossy connection, and what a checkpoint of the core keeps."""
 
 from __future__ import annotations
 

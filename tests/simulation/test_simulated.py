@@ -1,4 +1,4 @@
-"""A real training function on simulated machines: exact, repeatable, and the real thing where time does not matter."""
+"""A real training function on simulated machines: reproducible, and equal to real runs where time does not matter."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None
 
 
 def test_simulation_and_process_state_do_not_affect_each_other() -> None:
-    """Its random sources, its threads, its gradient mode."""
+    """Random generators, thread count, gradient mode."""
     first = simulated(ps.async_sgd()).state_dict
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -107,7 +107,7 @@ def chancy_evaluate(model: torch.nn.Module) -> dict[str, float]:
 
 
 def test_random_numbers_of_an_evaluation_depend_only_on_the_seed() -> None:
-    """That at the very end, too."""
+    """Those of the last evaluation, too."""
     drawn = []
     for before in (98, 99):
         with torch.random.fork_rng():
@@ -163,7 +163,7 @@ def test_in_rounds_simulated_weights_equal_real_ones() -> None:
 
 @pytest.mark.parametrize("until", [ps.Until(seconds=1.0), None], ids=["stopped", "crashed"])
 def test_a_workers_last_log_entries_are_kept(until: ps.Until | None) -> None:
-    """33 steps in a second, and one under way; they are sent on every fourth."""
+    """33 steps in a second and one under way; entries are sent on every fourth step."""
 
     def count(worker: Any) -> None:
         model = torch.nn.Linear(2, 1)
@@ -261,7 +261,7 @@ def test_a_run_with_only_nan_is_an_error() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*held a NaN:RuntimeWarning")
 def test_repeated_non_finite_contributions_are_reported_rarely() -> None:
-    """Of 20 a worker that are not finite: the 1st, 2nd, 4th, 8th and 16th."""
+    """Of 20 per worker, the 1st, 2nd, 4th, 8th and 16th are reported."""
     run = simulated(ps.async_sgd(), UNEVEN, functools.partial(hopeless, steps=21, good=1))
     assert run.discarded == {"not finite": 80}
     assert len(run.incidents) == 4 * 5

@@ -1,4 +1,4 @@
-"""The real core under simulated faults: no promise breaks, whatever the seed; and the simulation itself is sound."""
+"""The real core under simulated faults: the invariants hold for every seed, and the simulation itself is sound."""
 
 from __future__ import annotations
 

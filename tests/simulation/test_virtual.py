@@ -1,4 +1,4 @@
-"""The driver in virtual time, against closed forms, and against a folder that knows what each slot holds."""
+"""The driver in virtual time, against closed forms, and with a folder that tracks each slot."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def carried(star: Star, clock: VirtualClock, sent: Sequence[tuple[float, int, ob
 
 @pytest.mark.parametrize(("own", "server"), [(FREE, FREE), (Link(0.1, 1e3), FREE), (FREE, Link(0.1, 1e3))])
 def test_messages_of_a_worker_arrive_in_order(own: Link, server: Link) -> None:
-    """Large and small ones in turn, also into a partition."""
+    """Large and small ones alternate, also into a partition."""
     cut_off = Partition(worker=0, at_s=2.0, until_s=4.0)
     clock = VirtualClock()
     star = Star(cluster_of(Constant(1.0), link=own, server=server, faults=[cut_off]), clock)
@@ -182,7 +182,7 @@ def test_messages_of_a_worker_arrive_in_order(own: Link, server: Link) -> None:
 
 
 def test_messages_share_their_workers_link() -> None:
-    """A second on the worker's own link for each that has bytes. One that was never sent holds up nothing."""
+    """Each message with bytes takes a second of the link; one that was never sent takes none."""
     void = Message(0, 1, 0.5, Contribution(1, 1, 1))
     void.void = True
     clock = VirtualClock()
@@ -192,7 +192,7 @@ def test_messages_share_their_workers_link() -> None:
 
 
 def test_all_reduce_takes_the_time_of_a_ring() -> None:
-    """2 (n-1) hops of a part in n, over the slowest link."""
+    """2 (n-1) hops of 1/n of the bytes, over the slowest link."""
     link = Link(latency_s=0.01, bytes_per_s=1e6)
     cluster = Cluster((Group(3, Constant(1.0), link), Group(1, Constant(1.0), Link(0.0, 1e9))))
     _, final = simulate(allreduce(), cluster, nbytes=4_000_000, limits=Limits(contributions=4 * 5))
@@ -209,7 +209,7 @@ def test_local_steps_fill_the_given_seconds() -> None:
 
 
 def test_first_of_cancels_the_slowest_worker() -> None:
-    """The fourth is called off each time, at its cost in time, and never folded."""
+    """The fourth worker is cancelled each round, at its cost in time, and never folded."""
     cluster = cluster_of(Constant(1.0), Constant(2.0), Constant(3.0), Constant(10.0))
     _, final = simulate(first_of(3), cluster, limits=Limits(contributions=30))
     assert final.wall_s == pytest.approx(30.0)
@@ -219,7 +219,7 @@ def test_first_of_cancels_the_slowest_worker() -> None:
 
 
 def test_cancelled_work_does_not_use_the_servers_link() -> None:
-    """A second of work and 0.4 s on the link for the fast worker, whatever the slow one would have sent."""
+    """The fast worker takes 1 s of work and 0.4 s on the link, whatever the slow one would send."""
     cluster = cluster_of(Constant(1.0), Constant(5.0), server=Link(bytes_per_s=1e3))
     run = VirtualRun(
         first_of(1),
@@ -299,7 +299,7 @@ def any_cluster(rng: random.Random) -> Cluster:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_time_is_counted_once_and_only_before_the_end(name: str) -> None:
-    """Work is done as soon as the server has decided: what was counted of it ahead of time is taken back."""
+    """Time counted ahead of the server's decision to end is removed."""
     for seed in range(25):
         rng = random.Random(seed)
         cluster, seconds, silence_s = any_cluster(rng), rng.choice([0.5, 1.0, 2.5]), rng.choice([0.5, 300.0])
@@ -424,7 +424,7 @@ def train(
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_computed_contribution_is_folded(name: str) -> None:
-    """Through crashes, restarts, partitions, evictions and full links; and every batch is folded in the end."""
+    """Through crashes, restarts, partitions, evictions and full links, with every batch in the end."""
     run, folder = train(STRATEGIES[name](), CHAOS)
     assert run.program.sequencer.leases.opened == 4 * Trainer.TOTAL
     assert folder.version > 4 * Trainer.TOTAL / 20
@@ -451,7 +451,7 @@ def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
 
 
 def test_steps_cancelled_while_waiting_for_data_cost_the_parameters_bytes() -> None:
-    """The slow ones are two seconds from their data, in which time the fast make a version or two."""
+    """The slow workers wait two seconds for data; the fast ones make a version or two."""
     cluster = Cluster((Group(2, LogNormal(1.0, 0.3)), Group(2, LogNormal(1.2, 0.3), Link(2.0))))
     run, folder = train(first_of(2), cluster, silence_s=60.0)
     late = run.meter.discarded["cancelled"]
@@ -480,7 +480,7 @@ def test_a_barrier_does_not_wait_for_the_dead() -> None:
 
 
 def test_a_restarted_worker_waits_for_the_fold_of_its_last_contribution() -> None:
-    """Worker 0's contribution of 1 s lies in its slot until worker 1 is done at 10 s."""
+    """Worker 0's contribution of 1 s stays in its slot until worker 1 is done at 10 s."""
     faults = [Crash(worker=0, at_s=2.0), Restart(worker=0, at_s=3.0)]
     cluster = cluster_of(Constant(1.0), Constant(10.0), faults=faults)
     _, final = simulate(sync_sgd(), cluster, limits=Limits(seconds=20.5))
@@ -516,7 +516,7 @@ class Told(Recorder):
 
 
 def test_a_rejoining_worker_drops_its_earlier_work() -> None:
-    """Back again, it learns with one message that it was evicted, and with another of a step called off: the first counts."""
+    """It hears of its eviction and of a cancelled step; the eviction comes first."""
     near = Group(2, Ranked(0.04), Link(0.02))
     cut_off = Partition(worker=2, at_s=0.1, until_s=1.5)
     cluster = Cluster((near, Group(1, Constant(0.08), Link(0.02))), faults=(cut_off,))

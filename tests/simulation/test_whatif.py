@@ -82,7 +82,7 @@ def kept(summary: Summary, folder: Path) -> Path:
 
 
 def test_service_time_excludes_waiting_within_exchanges() -> None:
-    """Both exchanges last a second; in 1.3 seconds at least one was under way."""
+    """Both exchanges last a second; for 1.3 seconds at least one was under way."""
     spans = [Span(0, "compute", 0.0, 1.0, 1), Span(0, "exchange", 1.0, 2.0)]
     spans += [Span(1, "compute", 0.0, 0.5, 1), Span(1, "exchange", 0.5, 0.8), Span(1, "wait", 0.8, 1.0)]
     spans += [Span(1, "exchange", 1.0, 1.7)]
@@ -147,7 +147,7 @@ def test_a_workers_death_is_replayed() -> None:
 
 
 def test_a_truncated_timeline_does_not_advance_a_death() -> None:
-    """Of long runs only the first spans are kept."""
+    """Long runs keep only their first spans."""
     summary = synchronous()
     slow, fast = summary.workers
     dead = msgspec.structs.replace(fast, left="died")
@@ -157,7 +157,7 @@ def test_a_truncated_timeline_does_not_advance_a_death() -> None:
 
 
 def test_a_workers_early_return_is_replayed() -> None:
-    """And nothing is gained by sharing out what it did not want to do, as an early stop of its own."""
+    """Sharing out the steps it declined gains nothing, as with early stopping."""
     summary = alone_at_last()
     run = measured(summary)
     assert [one.last for one in run.workers] == [10, None]
@@ -168,7 +168,7 @@ def test_a_workers_early_return_is_replayed() -> None:
 
 
 def test_a_return_at_the_end_of_the_work_is_no_early_return() -> None:
-    """A slow worker is still at its last steps; and where nobody went on somebody has to."""
+    """A slow worker is still in its last steps; if nobody goes on, somebody must."""
     slow, fast = (msgspec.structs.replace(one, left="finished") for one in synchronous().workers)
     longer = msgspec.structs.replace(slow, compute_s=slow.compute_s + 1.9)  # 9.5 steps at its speed, of 100 in all
     run = measured(msgspec.structs.replace(synchronous(), workers=(longer, fast)))
@@ -186,7 +186,7 @@ def test_departures_are_scaled_in_a_partial_simulation() -> None:
 
 
 def test_a_cancelled_step_does_not_count_towards_an_early_return() -> None:
-    """Worker 0 loses every step to the others, and so never comes to its second."""
+    """Worker 0 loses every step to the others and never reaches its second."""
     workers = (StepTimes(0, (9.0,), last=2), StepTimes(1, (0.1,)), StepTimes(2, (0.1,)))
     (found,) = what_if(Measured(workers=workers, steps=100), [ps.first_of(2)])
     assert found.time_s == pytest.approx(5.0)
@@ -204,7 +204,7 @@ def test_the_prediction_for_the_strategy_that_ran_matches_the_run() -> None:
 
 
 def test_a_cancelled_step_takes_the_time_of_a_longer_one() -> None:
-    """The worker's own if there is one, otherwise anybody's; at least as long as it had taken."""
+    """Of the worker's own if there is one, otherwise of any; at least as long as it took."""
     run = a_run((0.1, 0.3), (0.2, 0.2, 0.7), steps=8)
 
     def took_s(worker: int, seconds: float) -> float:
@@ -242,7 +242,7 @@ def simulated(strategy: ps.Strategy, runs: Path | None = None) -> ps.Run:
 
 
 def test_cancelled_steps_are_in_the_prediction() -> None:
-    """The replay of what ran is what ran; without them it is a third off."""
+    """Without them the prediction is a third too low."""
     summary = simulated(ps.first_of(7)).summary
     (found,) = what_if(measured(summary), [ps.first_of(7)], in_vain=called_off(summary))
     assert found.time_s == pytest.approx(summary.wall_s, rel=0.05)
@@ -274,7 +274,7 @@ def test_predictions_with_an_unfinished_worker_are_lower_bounds(
 
 
 def test_the_command_states_its_error_for_the_run_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where something held the run up that is not in its timeline."""
+    """Something outside the timeline held up the run."""
     summary = msgspec.structs.replace(synchronous(), wall_s=2 * synchronous().wall_s)
     assert main(["whatif", str(kept(summary, tmp_path))]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -352,7 +352,7 @@ def test_no_advice_when_nobody_waits() -> None:
 
 
 def test_no_advice_without_shared_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each worker's steps are its own, unless it would have gone on: the command says what it takes for granted."""
+    """Each worker's steps are its own, unless its loop is endless; the command states that."""
     fixed = msgspec.structs.replace(synchronous(), samples=0)
     assert advice(fixed) is None
     assert advice(msgspec.structs.replace(fixed, ended="10 seconds were up")) is not None
@@ -393,7 +393,7 @@ def test_a_small_gain_is_not_recommended() -> None:
 
 
 def test_a_gain_within_the_models_error_is_not_recommended() -> None:
-    """The model knows nothing of what held the run up: only who is faster by more than that is recommended."""
+    """The model does not know what held up the run; a recommendation must gain more than that."""
     ran, again, near, far = (
         Prediction(strategy=name, time_s=time_s, steps_per_s=1, waiting_share=0, staleness=0)
         for name, time_s in (("sync_sgd", 5.0), ("sync_sgd", 2.8), ("allreduce", 2.4), ("async_sgd", 1.0))
@@ -411,7 +411,7 @@ def test_a_gain_within_the_models_error_is_not_recommended() -> None:
 def test_shared_memory_strategies_are_not_recommended_over_links(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1 kB there and 1 kB back at 4 kB a second: only in shared memory nothing takes longer. It was not run like that."""
+    """1 kB up and down at 4 kB/s: only shared memory avoids it, and the run did not use it."""
     run = a_run(*[(1.0,)] * 4, steps=100, nbytes=1000)
     sync, shared = what_if(run, [ps.sync_sgd(), ps.hogwild()], bytes_per_s=4e3)
     assert shared.time_s < sync.time_s / 2
@@ -427,7 +427,7 @@ def test_shared_memory_strategies_are_not_recommended_over_links(
 
 
 def test_no_advice_for_a_gain_within_the_models_error() -> None:
-    """It took twice as long as its timeline says."""
+    """The run took twice as long as its timeline says."""
     brief = synchronous(slow_s=0.04)
     held_up = msgspec.structs.replace(brief, wall_s=2 * brief.wall_s, strategy="first_of(2)")
     assert advice(held_up) is not None

@@ -87,7 +87,7 @@ def test_finite_values_with_an_infinite_sum_are_accepted():
 
 @pytest.mark.parametrize("at", [None, 0, 1, 3, 4])
 def test_one_unsorted_pair_is_found_despite_has_sorted_indices(at):
-    """Indices fall from row to row, past empty ones too; what matters is that they do not within a row."""
+    """Indices may fall from row to row, past empty ones too, but not within a row."""
     indices, indptr = [5, 6, 7, 0, 1, 2, 0, 0], [0, 0, 3, 3, 6, 6, 7, 8, 8]
     if at is not None:
         indices[at : at + 2] = indices[at + 1], indices[at]

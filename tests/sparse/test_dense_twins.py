@@ -1,4 +1,4 @@
-"""What `to_torch()` gives is trained further by two worker processes that share its memory: `ps.hogwild()`."""
+"""`ps.hogwild()` trains the module of `to_torch()` further, in two worker processes."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""A table that worker processes train lock-free: one memory, the right steps, nothing left behind."""
+"""A table trained lock-free by worker processes: shared memory, correct steps, no leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a factorisation learns and predicts, from whatever it is given; how a model is trained: test_factorisation_training.py."""
+"""What a factorisation learns and predicts. How it is trained: test_factorisation_training.py."""
 
 from __future__ import annotations
 

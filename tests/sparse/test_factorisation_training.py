@@ -1,4 +1,4 @@
-"""How a factorisation is trained: as a plain loop does it, by any number of threads, in parts, stopped and resumed."""
+"""How a factorisation is trained: against a plain loop, on several threads, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_small_fit_chooses_one_thread() -> None:
 @pytest.mark.parametrize("loss", ["squared", "bpr"])
 @pytest.mark.parametrize("margin", [0.0, math.inf])
 def test_the_thread_trial_visits_each_rating_once(loss: str, margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rating is done once, whether all threads win or one does, and one then does the later epochs alone."""
+    """Whether all threads win or one does; one thread then does the later epochs alone."""
     users, items, numbers = ratings(300, 200, 20_000)
     numbers = np.abs(numbers) + 1
     slices: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""The data and the yardsticks of benchmarks/hogwild.py, as far as they need no download."""
+"""The data and metrics of benchmarks/hogwild.py that need no download."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""The open door: a user's update gives what a plain loop over the examples gives, and says what is wrong with it."""
+"""A user's update gives what a plain loop gives, and its errors are explained."""
 
 import math
 import os

@@ -52,7 +52,7 @@ SAME = {"alpha": 0.01, "l1_ratio": 0.3, "max_iter": 3, "tol": None, "shuffle": F
 @pytest.mark.parametrize("penalty", ["l2", "l1", "elasticnet", None])
 @pytest.mark.parametrize("loss", CLASSIFICATION)
 def test_classifier_steps_match_scikit_learn(loss, penalty):
-    """Rows in their order, a chunk a row: then the two are the same algorithm, and differ by the rounding of float32."""
+    """Rows in order, one a chunk: the same algorithm, but for float32 rounding."""
     X, margins = problem()
     settings = SAME | {"loss": loss, "penalty": penalty, "learning_rate": "invscaling"}
     ours = HogwildClassifier(threads=1, **settings).fit(X, margins > 0)
@@ -377,7 +377,7 @@ def test_a_thousand_fits_visit_every_row():
 
 
 def test_a_falling_but_diverged_loss_warns_at_the_end():
-    """scikit-learn's too: its default schedule begins far too fast for this loss."""
+    """scikit-learn's default schedule, too, starts far too fast for this loss."""
     X, margins = problem()
     model = HogwildClassifier("squared_hinge", alpha=1e-5, max_iter=5, tol=None, threads=1, random_state=0)
     with pytest.warns(ConvergenceWarning, match=r"after epoch 4 .*: the model diverged\. Try a larger alpha"):

@@ -1,4 +1,4 @@
-"""Which way a linear model is trained: one thread or several by contest, features renumbered."""
+"""How a linear model is trained: the contest of thread counts, and renumbered features."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_the_contest_picks_the_faster_thread_count(speed_up, monkeypatch):
 
 
 def test_loading_time_does_not_decide_the_contest(monkeypatch):
-    """However long the first part of all takes, the second epoch is compared too."""
+    """However long the first part takes, the second epoch is compared too."""
     now = 0.0
     monkeypatch.setattr("plesio.sparse.linear.contest.time.perf_counter", lambda: now)
     contest, order = Contest(nonzeros_per_turn=1e6, open=True), np.arange(100, dtype=np.uint32)
@@ -83,7 +83,7 @@ def test_progress_counts_one_per_epoch(monkeypatch):
 
 @pytest.mark.parametrize("moved_by", ["nothing", "one thread", "a fold"])
 def test_replicas_start_from_the_current_model(moved_by):
-    """Four replicas with a quarter of the turns each: the model becomes the mean of what plain sweeps make of them."""
+    """Four replicas with a quarter of the turns each; the model becomes their mean."""
     X, y = sparse_classes(rows=400, features=300)
     rows, y = as_rows(X), np.where(y, 1.0, -1.0)
     cut = deal(np.arange(400, dtype=np.uint32))

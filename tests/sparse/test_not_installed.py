@@ -1,4 +1,4 @@
-"""Without the extra: everything else works, and what needs it says what to install."""
+"""Without the extra, all else works, and the estimators name what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: sparsity as brute force finds it, and meetings counted among real threads."""
+"""The report: sparsity against brute force, and collisions counted among real threads."""
 
 from itertools import pairwise
 

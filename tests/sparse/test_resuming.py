@@ -1,4 +1,4 @@
-"""A fit that goes on from its folder ends as the one that never stopped; with other data or settings it does not go on."""
+"""A resumed fit ends as an uninterrupted one; other data or settings are refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_resumed_factorisation_has_the_same_bits(
 
 @pytest.mark.parametrize("before_the_end", [5, 2, 0])
 def test_early_stopping_resumes_where_it_was(tmp_path: Path, before_the_end: int) -> None:
-    """The checkpoint is of before the best epoch, of after it, and of the end itself."""
+    """From a checkpoint before the best epoch, after it, and of the end."""
     users, items, stars = ratings()
     held_out = {"validation": (users[1200:], items[1200:], stars[1200:])}
     given = users[:1200], items[:1200], stars[:1200]

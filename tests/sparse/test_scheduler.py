@@ -1,4 +1,4 @@
-"""What all families run on: chunks, rates, epochs, saving, the choice of a way, and schedules without conflicts."""
+"""What all families share: chunks, rates, epochs, saving, trials, and conflict-free schedules."""
 
 import math
 import threading
@@ -52,7 +52,7 @@ def test_invalid_chunk_arguments_are_refused():
 
 @pytest.mark.parametrize("schedule", ["constant", "invscaling", "optimal"])
 def test_schedules_match_scikit_learn(schedule):
-    """On one feature that is always 1, with a target far away, the intercept-free weight shows the sum of the rates."""
+    """One feature of 1 and a distant target: the weight is the sum of the rates."""
     rows, alpha = 50, 0.01
     model = SGDRegressor(
         loss="huber", epsilon=0.1, penalty=None, alpha=alpha, fit_intercept=False, shuffle=False, max_iter=1, tol=None,

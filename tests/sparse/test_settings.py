@@ -1,4 +1,4 @@
-"""What the estimators take as settings: NumPy's numbers too, nonsense in no case; and how they show them."""
+"""Settings of estimators: NumPy numbers are accepted, nonsense is refused; and their repr."""
 
 from __future__ import annotations
 

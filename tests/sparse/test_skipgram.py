@@ -1,4 +1,4 @@
-"""SkipGram against a plain Python loop, closed forms, planted structure, and what users get wrong."""
+"""SkipGram against a plain Python loop, closed forms and planted structure, and users' mistakes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a run is told of its own set-up before it begins."""
+"""The set-up of a run: warnings and refusals before it begins."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_different_optimizers_are_refused_where_one_is_shared(make: Make, words:
 
 
 def test_a_locally_defined_optimizer_class_matches_across_workers() -> None:
-    """Each has its own object of it."""
+    """Each worker has its own class object."""
 
     def define() -> type[Optimizer]:
         class Own(SGD):
@@ -122,7 +122,7 @@ def test_a_locally_defined_optimizer_class_matches_across_workers() -> None:
 
 
 def test_a_closed_evaluator_connection_is_not_polled() -> None:
-    """Seen where it was to be answered; its line may still be watched then."""
+    """The closed end is noticed at the answer."""
     ours, theirs = channel_pair()
     line = Channel(ours, SnapshotRequest, "the evaluator")
     snapshots = Snapshots(line, lambda: (0.0, 0, 0))

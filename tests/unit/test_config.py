@@ -56,7 +56,7 @@ def test_run_documents_every_setting(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_python_and_the_command_line_give_the_same_help(name: str) -> None:
-    """Simulated machines and `compare` have words of their own for how many workers there are."""
+    """Simulated machines and `compare` have their own words for the number of workers."""
     assert plainly(DOCUMENTED[name]) == plainly(SETTINGS[name].help)
     assert shown(run, name)[0].help == SETTINGS[name].help
 
@@ -134,7 +134,7 @@ def test_run_toml_holds_simulated_machines(cluster: Any) -> None:
         ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
     ],
 )
-def test_what_simulated_machines_cannot(setting: dict[str, Any], words: str) -> None:
+def test_options_for_real_processes_are_refused_in_simulations(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         RunConfig(**{"strategy": "async_sgd", "workers": 2, "engine": ps.Simulated("uniform"), **setting})
 

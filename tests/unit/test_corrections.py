@@ -56,7 +56,7 @@ def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
 def test_padding_is_excluded_from_means(make: Callable[[], GapAwareness | GapDamping]) -> None:
-    """A lone number, which lies in a line of sixteen, is corrected as sixteen of its kind are."""
+    """A scalar, padded to sixteen numbers, is corrected as sixteen equal ones are."""
     slopes = []
     for count in (1, 16):
         layout = Layout([TensorSpec("w", (count,), "float32", Kind.TRAINED, 0)])
@@ -190,7 +190,7 @@ def test_overflowing_gaps_are_not_averaged() -> None:
 
 
 def test_each_worker_is_compensated_from_its_own_backup() -> None:
-    """One backup for all would see no delay: whoever was sent parameters last would overwrite it."""
+    """A shared backup would show no delay: the last worker served would overwrite it."""
     rng = np.random.default_rng(7)
     start = draw(rng)
     slots = [Arena.private(LAYOUT) for _ in range(2)]
@@ -218,7 +218,7 @@ def test_each_worker_is_compensated_from_its_own_backup() -> None:
 
 @pytest.mark.parametrize("make", [lambda: GapAwareness(GapAware()), GapDamping])
 def test_overflow_does_not_warn(make: Callable[[], GapAwareness | GapDamping]) -> None:
-    """As in torch: a diverging run is seen in its figures."""
+    """As in torch: a diverging run shows in its figures."""
     correction = make()
     near_by, far = (
         arena([np.zeros(8), np.zeros(16), np.zeros(8)]),
@@ -234,7 +234,7 @@ def test_overflow_does_not_warn(make: Callable[[], GapAwareness | GapDamping]) -
 
 
 def test_a_vanishing_mean_step_keeps_gradients_finite() -> None:
-    """The mean step fades below what a float32 holds; a gap of nothing measured in it is nothing."""
+    """The mean step falls below float32's range; a gap of 0 measured in it is 0."""
     layout = Layout([TensorSpec("w", (16,), "float32", Kind.TRAINED, 0)])
     here, there, gradient = (Arena.private(layout) for _ in range(3))
     there.views[0].fill_(1.0)

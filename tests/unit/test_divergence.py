@@ -1,4 +1,4 @@
-"""The comparison of replicas under all-reduce: nothing is left out, but buffers."""
+"""The divergence check of replicas under all-reduce covers everything but buffers."""
 
 from __future__ import annotations
 

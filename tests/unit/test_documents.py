@@ -1,4 +1,4 @@
-"""The documents name what there is, and no link in them leads nowhere."""
+"""The documents name the public API, and their links exist."""
 
 from __future__ import annotations
 

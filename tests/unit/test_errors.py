@@ -1,4 +1,4 @@
-"""What is told of an exception, whatever it is."""
+"""What is reported of an exception, whatever it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines between processes: what goes in comes out, whole or in pieces, and an end of file is never a hang."""
+"""Connections between processes: messages arrive whole, and an end of file is never a hang."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_answering_a_closed_worker_is_no_error(pipe: tuple[int, int]) -> None:
 
 
 def test_answers_stop_whole_when_the_pipe_is_full(pipe: tuple[int, int]) -> None:
-    """Not half of one either."""
+    """No answer is written in part."""
     read, write = pipe
     os.set_blocking(write, False)
     written = 0
@@ -186,7 +186,7 @@ WHOLE = HEAD.pack(300) + msgspec.msgpack.encode("x" * 297)
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("cut", [1, HEAD.size, HEAD.size + 7], ids=["in the head", "after the head", "in the body"])
 def test_a_sender_frozen_within_a_message_is_disconnected(cut: int, kind: socket.SocketKind) -> None:
-    """It is hung up on, and the descriptors that came already are closed."""
+    """The descriptors that came already are closed."""
     left, right = socket.socketpair(socket.AF_UNIX, kind)
     channel = Channel(right, str, "worker 2")
     read, write = os.pipe()
@@ -229,7 +229,7 @@ def test_free_space_is_checked_before_allocation(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_file_size_limit_is_named_in_the_error() -> None:
-    """Memory counts as a file; and no descriptor stays open."""
+    """Shared memory counts as a file. No descriptor stays open."""
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     descriptors = os.listdir("/proc/self/fd")
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
@@ -243,7 +243,7 @@ def test_a_file_size_limit_is_named_in_the_error() -> None:
 
 
 def test_memory_without_memfd_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are no anonymous files: nothing is left in the folder even while it is in use."""
+    """Without anonymous files, no name stays in the folder while it is in use."""
     monkeypatch.delattr(os, "memfd_create")
     before = set(os.listdir(memory._folder()))
     block = SharedBlock.create(PAGE, "a test")

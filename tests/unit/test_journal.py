@@ -1,4 +1,4 @@
-"""The journal: what is written is read again, whatever happens to the file is noticed, and the story is the run's."""
+"""The journal: records are read back, damage is noticed, and the story is the run's."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_reading_can_begin_after_any_record(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_the_format_are_stable(tmp_path: Path) -> None:
-    """Those of `small`, and of the events of many batches."""
+    """Of `small`, and of events with many batches."""
     writer = JournalWriter(tmp_path / "many.bin", RUN)
     writer.event(Pushed(0, 1, 2, 3, 70_000, 65_536), 100.5, 2.5)
     writer.event(Abandoned(1, 1, 65_536, look=2), 101.5)

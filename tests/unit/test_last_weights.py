@@ -1,4 +1,4 @@
-"""Which buffer whoever ends under all-reduce is to write its weights into."""
+"""Which buffer a finishing worker writes its weights into, under all-reduce."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_weights_of_one_version_share_a_buffer() -> None:
 
 
 def test_weights_of_two_versions_use_two_buffers() -> None:
-    """A broken group leaves some a step behind: the later version counts, whoever is done first."""
+    """A broken group leaves some a step behind; the later version counts, whoever finishes first."""
     for first, then in ((0, 1), (1, 0)):
         last = LastWeights((0, 1))
         assert (last.place(0, version=5), last.place(1, version=6)) == (0, 1)

@@ -1,4 +1,4 @@
-"""Data leases: no batch is lost, none is done twice, fast workers take more, the dead one's share is worked off."""
+"""Data leases: no batch is lost or done twice, fast workers take more, a dead worker's batches are redone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Compared(tuple[int, int]):
 
 @pytest.mark.parametrize("number", [1, 64, 65, 500])
 def test_returned_batches_are_leased_again_in_order(number: int) -> None:
-    """Of any number; a few, such as a contribution that is called off, at no cost for the many that wait, as after a death."""
+    """Any number of them; a few, as of a cancelled step, cost nothing for the many that wait."""
     leases = DataLeases(1, stealing=True)
     leases.give_back(tuple(Compared((0, batch)) for batch in range(0, 2000, 2)))
     Compared.times = 0
@@ -126,7 +126,7 @@ def test_without_stealing_a_fast_worker_takes_only_its_share() -> None:
 
 
 def test_a_worker_asking_forever_without_a_share_is_refused() -> None:
-    """Where each gets its own part of an epoch, and there are fewer batches than workers; a loop that ends is let be."""
+    """Without stealing, with fewer batches than workers; a loop that ends is left alone."""
 
     def refusal(
         worker: int, total: int, epoch: int = IN_VAIN_MAX, stealing: bool = False, gone: int | None = None
@@ -208,7 +208,7 @@ def test_the_first_worker_sets_the_epochs_length() -> None:
 
 
 def test_a_resumed_run_compares_the_epochs_length_with_its_checkpoint() -> None:
-    """The only worker is not told of another's; where none had said a length, none is the checkpoint's."""
+    """The message names the checkpoint's length, if it has one."""
     for total, whose in ((10, "the resumed run's 10"), (None, "another worker's 11")):
         before = DataLeases(1, stealing=True)
         if total is not None:
@@ -244,7 +244,7 @@ def test_returned_batches_go_out_earliest_first() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_progress_is_global_with_stealing_and_per_worker_without(workers: int) -> None:
-    """To all together where fast ones take more, else to each of its own; and as far after a restart with other workers."""
+    """And it is kept over a restart with another number of workers."""
     together, apart = DataLeases(2, stealing=True), DataLeases(2, stealing=False)
     assert together.progress(0) == apart.progress(1) == 0.0
     for leases in (together, apart):

@@ -1,4 +1,4 @@
-"""What a run keeps of what its workers logged: bounded, and with the same sums."""
+"""The kept log entries of workers: bounded in number, with the same sums."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_merged_means_are_weighted_by_steps(entries: list[Logged], most: int) ->
 
 @given(ANY, st.integers(1, 20))
 def test_kept_entries_are_few_and_cover_all_steps(entries: list[Logged], most: int) -> None:
-    """Also where some name no steps, or what others do not."""
+    """Also where entries have no steps, or metrics that others lack."""
     found = kept(entries, most)
     assert len(found) <= most + WORKERS
     assert len(found) >= min(len(entries), most // 2)

@@ -1,4 +1,4 @@
-"""Momentum by worker with look-ahead, against the same arithmetic written down plainly; and one worker against torch."""
+"""Momentum per worker with look-ahead, against plain arithmetic; and one worker against torch."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_contributions_are_scaled(kind: type[Optimizer], settings: dict[str, Any
 
 @pytest.mark.parametrize(("kind", "settings"), RULES)
 def test_buffered_contributions_are_folded_together(kind: type[Optimizer], settings: dict[str, Any]) -> None:
-    """Held contributions move nothing until the fold; then each moves its own worker's momentum, in the order they came."""
+    """Held contributions move nothing until the fold; each then moves its worker's momentum, in order."""
     server, plain = pair(kind, settings, 4, buffered(3))
     rng = np.random.default_rng(2)
     for version, members in enumerate([(0, 1, 2), (2, 2, 3), (1, 0, 1), (3, 0, 2)], start=1):
@@ -371,7 +371,7 @@ def test_a_workers_parameters_are_stable_until_its_push() -> None:
 
 
 def test_workers_get_the_parameters_extrapolated_by_momentum() -> None:
-    """Momentum alone, no new gradient: after every other worker's next push they are near what was sent."""
+    """After each other worker's next push the parameters are near what was sent."""
     server, _ = pair(SGD, MOMENTUM, 8)
     for worker in range(8):
         server.push(worker, shaped(np.ones(ELEMENTS)))
@@ -469,7 +469,7 @@ DAMPENED = {**MOMENTUM, "dampening": 0.3}
 
 
 def test_a_rejoining_workers_first_momentum_is_undampened() -> None:
-    """With the whole first gradient; dampening holds from the second one on."""
+    """It is the whole first gradient; dampening starts with the second."""
     server, _ = pair(SGD, DAMPENED, 2)
     for worker, momentum in ((0, 1.0), (0, 0.9 + 0.7), (1, 1.0)):
         server.push(worker, shaped(np.ones(ELEMENTS)))
@@ -544,7 +544,7 @@ def groups_of(kind: type[Optimizer], settings: dict[str, Any], other: dict[str, 
     ids=["dampening", "momentum of the second group alone", "Adagrad"],
 )
 def test_one_worker_resumes_from_a_checkpoint_bit_for_bit(make: Make, strategy: Strategy, resume_at: int) -> None:
-    """Also from one of before the first fold, and where a momentum began with a gradient of zeros."""
+    """Also from before the first fold, and after a first gradient of zeros."""
     start = shaped(np.random.default_rng(1).normal(size=ELEMENTS))
     mine = [one.clone() for one in start]
     optimizer, server = make(mine), Server(make, 1, APART, start, strategy)
@@ -560,7 +560,7 @@ def test_one_worker_resumes_from_a_checkpoint_bit_for_bit(make: Make, strategy: 
 
 
 def test_a_pending_contribution_of_a_dead_worker_is_folded_undamped() -> None:
-    """What it computed from is not known any more: its contribution counts undamped, and will not act any more."""
+    """Its base version is unknown: it counts undamped and leaves no momentum."""
     waiting = Strategy(
         name="waiting", gather=Buffer(2), release=AfterFold(), correct=WorkerMomentum(), adopt=LookAhead()
     )

@@ -1,4 +1,4 @@
-"""Membership against a plain list of who sits where."""
+"""Membership against a plain list of seats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIONS = st.tuples(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, max_size=60))
 def test_counted_aggregates_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None:
-    """`slowest` and `waiting` are kept by counting; counted anew from the seats they are the same."""
+    """`slowest` and `waiting` are counters; a recount from the seats gives the same."""
     members, highest, now_s = Membership(SILENCE_S), dict.fromkeys(range(4), 0), 0.0
     finished_s: dict[int, float] = {}
     for name, worker, dial in actions:

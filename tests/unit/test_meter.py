@@ -1,4 +1,4 @@
-"""What a worker's steps are counted as: that which counts, that which came in vain, that which was called off."""
+"""How a worker's steps are counted: useful, in vain, or cancelled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_received_steps_count_as_in_vain(reason: str, in_vain: int) -> None
 
 
 def test_a_push_crossing_its_cancellation_is_in_vain() -> None:
-    """Its worker was done a moment after the server had called it off: no step so short."""
+    """It was done a moment after the cancellation; that is no measure of a step."""
     _, one = a_meter()
     one.cancelled(1.0, number=7)
     one.pushed(1.001, steps=1, samples=1, number=7)
@@ -94,7 +94,7 @@ def test_a_step_cut_by_the_end_counts_as_time_only(
     [(7.5, 5.0, 2.5, 3), (6.5, 4.5, 2.0, 2), (5.0, 3.0, 2.0, 2), (4.0, 3.0, 1.0, 1), (3.0, 3.0, 0.0, 1)],
 )
 def test_time_counted_beyond_the_end_is_removed(end_s: float, computed_s: float, exchanged_s: float, kept: int) -> None:
-    """An answer on its way, a step called off before it could be begun, and word of that: all known ahead in virtual time."""
+    """Answers under way, steps not begun and their cancellations: known ahead in virtual time."""
     meter, one = a_meter()
     one.pushed(3.0, steps=1, samples=1)
     one.granted(5.0, None)
@@ -121,7 +121,7 @@ def test_a_wait_until_the_end_counts_as_wait() -> None:
 
 
 def test_the_timeline_has_every_part_of_an_exchange() -> None:
-    """Also what went into a step that was called off, in which nothing was finished."""
+    """And the time of a cancelled step, which finished nothing."""
     meter = Meter(1)
     meter.begin(100.0)
     one = meter.workers[0]

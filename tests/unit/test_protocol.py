@@ -1,4 +1,4 @@
-"""Every message comes back as it was, and bytes that are none are refused by one error."""
+"""Every message round-trips, and invalid bytes are refused by one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core decides and nothing else: it imports nothing that could ask the time, draw a number or touch a tensor."""
+"""The core imports nothing that reads a clock, draws a number or touches a tensor."""
 
 from __future__ import annotations
 

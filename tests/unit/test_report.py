@@ -1,4 +1,4 @@
-"""The HTML report: says the right thing, holds everything, needs nothing from outside, is well formed and small."""
+"""The HTML report: correct, complete, self-contained, well formed and small."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_the_table_marks_only_the_fastest(tmp_path: Path, runs: list[Summary]) -
 
 
 def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary]) -> None:
-    """However fine the spans, the columns of each colour are the share of the time spent so."""
+    """However fine the spans, the columns of each colour are its share of the time."""
     html, _ = page(tmp_path, runs[:1])
     lanes = re.findall(r'<svg class="lane".*?</svg>', html)
     assert len(lanes) == WORKERS
@@ -333,7 +333,7 @@ def test_the_finding_names_the_fastest_strategy(
 
 
 def test_the_finding_takes_the_best_evaluation() -> None:
-    """Who overshot and fell back had been closer than who crept up."""
+    """A run that overshot and fell back had been closer than one creeping up."""
     values = ((1.0, 0.5), (2.0, 0.93), (3.0, 0.1))
     fell = (
         reaching("sync_sgd", None),
@@ -394,7 +394,7 @@ def test_equal_steps_are_not_called_more() -> None:
 
 
 def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:
-    """A worker whose steps were all called off counts as fast as the longest of them."""
+    """A worker with only cancelled steps counts as fast as the longest of them."""
     known = WorkerSummary(0, 100, 100, 100, 0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, speed=10.0)
     never = WorkerSummary(1, 0, 0, 0, 9, compute_s=10.0, wait_s=0.0, exchange_s=0.0, speed=0.0, called_off_s=1.0)
     run = msgspec.structs.replace(bare("first_of(1)"), workers=(known, never), steps=100, wall_s=10.0)
@@ -406,7 +406,7 @@ def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:
 
 
 def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -> None:
-    """Steps of three seconds; one worker waits for 8 s of 4,000, and the ideal is missed by as much."""
+    """One worker waits for 8 s of 4,000."""
     fast = WorkerSummary(0, 1332, 1332, 1332, 0, compute_s=3992.0, wait_s=8.0, exchange_s=0.0, speed=1332 / 3992)
     slow = WorkerSummary(1, 1332, 1332, 1332, 0, compute_s=4000.0, wait_s=0.0, exchange_s=0.0, speed=1332 / 4000)
     spans = tuple(Span(worker, "compute", 3.0 * k, 3.0 * k + 3, 1) for worker in (0, 1) for k in range(1330))
@@ -472,7 +472,7 @@ def test_strategies_with_nothing_to_draw_are_named(tmp_path: Path, runs: list[Su
 
 
 def test_other_logged_metrics_are_drawn(tmp_path: Path, runs: list[Summary]) -> None:
-    """Six names, smaller than the loss; where there are more, the page says so. A worker may log what others do not."""
+    """Six of them, smaller than the loss; the page says if there are more."""
     names = [f"own_{k}" for k in range(6)]
     also = [Logged(float(t), 0, 5, dict.fromkeys(names, t / 10)) for t in range(10)]
     html, _ = page(tmp_path, [runs[0], msgspec.structs.replace(runs[2], logged=(*runs[2].logged, *also))])
@@ -497,7 +497,7 @@ def test_all_fresh_contributions_become_a_sentence(tmp_path: Path, runs: list[Su
 
 
 def test_the_legend_explains_empty_lanes_of_dead_workers(tmp_path: Path, runs: list[Summary]) -> None:
-    """Where a worker died, and only there."""
+    """Only where a worker died."""
     entry = '<span><i class="k-none"></i>gone, or nothing recorded</span>'
     html, _ = page(tmp_path, runs[:1])
     assert entry not in html
@@ -607,7 +607,7 @@ def test_the_page_is_small(tmp_path: Path) -> None:
 
 
 def test_very_short_spans_keep_the_page_small(tmp_path: Path, runs: list[Summary]) -> None:
-    """5,100 spans a lane in the window, far more than it has columns: one run's long steps make the window long."""
+    """5,100 spans a lane, far more than columns: one run's long steps widen the window."""
     fine = tuple(
         Span(worker, kind, (3 * k + part) * 1e-4, (3 * k + part + 1) * 1e-4)
         for worker in range(WORKERS)
@@ -665,7 +665,7 @@ def test_finished_workers_are_not_listed_and_many_dead_are_counted(tmp_path: Pat
 
 
 def test_departed_workers_do_not_lower_the_ideal_share(runs: list[Summary]) -> None:
-    """Two workers of 10 steps a second over 10 s; the second took part in 4 of them, and both never waited."""
+    """Two workers of 10 steps a second over 10 s; the second took part for 4 s."""
     part = msgspec.structs.replace(
         runs[2].workers[0], speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="finished"
     )
@@ -688,7 +688,7 @@ def test_steps_in_vain_lower_the_ideal_share(runs: list[Summary]) -> None:
 
 
 def test_steps_after_the_stop_count_with_their_time(runs: list[Summary]) -> None:
-    """Stopped at 10 s: one worker was done then, the other made 10 steps more in the second after it; nobody waited."""
+    """Stopped at 10 s: one worker was done then, the other made 10 more steps in a second."""
     prompt = msgspec.structs.replace(
         runs[2].workers[0], steps=100, speed=10.0, compute_s=10.0, wait_s=0.0, exchange_s=0.0, left="stopped"
     )

@@ -1,4 +1,4 @@
-"""Who goes into a collective: all who live, or nobody."""
+"""Who takes part in a collective: all living workers, or nobody."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_round_starts_when_all_arrived() -> None:
 
 
 def test_a_departed_worker_is_not_waited_for() -> None:
-    """Its group cannot go on without it, but nothing is lost: the others form one of their own."""
+    """The others form a new group, and nothing is lost."""
     roll = gathered(3)
     assert arrive(roll, [2, 0]) is None
     roll.leave(1)
@@ -46,7 +46,7 @@ def test_a_departed_worker_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("reached", [(3, 3), (2, 3)])
 def test_workers_behind_take_over_the_latest_state(reached: tuple[int, int]) -> None:
-    """After a collective that came to its end for some only; or a step that moved only some."""
+    """After a collective that ended for some only, or a step that moved only some."""
     roll = gathered(3)
     roll.arrive(0, (2, 2), intact=reached == (2, 3), settings=b"", now_s=1.0)
     assert arrive(roll, [1, 2], reached=reached) == Outcome(
@@ -73,7 +73,7 @@ def test_settings_are_compared_as_last_sent() -> None:
 
 
 def test_silent_workers_count_only_while_others_wait() -> None:
-    """Only while somebody waits, and counted from when that worker was last let go."""
+    """Counted from when that worker was last released."""
     roll = gathered(3)
     assert arrive(roll, [0, 1, 2]) is not None
     assert roll.silent(now_s=9.0, silence_s=5.0) == []

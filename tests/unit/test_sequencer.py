@@ -83,7 +83,7 @@ def test_invariants_hold_on_long_runs(strategy: Strategy) -> None:
 
 
 def test_long_runs_cover_every_effect_and_verdict() -> None:
-    """The promises above were tried by every kind of effect, verdict and crossing."""
+    """The runs above saw every kind of effect, verdict and crossing."""
     seen: Counter[str] = Counter()
     for strategy in (recipes.first_of(2), recipes.bounded_staleness(1), recipes.rennala(3)):
         seen += play(strategy, 4, random_actions(seed=1, workers=4, count=4000)).referee.seen

@@ -1,4 +1,4 @@
-"""Whose data is visited by whom when contributions do not count or workers die."""
+"""Who visits which batches when contributions are dropped or workers die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that fall silent, and what comes twice or from the dead: one example each."""
+"""Silent workers, repeated messages and messages of the dead: one example each."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_asynchronous_worker_may_be_silent_forever() -> None:
 
 @pytest.mark.parametrize("name", ["async_sgd", "hogwild", "sync_sgd", "bounded_staleness", "buffered", "allreduce"])
 def test_silent_workers_are_evicted_when_all_others_finished(name: str) -> None:
-    """Their data is nobody's then: the run can end, and says how much was not visited."""
+    """Nobody else can do their batches; the run ends and counts them."""
     run = Run(recipes.recipe(name), silence_s=10.0)
     run.lease(1, most=2)
     run.finish(0)

@@ -1,4 +1,4 @@
-"""Who goes on without waiting, and how far: one example each."""
+"""Strategies without rounds, one example each: who goes on, and how far."""
 
 from __future__ import annotations
 

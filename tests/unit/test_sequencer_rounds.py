@@ -1,4 +1,4 @@
-"""Who waits for whom, one example each: barriers, and the first m of n."""
+"""Rounds, one example each: barriers, and the first m of n."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_worker_behind_when_heard_is_cancelled_again(crosses: bool) -> None:
 
 
 def test_a_skipped_number_acknowledges_the_cancellation() -> None:
-    """Where messages get lost, what it has dropped may never be told."""
+    """Where messages are lost, the report of the dropped step may never come."""
     run = Run(recipes.first_of(1), workers=2)
     run.push(0)
     run.push(0)

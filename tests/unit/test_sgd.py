@@ -1,4 +1,4 @@
-"""SGD at the server against torch's, to the last bit."""
+"""SGD at the server equals torch's, bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETTINGS = st.fixed_dictionaries(
 def test_sgd_equals_torch_bit_for_bit(
     chosen: dict[str, Any], in_place: bool, seed: int, dtype: str, foreach: bool | None
 ) -> None:
-    """Of every setting, in place or from one buffer into another."""
+    """With every setting, in place and into another buffer."""
     torch.manual_seed(seed)
     layout = Layout([TensorSpec("w", (40, 20), dtype, Kind.TRAINED, 0), TensorSpec("b", (), dtype, Kind.TRAINED, 0)])
     plain = [torch.nn.Parameter(torch.randn(spec.shape).to(spec.torch_dtype)) for spec in layout.specs]
@@ -63,7 +63,7 @@ def test_sgd_equals_torch_bit_for_bit(
 
 @pytest.mark.parametrize("size", [5, 16, 1 << 18])
 def test_chunked_sgd_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large model passes through the caches in pieces."""
+    """Large models are stepped in chunks that fit the caches."""
     monkeypatch.setattr(operands, "CHUNK", size)
     layout = Layout([TensorSpec("w", (64,), "float64", Kind.TRAINED, 0)])
     parameter = torch.nn.Parameter(torch.randn(64, dtype=torch.float64))
@@ -80,7 +80,7 @@ def test_chunked_sgd_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("other", ["maximize", "fused", "foreach", "differentiable"])
 def test_other_settings_and_classes_are_left_to_torch(other: str) -> None:
-    """Another kernel, another sign and a step to be differentiated are left to torch; so are classes of the user's own."""
+    """Another kernel, `maximize`, a differentiable step, and classes of the user's own."""
     groups = SGD([torch.ones(1)], lr=0.1).param_groups
     assert steps_directly(SGD, groups)
     assert not steps_directly(SGD, [{**groups[0], other: True}])

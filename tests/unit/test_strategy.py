@@ -1,4 +1,4 @@
-"""Strategies are checked when they are built, and a refusal says what, which value, what is allowed and what to do."""
+"""Strategies are checked when built; an error says what, which value, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_recipes_with_settings_document_what_they_raise(name: str) -> None:
 
 
 def test_every_public_error_is_exported() -> None:
-    """Every error of the tree but those of the command line, of replays from within and of a room of its own."""
+    """But for those of the command line, of replay's inside and of one package."""
     for module in pkgutil.walk_packages(plesio.__path__, "plesio."):
         if not module.name.startswith(("plesio.sparse.", "plesio.cli", "plesio.__main__")):
             importlib.import_module(module.name)

@@ -1,4 +1,4 @@
-"""Flat buffers: every tensor where the layout says, aligned, and means that do not depend on how they are taken."""
+"""Flat buffers: tensors at their aligned places, and means that do not depend on how they are taken."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_mean_of_one_equals_it_bit_for_bit() -> None:
 
 
 def test_equal_shares_are_summed_then_divided() -> None:
-    """As torch's own mean over workers does it, to the last bit."""
+    """Bit for bit as torch averages over workers."""
     layout = Layout(MODEL)
     generator = torch.Generator().manual_seed(1)
     parts = [Arena.private(layout) for _ in range(3)]
@@ -130,7 +130,7 @@ def test_equal_shares_are_summed_then_divided() -> None:
 @pytest.mark.parametrize(("dtype", "value", "count"), [("float16", 30_000.0, 4), ("bfloat16", 1.0, 600)])
 @pytest.mark.parametrize("even", [True, False])
 def test_means_in_half_precision_do_not_overflow(dtype: str, value: float, count: int, even: bool) -> None:
-    """Added up in float16, four of these are infinite; in bfloat16, ones stop growing at 256."""
+    """In float16 a sum of four would be infinite; in bfloat16 a sum of ones stops at 256."""
     layout = Layout([TensorSpec("w", (5, 3), dtype, Kind.TRAINED, 0)])
     weights = [1.0 if even else 1.0 + place / count for place in range(count)]
     part, out, held = filled(layout, value), Arena.private(layout), Accumulator(Arena.private(layout), 4)
@@ -283,7 +283,7 @@ def test_a_models_structure_is_pickled_without_its_tensors() -> None:
 
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
 def test_a_structure_with_parametrizations_is_pickled(kind: str) -> None:
-    """Torch forbids pickling such a module as it is: its class is made on the spot."""
+    """Torch refuses to pickle such a module: its class is made at run time."""
     model = nn.Sequential(getattr(parametrizations, kind)(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 1)).eval()
     described, tensors = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     arena = Arena.private(Layout(described.specs))
@@ -355,7 +355,7 @@ def test_two_tensors_over_one_memory_are_refused(
         {"a": FLAT.view(1, 4, 6), "b": FLAT.view(1, 4, 6)},
     ],
 )
-def test_what_nobody_trains_may_share_memory(buffers: dict[str, torch.Tensor]) -> None:
+def test_untrained_tensors_may_share_memory(buffers: dict[str, torch.Tensor]) -> None:
     """Such as each layer's part of one mask."""
     check(Holding({"c": FLAT.new_zeros(3)}, buffers))
     frozen = Holding({"c": FLAT.new_zeros(3), "a": FLAT, "b": FLAT}, {})
@@ -363,7 +363,7 @@ def test_what_nobody_trains_may_share_memory(buffers: dict[str, torch.Tensor]) -
 
 
 def test_adjacent_tensors_in_one_memory_are_accepted() -> None:
-    """What an optimizer or cuDNN made flat, columns in turns, tensors of nothing, one name for two places."""
+    """Flattened parameters, interleaved columns, empty tensors, two names for one tensor."""
     shared = torch.zeros(3)
     model = Holding(
         {"first": FLAT[:9].view(3, 3), "second": FLAT[9:15], "none": FLAT[4:4], "none too": torch.zeros(0, 5)},
@@ -506,7 +506,7 @@ def test_optimizers_that_cannot_run_at_a_server_are_refused(kind: type[torch.opt
 
 
 def test_tensors_of_an_arena_are_saved_without_it() -> None:
-    """A user who saves a checkpoint from the loop gets the tensors, not the memory they lie in."""
+    """torch.save writes the tensors, not the whole memory."""
     arena = filled(Layout(MODEL), 2)
     file = io.BytesIO()
     torch.save({spec.name: view for spec, view in zip(MODEL, arena.views, strict=True)}, file)

@@ -1,4 +1,4 @@
-"""What a worker reads is one version as long as it reads it, called off or not; and the ring has buffers enough for that."""
+"""A worker reads one version until it releases it, cancelled or not; the ring has enough buffers for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that sleeps or reads a clock is warned under the virtual clock, once."""
+"""Code that sleeps or reads a clock gets one warning under the virtual clock."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def loading(worker: Any, processes: int) -> None:
 
 
 def test_a_loader_with_processes_gives_the_same_weights() -> None:
-    """They are the loader's, not the training function's: no warning, and the same weights as without."""
+    """The loader's processes are no threads of the training function: no warning."""
     runs = [
         ps.run(functools.partial(loading, processes=count), ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"))
         for count in (0, 2)

@@ -1,4 +1,4 @@
-"""A warning of a worker points at the user's line, however many of ours lie between."""
+"""A worker's warning points at the user's line, however many of plesio's lie between."""
 
 from __future__ import annotations
 

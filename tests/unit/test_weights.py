@@ -1,4 +1,4 @@
-"""How much a contribution moves: staleness weights, shares of a fold, and the learning rate."""
+"""How far a contribution moves the weights: staleness weights, shares of a fold, the learning rate."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_the_shares_of_every_fold_add_up_to_one(weigh: Weigh, k: int, pushes: li
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_mean_of_the_smallest_weights_is_finite(dtype: str) -> None:
-    """Held contributions are multiplied by their weights as they come, and divided by the sum at the fold."""
+    """Held contributions are scaled on arrival and divided by the sum of weights at the fold."""
     layout = Layout((TensorSpec("gradient", (3,), dtype, Kind.TRAINED, 0),))
     part, total = (Arena(layout, torch.zeros(layout.nbytes, dtype=torch.uint8)) for _ in range(2))
     gradient = part.views[0]
