@@ -170,7 +170,7 @@ def test_an_endless_last_evaluation_is_given_up() -> None:
 
 
 def test_giving_up_the_last_evaluation_after_a_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plesio.launch.local.engine.JUDGE_S", 1.0)
+    monkeypatch.setattr("plesio.launch.local.patience.JUDGE_S", 1.0)
     run = ps.run(loops.endless, "async_sgd", workers=2, evaluate=never_returns, until=ps.Until(steps=40))
     (told,) = given_up(run)
     assert told.endswith("was given up: evaluate did not return within 1 s of the run being asked to stop")

@@ -27,6 +27,7 @@ from plesio.errors import (
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import Process, Processes, descriptors_for
 from plesio.observe.summary import Incident
 from plesio.observe.summary import Logged as LoggedMean
@@ -49,17 +50,6 @@ from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.memory import SharedBlock
 
-START_S = 60.0
-"""How much longer than the server, which says who is late to begin, the engine waits for it to say so."""
-GRACE_S = 3.0
-"""How long processes that were asked to end may take before they are killed. The time in which the server writes a checkpoint
-counts nowhere here: it hears of nothing meanwhile, and the workers wait for it."""
-JUDGE_S = 30.0
-"""How long after a run was asked to stop its last evaluation may take; of one that ended by itself, `timeout_s`."""
-INTERRUPT_GRACE_S = 2.0
-"""The same after Ctrl-C,"""
-INTERRUPT_S = 2.5
-"""and how long after it nobody is waited for any more: with what is written then, it is to take less than 5 s."""
 _runs = count(1)
 
 
@@ -78,13 +68,8 @@ class LocalEngine:
         self._outcome = Outcome()
         self._live = Live()
         self._error: PlesioError | None = None
-        self._zero_s: float | None = None
-        self._started_s = time.monotonic()
-        self._stop_sent_s: float | None = None
-        self._server_heard_s = self._worker_seen_s = self._judged_s = self._started_s
-        self._writing = False  # the server, a checkpoint
-        self._written_s = 0.0
         self._ctrl_c = ctrl_c
+        self._patience = Patience(job.config.timeout_s, ctrl_c)
         self._raised: dict[int, str] = {}  # workers that the others go on without, and what
         self._deaths: list[Incident] = []  # closed lines, to the server
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
@@ -117,27 +102,16 @@ class LocalEngine:
                 raise
         finally:
             try:
-                self._processes.end(self._patience_s())
+                self._processes.end(0.0 if self._error else self._patience.left_s())
             finally:  # a second Ctrl-C while they were given time
                 self._processes.end(0.0)
         self._outcome.interrupted = self._ctrl_c.pressed > 0
         if self._error is not None and not self._outcome.interrupted:
             raise self._error
-        if self._error is not None and self._writing:  # the one thing that is waited for longer after Ctrl-C
+        if self._error is not None and self._patience.writing:  # the one thing that is waited for longer after Ctrl-C
             warnings.warn(str(self._error), RuntimeWarning, stacklevel=4)
         self._say_how_they_left()
         return self._outcome
-
-    def _patience_s(self) -> float:
-        """How much longer anybody is waited for."""
-        ctrl_c = self._ctrl_c
-        if self._error or ctrl_c.pressed > 1:
-            return 0.0
-        return max(0.0, INTERRUPT_S - self._waited_s(ctrl_c.first_s)) if ctrl_c.pressed else GRACE_S
-
-    def _waited_s(self, asked_s: float) -> float:
-        """How long those who were asked to end at that time had for it."""
-        return 0.0 if self._writing else time.monotonic() - max(asked_s, self._written_s)
 
     def _say_how_they_left(self) -> None:
         """A closed line is a death to the server; for a worker that raised or was stopped, here more is known."""
@@ -152,14 +126,9 @@ class LocalEngine:
             for one in outcome.final.workers
         )
         outcome.final = replace(outcome.final, workers=workers)
-        asked = (
-            f"{INTERRUPT_GRACE_S:g} s of {self._ctrl_c.name}"
-            if self._ctrl_c.pressed
-            else f"{GRACE_S:g} s of being asked to"
-        )
         for one in workers:
             if one.left == "stopped":
-                what = f"worker {one.worker} did not end within {asked} and was stopped: what it was at is lost"
+                what = f"worker {one.worker} did not end within {self._patience.grace} and was stopped: what it was at is lost"
                 outcome.incidents.append(Incident(outcome.final.wall_s, one.worker, what))
 
     # While it runs
@@ -178,41 +147,28 @@ class LocalEngine:
                 if not (self._note_exits() if sender is None else self._hear(sender)):
                     poller.unregister(descriptor)
             self._supervise()
-        if self._error is None and not self._final_judged:
-            self._give_up_judging()
 
     def _over(self) -> bool:
+        """Whether nobody is waited for any more."""
         if self._error is not None:
             return True
         if self._ctrl_c.pressed:
             self._ask_to_stop("interrupted")
-        if self._ctrl_c.pressed and not self._patience_s():
-            return True
-        if self._outcome.final is None:
+            if not self._patience.left_s():
+                self._give_up_judging()
+                return True
+        return self._outcome.final is not None and (self._final_judged or self._give_up_judging())
+
+    def _give_up_judging(self) -> bool:
+        """End an evaluator that is not done with the last snapshot in time, and say so; whether it was."""
+        final, why = self._outcome.final, self._patience.evaluation_is_late()
+        if self._final_judged or not why:
             return False
-        if self._final_judged:
-            return True
-        if self._stop_sent_s is not None:
-            return self._late(JUDGE_S)
-        return time.monotonic() - self._judged_s > self._job.config.timeout_s
-
-    def _late(self, allowed_s: float) -> bool:
-        """Whether those who were asked to stop had more than `allowed_s` for it."""
-        return self._stop_sent_s is not None and self._waited_s(self._stop_sent_s) > allowed_s
-
-    def _give_up_judging(self) -> None:
-        """End the evaluator, which is not done with the last snapshot, and say so."""
         self._processes.all[-1].kill()
-        final = self._outcome.final
-        if final is None or final.model is None:
-            return
-        why = f"evaluate did not return within {self._job.config.timeout_s:g} s (timeout_s)"
-        if self._stop_sent_s is not None:
-            why = f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop"
-        if self._ctrl_c.pressed:
-            why = f"after {self._ctrl_c.name} nobody waited for it"
-        what = f"the last evaluation, of version {final.version}, was given up: {why}"
-        self._outcome.incidents.append(Incident(final.wall_s, None, what))
+        if final is not None and final.model is not None:
+            what = f"the last evaluation, of version {final.version}, was given up: {why}"
+            self._outcome.incidents.append(Incident(final.wall_s, None, what))
+        return True
 
     def _note_exits(self) -> bool:
         """Learn who is gone; False when the fork server is, and with it soon everybody."""
@@ -233,7 +189,7 @@ class LocalEngine:
             self._hung_up(process)
             return False
         if process is self._processes.server:
-            self._server_heard_s = time.monotonic()
+            self._patience.heard()
         if isinstance(message, Logged):
             self._logged(process, message)
         elif isinstance(message, StopRequest):
@@ -243,7 +199,7 @@ class LocalEngine:
             live.time_s, live.version = message.time_s, message.version
             live.steps, live.samples = message.steps, message.samples
         elif isinstance(message, Writing):
-            self._writing, self._written_s = message.under_way, time.monotonic()
+            self._patience.writes(message.under_way)
         elif isinstance(message, Evaluated):
             self._evaluated(message)
         elif isinstance(message, Finished):
@@ -251,8 +207,8 @@ class LocalEngine:
         elif isinstance(message, Failed):
             self._failed(process, message)
         elif isinstance(message, Begun):
-            self._zero_s = time.monotonic()
-            self._outcome.start_up_s = self._zero_s - self._started_s
+            self._patience.begun_s = time.monotonic()
+            self._outcome.start_up_s = self._patience.begun_s - self._patience.started_s
             self._live.time_s = 0.0
         elif isinstance(message, Trouble):
             self._outcome.incidents.append(message.incident)
@@ -273,13 +229,13 @@ class LocalEngine:
 
     def _logged(self, process: Process, message: Logged) -> None:
         assert process.worker is not None
-        if self._zero_s is not None:
+        if self._patience.begun_s is not None:
             self._outcome.logged.add(LoggedMean(message.time_s, process.worker, message.steps, message.metrics))
 
     def _evaluated(self, message: Evaluated) -> None:
         self._outcome.judged(message.evaluation, message.raised)
         self._live.judged(message.evaluation.metrics, message.raised)
-        self._judged_s = time.monotonic()
+        self._patience.judged_s = time.monotonic()
         self._final_judged = self._final_judged or message.final
 
     def _failed(self, process: Process, message: Failed) -> None:
@@ -288,7 +244,7 @@ class LocalEngine:
             self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
         elif message.kind == "ServerLostError":
             pass  # the server's own end tells it once, for all
-        elif self._job.config.on_worker_error == "continue" and self._zero_s is not None:
+        elif self._job.config.on_worker_error == "continue" and self._patience.begun_s is not None:
             what = f"worker {process.worker} raised {message.kind}: {message.why}"
             self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{what}; the others go on"))
             self._raised[process.worker] = what
@@ -331,39 +287,29 @@ class LocalEngine:
         return f"the weights were in its memory and are lost ({why})"
 
     def _mind_the_server(self) -> None:
-        """Give up on a server that is silent for too long: once it has begun, it reports several times a second."""
-        now_s = time.monotonic()
-        left = any(process.code is None for process in self._processes.workers)
-        if left:
-            self._worker_seen_s = now_s
-        if self._outcome.final is not None or (left and self._zero_s is None):
+        """Give up on a server that is silent for too long."""
+        workers_left = not all(process.gone for process in self._processes.workers)
+        silence_s = self._patience.silence_s(workers_left)
+        if silence_s is None or self._outcome.final is not None:
             return
-        # workers who wait for it say so after twice the time; there are those that never do
-        allowed_s = GRACE_S + self._job.config.timeout_s * (2 if left and self._stop_sent_s is None else 1)
-        since_s = self._server_heard_s if left else max(self._server_heard_s, self._worker_seen_s)
-        if now_s - since_s > allowed_s:
-            all_gone = "" if left else ", though every worker had ended"
-            why = "it was stopped, or hangs"
-            if self._writing:
-                why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
-            who = f"the server process ({self._processes.server.pid})"
-            what = f"{who} said nothing for {allowed_s:g} s {self._where()}{all_gone}: {why}"
-            self._fail(DeadlineError(f"{what} (timeout_s={self._job.config.timeout_s:g}); {self._what_is_left()}"))
+        why = "it was stopped, or hangs"
+        if self._patience.writing:
+            why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
+        who = f"the server process ({self._processes.server.pid}) said nothing for {silence_s:g} s {self._where()}"
+        all_gone = "" if workers_left else ", though every worker had ended"
+        what = f"{who}{all_gone}: {why} (timeout_s={self._job.config.timeout_s:g})"
+        self._fail(DeadlineError(f"{what}; {self._what_is_left()}"))
 
     def _supervise(self) -> None:
         """What is due by time: faults, targets, and the end of those who were asked to end."""
         self._mind_the_server()
-        live = self._live
-        if self._zero_s is not None:
-            while self._kills and time.monotonic() - self._zero_s >= self._kills[0].after_s:
-                self._kill(self._kills.pop(0))
-            reason = self._watch(live)
+        while self._kills and self._patience.trained_s >= self._kills[0].after_s:
+            self._kill(self._kills.pop(0))
+        if self._patience.begun_s is not None:
+            reason = self._watch(self._live)
             if reason is not None:
                 self._ask_to_stop(reason)
-        elif time.monotonic() - self._started_s > self._job.config.timeout_s + START_S:
-            allowed_s = self._job.config.timeout_s + START_S
-            self._fail(DeadlineError(f"the server did not say within {allowed_s:g} s who is late"))
-        if self._late(INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S):
+        if self._patience.workers_are_late():
             for worker, process in enumerate(self._processes.workers):
                 if not process.done:
                     self._stopped.add(worker)
@@ -375,16 +321,16 @@ class LocalEngine:
 
     def _ask_to_stop(self, reason: str) -> None:
         """The first reason counts."""
-        if self._stop_sent_s is not None:
+        if self._patience.asked:
             return
-        self._stop_sent_s = time.monotonic()
+        self._patience.ask()
         self._outcome.ended = reason
         with contextlib.suppress(ChannelClosedError):
             self._processes.server.channel.send(Stop())
 
     def _final(self, message: Final, descriptors: list[int]) -> None:
         """Take the weights over; the server may go."""
-        self._judged_s = time.monotonic()
+        self._patience.judged_s = time.monotonic()
         self._outcome.final = message
         if message.model is None:
             died = sum(one.left == "died" for one in message.workers)
@@ -397,7 +343,7 @@ class LocalEngine:
         kept = [view.clone() for view in views]
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         block.close()
-        if all(one.left == "died" for one in message.workers) and self._stop_sent_s is None:
+        if all(one.left == "died" for one in message.workers) and not self._patience.asked:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
             self._fail(WorkerLostError(f"every worker died; {last}{raised}"))

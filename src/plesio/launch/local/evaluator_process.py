@@ -48,26 +48,19 @@ class Evaluator:
         self._model: nn.Module | None = None
 
     def run(self) -> None:
-        """Judge snapshots until the last one."""
+        """Judge snapshots until the last one, which comes unasked."""
         while True:
             self._server.send(SnapshotRequest())
-            snapshot = self._next()
-            self._judge(snapshot)
-            if snapshot.final or self._final_came(self._config.every_s):
+            if self._judge_next() or (readable(self._server.fileno(), self._config.every_s) and self._judge_next()):
                 return
 
-    def _next(self) -> Snapshot:
+    def _judge_next(self) -> bool:
+        """Judge the next snapshot; whether it was the last one."""
         snapshot, descriptors = self._server.receive(FOREVER_S, "a snapshot")
         if snapshot.model is not None:
             self._map(snapshot, descriptors[0])
-        return snapshot
-
-    def _final_came(self, wait_s: float) -> bool:
-        """Wait for the next turn; judge the final snapshot if it comes meanwhile."""
-        if not readable(self._server.fileno(), wait_s):
-            return False
-        self._judge(self._next())
-        return True
+        self._judge(snapshot)
+        return snapshot.final
 
     def _map(self, snapshot: Snapshot, descriptor: int) -> None:
         assert snapshot.model is not None

@@ -74,10 +74,9 @@ class Spawned(msgspec.Struct, tag=True, frozen=True):
 
 
 class Exited(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: a process ended; `code` as in `subprocess` (negative: the signal that killed it)."""
+    """The fork server: a process ended."""
 
     pid: int
-    code: int
 
 
 class Forker:
@@ -188,11 +187,11 @@ class Forker:
             while self._wake.recv(4096):
                 pass
         while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
             self._children.discard(pid)
-            self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+            self._channel.send(Exited(pid))
 
 
 def written_at(file: str) -> int:

@@ -62,7 +62,7 @@ class ForkServer:
             mine.close()
             raise
         self._channel: Channel[Loaded | Spawned | Exited] = Channel(mine, Loaded | Spawned | Exited, "the fork server")
-        self._exits: dict[int, int] = {}
+        self._exits: set[int] = set()
         self._files: dict[str, int] = {}
         self._owner = os.getpid()
 
@@ -128,8 +128,8 @@ class ForkServer:
         with contextlib.suppress(ChannelClosedError):
             self._channel.send(Drop(run))
 
-    def poll_exits(self) -> dict[int, int]:
-        """The processes that have ended since last asked: pid and exit code.
+    def poll_exits(self) -> set[int]:
+        """The processes that have ended since last asked.
 
         Raises:
             ServerLostError: the fork server has ended.
@@ -138,8 +138,8 @@ class ForkServer:
             while readable(self._channel.fileno(), 0.0):
                 message, _ = self._receive()
                 assert isinstance(message, Exited)
-                self._exits[message.pid] = message.code
-        exits, self._exits = self._exits, {}
+                self._exits.add(message.pid)
+        exits, self._exits = self._exits, set()
         return exits
 
     def _ask(self, question: Load | Spawn, descriptors: Sequence[int] = ()) -> Loaded | Spawned:
@@ -153,7 +153,7 @@ class ForkServer:
                 message, _ = self._receive()
                 if not isinstance(message, Exited):
                     return message
-                self._exits[message.pid] = message.code
+                self._exits.add(message.pid)
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:

@@ -28,26 +28,22 @@ from plesio.transport.memory import anonymous_file
 ENTRY_SERVER = "plesio.launch.local.server_process:main"
 ENTRY_EVALUATOR = "plesio.launch.local.evaluator_process:main"
 ENTRY_WORKER = "plesio.launch.local.worker_process:main"
-KILL_S = 3.0
-"""How long a killed process may take to be gone before it is killed again."""
-UNKNOWN = -signal.SIGKILL
-"""The exit code of a process of which only this is known, that it is gone."""
 
 
 @dataclass(slots=True)
 class Process:
-    """A process of the run, and the engine's line to it. `code` is its exit code, once it is gone."""
+    """A process of the run, and the launcher's line to it."""
 
     title: str
     pid: int
     channel: Channel[object]
     worker: int | None = None
     done: bool = False
-    code: int | None = None
+    gone: bool = False
 
     def kill(self) -> None:
         """End it outright, unless it is gone: its number may be another process's by now."""
-        if self.code is None:
+        if not self.gone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -167,43 +163,32 @@ class Processes:
         """
         exits = self._fork_server.poll_exits()
         for process in self.all:
-            process.code = exits.get(process.pid, process.code)
+            process.gone = process.gone or process.pid in exits
 
     def end(self, grace_s: float) -> None:
-        """Nobody is left behind: close the lines, give them `grace_s`, kill.
-
-        Who is gone is told by the fork server; where that is gone itself, or stands still, it is looked up.
-        """
+        """Leave no process behind: close the lines, give them `grace_s`, kill."""
         for process in self.all:
             process.channel.close()
         deadline_s = time.monotonic() + grace_s
-        killed = False
-        while any(process.code is None for process in self.all):
-            try:
+        while not all(process.gone for process in self.all):
+            with contextlib.suppress(PlesioError):
                 self.note_exits()
-            except PlesioError:
-                self._look_who_is_gone()
             if time.monotonic() >= deadline_s:
-                if killed:
-                    self._look_who_is_gone()
                 for process in self.all:
+                    process.gone = process.gone or not _alive(
+                        process.pid
+                    )  # the fork server may be gone, or stand still
                     process.kill()
-                killed, deadline_s = True, time.monotonic() + KILL_S
             time.sleep(0.002)
         self._fork_server.drop(self._run)
 
-    def _look_who_is_gone(self) -> None:
-        for process in self.all:
-            if process.code is None and not _alive(process.pid):
-                process.code = UNKNOWN
-
 
 def _alive(pid: int) -> bool:
-    """Whether that process, no child of this one, still runs. One that nobody has taken leave of (a zombie) does not."""
+    """Whether that process still runs. It is no child of this one. A zombie counts as gone."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (ProcessLookupError, PermissionError):  # the latter: its number is another user's process's by now
+    except (ProcessLookupError, PermissionError):  # the latter: another user's process has its number by now
         return False
     except FileNotFoundError:  # gone between the two; or there is no such table on this system
         return not Path("/proc/self/stat").exists()

@@ -1,0 +1,107 @@
+"""How long the launcher waits for whom: a grace after a stop, and deadlines for a silent server and for the last evaluation.
+
+After Ctrl-C everything is to end within 5 s, with what is written then. The time in which the server writes a checkpoint never
+counts: it hears of nothing meanwhile, and the workers wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from plesio.launch.ctrl_c import CtrlC
+
+START_S = 60.0
+"""How much longer than `timeout_s` a server may be silent before training begins: it says after `timeout_s` who is late."""
+GRACE_S = 3.0
+"""How long processes that were asked to end may take before they are killed."""
+INTERRUPT_GRACE_S = 2.0
+"""The same after Ctrl-C."""
+INTERRUPT_S = 2.5
+"""How long after Ctrl-C the launcher waits for anybody."""
+JUDGE_S = 30.0
+"""How long the last evaluation may take once the run was asked to stop. If nobody asked, `timeout_s`."""
+
+
+class Patience:
+    """The times of one run.
+
+    Args:
+        timeout_s: how long a process may wait for another.
+        ctrl_c: counts the signals that end the run.
+
+    Attributes:
+        started_s: when it was started, on the monotonic clock.
+        begun_s: when training began.
+        judged_s: when the evaluator last returned, or training ended.
+        writing: whether the server writes a checkpoint.
+        asked: whether the run was asked to stop.
+    """
+
+    def __init__(self, timeout_s: float, ctrl_c: CtrlC) -> None:
+        self._timeout_s = timeout_s
+        self._ctrl_c = ctrl_c
+        self.started_s = self.judged_s = self._heard_s = self._worked_s = time.monotonic()
+        self.begun_s: float | None = None
+        self.asked = self.writing = False
+        self._asked_s = self._written_s = 0.0
+
+    @property
+    def trained_s(self) -> float:
+        """How long ago training began; -1 before."""
+        return -1.0 if self.begun_s is None else time.monotonic() - self.begun_s
+
+    def ask(self) -> None:
+        """The run is asked to stop now."""
+        self.asked, self._asked_s = True, time.monotonic()
+
+    def heard(self) -> None:
+        """The server said something."""
+        self._heard_s = time.monotonic()
+
+    def writes(self, under_way: bool) -> None:
+        """The server begins to write a checkpoint, or has written it."""
+        self.writing, self._written_s = under_way, time.monotonic()
+
+    def left_s(self) -> float:
+        """How much longer the launcher waits for anybody."""
+        if not self._ctrl_c.pressed:
+            return GRACE_S
+        return max(0.0, INTERRUPT_S - self._waited_s(self._ctrl_c.first_s)) if self._ctrl_c.pressed == 1 else 0.0
+
+    @property
+    def grace(self) -> str:
+        """How long workers have to end, in words."""
+        if self._ctrl_c.pressed:
+            return f"{INTERRUPT_GRACE_S:g} s of {self._ctrl_c.name}"
+        return f"{GRACE_S:g} s of being asked to"
+
+    def workers_are_late(self) -> bool:
+        """Whether workers that were asked to end had time enough for it."""
+        allowed_s = INTERRUPT_GRACE_S if self._ctrl_c.pressed else GRACE_S
+        return self.asked and self._waited_s(self._asked_s) > allowed_s
+
+    def evaluation_is_late(self) -> str:
+        """Once training has ended: why nobody waits for the last evaluation any more, or nothing."""
+        if self._ctrl_c.pressed and not self.left_s():
+            return f"after {self._ctrl_c.name} nobody waited for it"
+        if self.asked:
+            late = self._waited_s(self._asked_s) > JUDGE_S
+            return f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop" if late else ""
+        late = time.monotonic() - self.judged_s > self._timeout_s
+        return f"evaluate did not return within {self._timeout_s:g} s (timeout_s)" if late else ""
+
+    def silence_s(self, workers_left: bool) -> float | None:
+        """How long the server was silent, if that is too long. Once training has begun it reports several times a second."""
+        now_s = time.monotonic()
+        if workers_left:
+            self._worked_s = now_s
+        if workers_left and self.begun_s is None:
+            allowed_s = START_S + self._timeout_s
+        else:  # workers who wait for it say so after twice the time; there are those that never do
+            allowed_s = GRACE_S + self._timeout_s * (2 if workers_left and not self.asked else 1)
+        since_s = self._heard_s if workers_left else max(self._heard_s, self._worked_s)
+        return allowed_s if now_s - since_s > allowed_s else None
+
+    def _waited_s(self, asked_s: float) -> float:
+        """How long those who were asked to end at that time had for it."""
+        return 0.0 if self.writing else time.monotonic() - max(asked_s, self._written_s)
