@@ -98,7 +98,7 @@ class StepCancelled(PlesioError):
 
 
 def error_class(name: str) -> type[PlesioError] | None:
-    """The class of plesio's errors called `name`: an error crosses a process by its name and its words.
+    """The class of plesio's error called `name`: processes send an error as its name and its message.
 
     >>> error_class("DeadlineError").__name__, error_class("ValueError")
     ('DeadlineError', None)
@@ -108,7 +108,7 @@ def error_class(name: str) -> type[PlesioError] | None:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name nobody knows: what it was, what is known, the closest match.
+    """The message for an unknown name: the name, the known ones, the closest match.
 
     >>> unknown_name("strategy", "asynch_sgd", ["sync_sgd", "async_sgd"])
     "unknown strategy 'asynch_sgd'; known: async_sgd, sync_sgd; did you mean 'async_sgd'?"
@@ -148,8 +148,7 @@ def _told(tell: Callable[[], str]) -> str:
 
 
 def as_utf8(text: str) -> str:
-    r"""Text of a user's as every file, message and terminal can hold it: Python has strings that UTF-8 has not, such as the
-    name of a file that is not encoded in it.
+    r"""The text with what UTF-8 cannot encode escaped, such as parts of a file's name in another encoding.
 
     >>> as_utf8("naïve"), as_utf8("\ud800x")
     ('naïve', '\\ud800x')

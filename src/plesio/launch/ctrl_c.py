@@ -52,9 +52,9 @@ def _handle_as(number: int, handler: Any) -> None:
 class CtrlC:
     """Inside `with`, Ctrl-C, SIGTERM and SIGHUP are counted. The second of them raises `EndedBySignal`.
 
-    Further ones change nothing: everything is being ended by then. A signal is left alone where it is ignored (under nohup,
-    or in a shell's background) and where something that is not Python's handles it. In another thread than the main one
-    all of them are.
+    Further ones change nothing: everything is being ended by then. A signal keeps its handler where it is ignored (under
+    nohup, or in a shell's background) and where something that is not Python's handles it. In any thread but the main one
+    nothing is changed.
 
     Attributes:
         pressed: how many came.

@@ -1,6 +1,6 @@
-"""A two-way line between two processes of one host for what is rare: set-up, data leases, results.
+"""A two-way line between two processes of one host for rare messages: set-up, data leases, results.
 
-A message is a typed msgspec struct behind a length; file descriptors travel with it. End of file tells that the other
+A message is its length and a typed msgspec struct; file descriptors travel with it. The end of the file says that the other
 side is gone. Nothing is unpickled here.
 """
 
@@ -24,7 +24,7 @@ MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 DESCRIPTORS_MAX = 250
 """What Linux passes in one message is 253."""
 KEPT_MAX = 10_000
-"""Messages kept for a receiver that does not read; it is waited for beyond."""
+"""How many messages are kept for a receiver that does not read. Then the sender waits for it."""
 
 M = TypeVar("M")
 
@@ -60,11 +60,11 @@ class Channel(Generic[M]):
 
     @property
     def has_room(self) -> bool:
-        """Whether most of what may be on the way was read: then a small message is sent without waiting."""
+        """Whether a small message can be sent without waiting."""
         return _polled(self.fileno(), select.POLLOUT, 0.0)
 
     def send_in_time(self, message: object) -> None:
-        """Send one small message without waiting for a receiver that was stopped: it is kept, and sent before any other.
+        """Send one small message without waiting. While the receiver is stopped it is kept, and sent before any other.
 
         Raises:
             ChannelClosedError: the other side is gone.
@@ -74,7 +74,7 @@ class Channel(Generic[M]):
             self._send(self._kept.popleft())
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send one message, after those that were kept.
+        """Send one message, after the kept ones.
 
         Raises:
             ChannelClosedError: the other side is gone.
@@ -87,7 +87,7 @@ class Channel(Generic[M]):
         body = encode(message)
         assert len(body) <= MESSAGE_BYTES_MAX, "a message is small"
         try:
-            # in one piece: a sender stopped between head and body would hold up whoever reads
+            # in one piece: a sender that is stopped between head and body would block the reader
             data = HEAD.pack(len(body)) + body
             sent = socket.send_fds(self._socket, [data], list(descriptors))
             self._socket.sendall(data[sent:])
@@ -97,7 +97,7 @@ class Channel(Generic[M]):
     def receive(self, timeout_s: float, waiting_for: str = "a message") -> tuple[M, list[int]]:
         """Wait for one message; it and the descriptors that came with it.
 
-        A sender that stops in the middle of one is hung up on: whatever it said next could not be told from the rest.
+        If the sender stops in the middle of a message the line is closed: its next message could not be told from the rest.
 
         Raises:
             ChannelClosedError: the other side is gone, or the message did not come whole in time.

@@ -17,10 +17,9 @@ PATIENCE_S = 5.0
 
 
 def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
-    """They get no end of our lines: while one lived, nobody would see the end of the file that our death is told by.
+    """Close this process's lines in what it forks: an open copy would hide this process's death from the others.
 
-    And what this process forks dies with it. A DataLoader's does that by itself, but only once it is set up; and none of what
-    another thread forked: to the kernel, a thread is what it was started by.
+    What its main thread forks also dies with it. What another thread forks does not: to the kernel, that thread is the parent.
     """
 
     pipes, mine, dies = descriptors[len(channels) :], os.getpid(), False
@@ -35,7 +34,7 @@ def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
         for channel in channels:
             channel.close()
         close_quietly(*pipes)
-        pipes.clear()  # in a child's child their numbers may be those of something else
+        pipes.clear()  # in a child's child, other files may have these numbers
 
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -43,22 +42,22 @@ def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
 
 
 def ignore_children() -> None:
-    """Take away torch's handler of SIGCHLD, which raises when a DataLoader's process failed, wherever this one is then."""
+    """Remove torch's handler of SIGCHLD, which raises anywhere in this process when a DataLoader's process failed."""
     while True:
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return
-        except Exception:  # one came just now: it has raised, and need not again
+        except Exception:  # it raised just now
             continue
 
 
 def end_children() -> None:
-    """What multiprocessing does at the end of a process, which ours does not get to: else a DataLoader's would linger."""
-    ignore_children()  # torch's handler takes the end of a DataLoader's for a failure
+    """End child processes as multiprocessing does at exit. This process leaves by `os._exit`, which skips that."""
+    ignore_children()  # torch's handler would take their end for a failure
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()
     end_s = time.monotonic() + PATIENCE_S
     for child in multiprocessing.active_children():
         child.join(max(0.0, end_s - time.monotonic()))
-        child.kill()  # one that waits for work for ever, as of a pool that nobody shut down, would keep the run
+        child.kill()  # one of a pool that nobody shut down waits for work for ever

@@ -1,7 +1,7 @@
 """The engine for one host: starts a server, an evaluator and the workers, and sees that all of them end.
 
-It is the user's own process. It has no thread; one loop polls every process's line. Whatever ends first (all workers, a target,
-a budget, an error, Ctrl-C), the others are asked to end, given a moment, and then killed.
+It is the user's own process and has no other thread; one loop polls every process's line. When something ends the run (all
+workers are done, a target, a budget, an error, Ctrl-C), it asks the others to end, waits a moment and kills the rest.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LocalEngine:
         return self._outcome
 
     def _say_how_they_left(self) -> None:
-        """A closed line is a death to the server; for a worker that raised or was stopped, here more is known."""
+        """Say it of workers that raised or were stopped: to the server, every closed line is a death."""
         outcome, raised = self._outcome, self._raised
         known = [one for one in self._deaths if one.worker in raised]
         outcome.incidents = [one for one in outcome.incidents if one not in known]
@@ -135,7 +135,7 @@ class LocalEngine:
 
     def _loop(self, fork_server: ForkServer) -> None:
         poller = select.poll()
-        poller.register(fork_server.fileno(), select.POLLIN)  # the first, as its end is the cause of the others'
+        poller.register(fork_server.fileno(), select.POLLIN)  # first: its end causes that of the others
         for process in self._processes.all:
             poller.register(process.channel.fileno(), select.POLLIN)
         by_descriptor = {process.channel.fileno(): process for process in self._processes.all}
@@ -143,7 +143,7 @@ class LocalEngine:
             for descriptor, _ in poller.poll(50):
                 sender = by_descriptor.get(descriptor)
                 if sender is not None and not readable(descriptor, 0.0):
-                    continue  # it was heard out meanwhile
+                    continue  # `_hear_workers_out` has read it
                 if not (self._note_exits() if sender is None else self._hear(sender)):
                     poller.unregister(descriptor)
             self._supervise()
@@ -222,7 +222,7 @@ class LocalEngine:
         return True
 
     def _hear_workers_out(self) -> None:
-        """They said all they had to say before the server's last word: why it ended, or what they raised, may still lie there."""
+        """Read what workers sent before the server's last message: it may say why the run ended, or what they raised."""
         for process in self._processes.workers:
             while readable(process.channel.fileno(), 0.0) and self._hear(process):
                 pass
@@ -243,7 +243,7 @@ class LocalEngine:
         if process.worker is None:
             self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
         elif message.kind == "ServerLostError":
-            pass  # the server's own end tells it once, for all
+            pass  # the server's own end is told once
         elif self._job.config.on_worker_error == "continue" and self._patience.begun_s is not None:
             what = f"worker {process.worker} raised {message.kind}: {message.why}"
             self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{what}; the others go on"))
@@ -263,14 +263,14 @@ class LocalEngine:
         process.done = True
 
     def _fail(self, error: PlesioError) -> None:
-        """The first error counts: what follows is its consequence."""
+        """Keep the first error: the others are its consequences."""
         self._error = self._error or error
 
     def _where(self) -> str:
         return f"at version {self._live.version}, {max(self._live.time_s, 0.0):.1f} s into training"
 
     def _what_is_left(self) -> str:
-        """Of a run whose server is lost."""
+        """What is left of a run whose server is lost."""
         if not self._job.config.strategy.via.at_server:
             how = "worker 0's training function can save the model"
             return f"the weights are lost ({self._job.config.strategy.name} keeps no checkpoints; {how})"
@@ -301,7 +301,7 @@ class LocalEngine:
         self._fail(DeadlineError(f"{what}; {self._what_is_left()}"))
 
     def _supervise(self) -> None:
-        """What is due by time: faults, targets, and the end of those who were asked to end."""
+        """Do what is due: faults, targets, and the end of processes that were asked to end."""
         self._mind_the_server()
         while self._kills and self._patience.trained_s >= self._kills[0].after_s:
             self._kill(self._kills.pop(0))

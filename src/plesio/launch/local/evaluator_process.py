@@ -1,7 +1,7 @@
 """The evaluator process: judges consistent snapshots beside the training, with the user's function.
 
-It pins a version, copies it, lets it go, and calls `evaluate(model)`; what comes back is told to the engine together with
-the moment the snapshot was taken. The last snapshot, when no worker is left, is always judged.
+It copies a version that the server pins and calls `evaluate(model)`. It sends the engine the metrics and the time of the
+snapshot. It always judges the last snapshot, which comes when no worker is left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.memory import SharedBlock
 
 FOREVER_S = 10.0**6
-"""The evaluator has no deadline of its own: it lives as long as the server's line, which ends with the server."""
+"""The evaluator has no deadline: it ends with the server's line."""
 
 
 class Evaluator:

@@ -1,9 +1,9 @@
 """The fork server itself, a process that has imported torch once: what it is asked, and how it forks.
 
-It has one thread, has never run an operation of torch in parallel and never touched a GPU, so its children start clean. It
-unpickles what a run brings (the training function) before it forks, so that the modules that function needs are imported once,
-too. When the engine's end of its line closes (however the engine ended) it kills its children; when it dies itself, the kernel
-does. The engine's side is `plesio.launch.local.forkserver`.
+It has one thread, never runs torch in parallel and never touches a GPU, so its children start clean. It unpickles the training
+function before it forks, so that the modules which that needs are imported only once. It kills its children when the engine
+closes the line, however the engine ended. If it dies itself, the kernel kills them. `plesio.launch.local.forkserver` is the
+engine's side.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 
 ORDER_S = 120.0
-"""How long it waits for the rest of an order that has begun to come."""
+"""How long it waits for the rest of an order once the first bytes are there."""
 PR_SET_PDEATHSIG = 1
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine: be as it is (module path, program's arguments, folder, environment, how many descriptors a process may have,
-    what torch was told), unpickle the file that comes along (a dict of objects), keep it under `run`."""
+    """The engine: take over these settings of its process, unpickle the file (a dict of objects) and keep it for `run`."""
 
     run: int
     path: tuple[str, ...]
@@ -61,7 +60,7 @@ class Spawn(msgspec.Struct, tag=True, frozen=True):
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: done; or it failed, with the traceback. `files`: of modules imported for it, as in `written_at`."""
+    """The fork server: done, or the traceback of a failure. `files`: of the modules imported for it, as in `written_at`."""
 
     failure: str
     files: dict[str, int]
@@ -121,8 +120,8 @@ class Forker:
             self._channel.send(Loaded(failure, self._files_imported()))
         elif isinstance(message, Drop):
             self._objects.pop(message.run, None)
-            # A class is in a cycle with itself, and holds what its functions use: an idle process would keep both, and every
-            # process forked from it would inherit them. What was imported at first is frozen: its pages stay shared.
+            # A class is in a cycle with itself and holds what its functions use. Without this, later processes inherit both.
+            # What was imported at first is frozen: its pages stay shared.
             gc.collect()
         else:
             pid = self._fork(message, descriptors)
@@ -135,7 +134,7 @@ class Forker:
         import cloudpickle
 
         sys.path[:] = message.path
-        sys.argv[:] = map(os.fsdecode, message.program)  # before the user's modules come: one may parse them
+        sys.argv[:] = map(os.fsdecode, message.program)  # the user's modules may parse them
         os.environb.clear()
         os.environb.update(message.environment)
         try:
@@ -143,7 +142,7 @@ class Forker:
             _allow_descriptors(message.descriptors)
             message.torch.apply()
             self._objects[message.run] = cloudpickle.load(payload)
-            message.torch.apply()  # a module that was imported for it may have had other ideas
+            message.torch.apply()  # an imported module may have changed them
         except BaseException as error:
             return traceback_of(error)
         return ""
@@ -203,13 +202,13 @@ def written_at(file: str) -> int:
 
 
 def _allow_descriptors(wanted: int) -> None:
-    """As many for the processes that come as the engine may have now: it may have asked for more since this one began."""
+    """Allow as many as the engine may have now: it may have raised its limit since this process began."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies (Linux; elsewhere the closed lines tell)."""
+    """Let the kernel kill this process when its parent dies. Elsewhere than on Linux, the closed lines end it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -219,13 +218,13 @@ def die_with_parent(parent: int) -> None:
 def main() -> None:
     """Entry of the fork server process. Arguments: its end of the line, the process to die with (or 0), what to import.
 
-    The line tells of the engine's end only when the imports are done, which takes seconds.
+    It reads the line only after the imports, which take seconds: until then the kernel ends it with the engine.
     """
     if parent := int(sys.argv[2]):
         die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stay_deaf()
-    gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    gc.disable()  # imports leave no garbage; looking for it takes a tenth of their time
     import torch
 
     torch.set_num_threads(1)

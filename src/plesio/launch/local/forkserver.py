@@ -1,7 +1,7 @@
 """The engine's side of the fork server, which forks workers and servers that need not import torch.
 
-Importing torch takes seconds; a fork takes milliseconds. One fork server (`plesio.launch.local.forker`) serves all the runs of a
-program; when the file of a module that it imported for one has changed, the next run gets a fresh one.
+Importing torch takes seconds; a fork takes milliseconds. One fork server (`plesio.launch.local.forker`) serves all runs of a
+program. When the file of a module that it imported changes, the next run gets a fresh fork server.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PRELOAD = (
     "plesio.launch.local.evaluator_process",
     "plesio.launch.local.worker_process",
 )
-"""What the processes of a run need. Whoever wants them soon asks for them here, before importing torch."""
+"""The modules that the processes of a run need."""
 START_S = 120.0
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
-"""The first thing that it runs: the current folder, where Python would look before all else, may hold a `select.py` or a
-`plesio`. (Python itself has imported these two modules by then.)"""
+"""What it runs first. Python would import from the current folder, which may hold a `select.py` or a `plesio`. (Python has
+imported `os` and `sys` by then.)"""
 FORKING = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Set where processes are forked from: libraries are to start no threads, and `torch.cuda.is_available()` in a module of the
-user's is not to begin using the GPU, which no forked process could then do."""
+"""Its environment: libraries start no threads, and `torch.cuda.is_available()` in a user's module does not initialise CUDA,
+which would keep the forked processes from using the GPU."""
 
 
 class ForkServer:
@@ -70,11 +70,12 @@ class ForkServer:
     def shared(cls, preload: Sequence[str] = ()) -> ForkServer:
         """The one of this process, started if need be; it imports the modules in `preload` before it forks.
 
-        One that holds a module whose file has changed is ended first: it would go on with the code of before.
+        One that has ended, or that imported a file which has changed since, is replaced.
         """
-        if cls._shared is not None and any(written_at(file) != then for file, then in cls._shared._files.items()):
-            cls.close_shared()
-        if cls._shared is not None and cls._shared._process.poll() is not None:
+        old = cls._shared
+        if old is not None and (
+            old._process.poll() is not None or any(written_at(file) != then for file, then in old._files.items())
+        ):
             cls.close_shared()
         if cls._shared is None or cls._shared._owner != os.getpid():
             cls._shared = cls(preload)
@@ -96,7 +97,7 @@ class ForkServer:
         return self._channel.fileno()
 
     def load(self, run: int, payload: int) -> None:
-        """Hand over what the processes of `run` share, pickled in the file with the descriptor `payload`.
+        """Send what the processes of `run` share: `payload` is the descriptor of the file with the pickle.
 
         Raises:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
@@ -157,8 +158,8 @@ class ForkServer:
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Inside, the line is used. What breaks in, as Ctrl-C or a deadline may, leaves a message half read or an answer that
-        the next question would take for its own: then this fork server is ended, and the next run gets a fresh one."""
+        """Use the line inside. An exception there (Ctrl-C, a deadline) ends this fork server: it may leave a message half read,
+        or an answer that the next question would take for its own. The next run gets a fresh fork server."""
         if self._closed:
             raise self._gone()
         try:
@@ -197,9 +198,9 @@ class ForkServer:
             ForkServer._shared = None
 
 
-atexit.register(ForkServer.close_shared, 0.0)  # it would end by itself, but Python warns of what is left open
+atexit.register(ForkServer.close_shared, 0.0)  # else Python warns of what is left open
 
 
 def _module_path() -> tuple[str, ...]:
-    """Where this process imports from; Python passes over what is no text there, such as a Path."""
+    """Where this process imports from; Python skips what is no text there, such as a Path."""
     return tuple(one for one in sys.path if isinstance(one, str))

@@ -57,7 +57,7 @@ class WorkerLine:
 
     @classmethod
     def open(cls, ours: contextlib.ExitStack) -> WorkerLine:
-        """New ones, which `ours` closes here."""
+        """Open new ones, which `ours` closes in this process."""
 
         def kept(*ends: int) -> tuple[int, ...]:
             ours.callback(close_quietly, *ends)
@@ -71,10 +71,10 @@ class WorkerLine:
 
 @contextlib.contextmanager
 def descriptors_for(workers: int) -> Iterator[None]:
-    """Inside, file descriptors for so many workers are opened.
+    """Open file descriptors for so many workers inside.
 
     Raises:
-        ConfigurationError: this process may not have that many.
+        ConfigurationError: this process may not open that many.
     """
     try:
         yield
@@ -196,8 +196,8 @@ def _alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _payload(job: Job) -> Iterator[int]:
-    """The descriptor of a file, in memory, of what the processes share. It may be large: the data of a script or a notebook
-    is in it, if the training function refers to that."""
+    """The descriptor of a file in memory with what the processes share. It may be large: it holds all data that the training
+    function refers to."""
     packed = _packed(job)
     with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
         file.write(packed)

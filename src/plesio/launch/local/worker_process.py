@@ -40,7 +40,7 @@ from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, call
 
 CHILD_S = 0.2
-"""How long after its line broke the end of a process is told at the latest."""
+"""How long after a line broke torch may take to raise for the process at its other end."""
 
 
 class ProcessContext:
@@ -205,7 +205,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     except ChannelClosedError:
         pass  # nobody is left to tell
     except BaseException as error:
-        why = _words_of(error)  # first of all: from here on no other error gets in between
+        why = _words_of(error)  # first: it removes torch's handler, which could raise anywhere below
         with suppress(ChannelClosedError):  # the engine may have given the run up
             engine.send(Failed(type(error).__name__, why, traceback_of(error)))
         raise SystemExit(1) from None
@@ -214,7 +214,7 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
 
 
 def _words_of(error: BaseException) -> str:
-    """What it says; and, where it is of a line that broke, what torch says when it is a DataLoader's process that ended."""
+    """The message; for a broken line also what torch says of it, if a DataLoader's process ended."""
     why = ""
     try:
         if isinstance(error, (ConnectionError, EOFError)):
