@@ -44,7 +44,6 @@ from plesio.core.events import (
     Leased,
     LeaseWanted,
     Left,
-    Pushed,
     Reported,
     Ticked,
     Verdict,
@@ -325,8 +324,7 @@ class Program:
             self._checkpointer.came(worker, made.number, made.steps, made.samples)
         for settings in made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(settings.groups))
-        event = Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
-        self.receive(event, now_s, made.loss)
+        self.receive(made.event(worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.missing_gradients += made.missing
         self._meter.exchanges += 1

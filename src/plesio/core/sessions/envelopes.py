@@ -10,6 +10,7 @@ them: processes of one host talk over pipes, which lose nothing (`plesio.transpo
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -32,107 +33,85 @@ class Level(IntEnum):
 
 # From a worker
 
+E = TypeVar("E")
 
-class Join(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A request to become a member. `epoch` is 0 if this process has not heard of the server yet; the serial is 0."""
+
+class _Request(msgspec.Struct, Generic[E], frozen=True, gc=False):
+    """A worker's event, and how many leased batches it dropped since the request before."""
 
     epoch: int
-    event: Joined
+    event: E
     serial: int = 0
     abandoned: int = 0
 
 
-class Push(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A contribution; `abandoned` leased batches were dropped since the request before."""
-
-    epoch: int
-    event: Pushed
-    serial: int
-    abandoned: int
+class Join(_Request[Joined], frozen=True, tag=True):
+    """A request to become a member. `epoch` is 0 if this process has not heard of the server yet; the serial is 0."""
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Push(_Request[Pushed], frozen=True, tag=True):
+    """A contribution."""
+
+
+class Ask(_Request[LeaseWanted], frozen=True, tag=True):
     """A request for data."""
 
-    epoch: int
-    event: LeaseWanted
-    serial: int
-    abandoned: int
 
-
-class Bye(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Bye(_Request[Left], frozen=True, tag=True):
     """The training function returned."""
 
+
+class _Address(msgspec.Struct, frozen=True, gc=False):
+    """Whose message it is, or for whom."""
+
+    worker: int
+    incarnation: int
     epoch: int
-    event: Left
-    serial: int
-    abandoned: int
 
 
-class Beat(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Beat(_Address, frozen=True, tag=True):
     """A heartbeat of a worker that waits for the answer to request `serial` (or for none)."""
 
-    worker: int
-    incarnation: int
-    epoch: int
     serial: int
 
 
-# From the server. `applied` and `durable` count the contributions of this seat, whichever incarnation made them, that are
-# in the parameters and in the last checkpoint: what the two levels of acknowledgement cover.
+# From the server
 
 
-class Go(msgspec.Struct, frozen=True, gc=False, tag=True):
+class _Answer(_Address, Generic[E], frozen=True):
+    """What the sequencer decided.
+
+    `applied` and `durable` count this seat's contributions, of all incarnations, that are in the parameters and in the
+    last checkpoint: what the two levels of acknowledgement cover.
+    """
+
+    serial: int
+    applied: int
+    durable: int
+    effect: E
+
+
+class Go(_Answer[Grant], frozen=True, tag=True):
     """The answer to `Push` and `Join`."""
 
-    worker: int
-    incarnation: int
-    epoch: int
-    serial: int
-    applied: int
-    durable: int
-    effect: Grant
 
-
-class Given(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Given(_Answer[Leased], frozen=True, tag=True):
     """The answer to `Ask`."""
 
-    worker: int
-    incarnation: int
-    epoch: int
-    serial: int
-    applied: int
-    durable: int
-    effect: Leased
 
-
-class CalledOff(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CalledOff(_Answer[Cancel], frozen=True, tag=True):
     """A contribution was answered before it came: said unasked, and as the answer to its `Push` if it comes yet."""
 
-    worker: int
-    incarnation: int
-    epoch: int
-    serial: int
-    applied: int
-    durable: int
-    effect: Cancel
 
-
-class Received(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Received(_Address, frozen=True, tag=True):
     """Request `serial` is here and the answer will come: no need to send it again. Also the answer to `Bye`."""
 
-    worker: int
-    incarnation: int
-    epoch: int
     serial: int
 
 
-class Fenced(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Fenced(_Address, frozen=True, tag=True):
     """This incarnation is no member (any longer); `latest` is the highest known of its worker."""
 
-    worker: int
-    incarnation: int
-    epoch: int
     latest: int
 
 

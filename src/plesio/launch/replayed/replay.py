@@ -304,7 +304,7 @@ class _Replay:
             program.receive(event, time_s)
         elif isinstance(event, Pushed):
             made = seat.request
-            if not isinstance(made, Contribution) or not _same(made, event):
+            if not isinstance(made, Contribution) or made.event(event.worker, event.incarnation) != event:
                 raise self._otherwise(seat, event)
             program.pushed(worker, event.incarnation, made, time_s)
         else:
@@ -363,8 +363,3 @@ def _answers(event: LeaseWanted, request: LeaseRequest) -> bool:
     """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
     same = (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
     return same and event.most <= request.most
-
-
-def _same(made: Contribution, event: Pushed) -> bool:
-    said = (made.number, made.steps, made.samples, made.batches, made.finite)
-    return said == (event.number, event.steps, event.samples, event.batches, event.finite)

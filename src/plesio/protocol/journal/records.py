@@ -32,13 +32,12 @@ from struct import Struct
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 from xxhash import xxh3_64_intdigest
 
 from plesio.core.events import (
     Abandoned,
     Discard,
-    Evict,
     Fold,
     Joined,
     LeaseWanted,
@@ -60,29 +59,43 @@ FRAME = Struct("<II")
 JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
 """The events that are kept: all but Ticked."""
 
-HEAD, FOLD, DISCARD, EVICT, NOTE, END, RESUME = 1, 8, 9, 10, 11, 12, 13
-EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
-    Joined: (2, Struct("<BdHH")),
-    Left: (3, Struct("<BdHH?")),
-    Pushed: (4, Struct("<BdHHIIIH?d")),
-    Abandoned: (14, Struct("<BdHHHI")),
-    Reported: (6, Struct("<BdHHIH")),
-    LeaseWanted: (7, Struct("<BdHHIIII")),
+
+class Layout:
+    """The fixed part of the bodies of one kind."""
+
+    def __init__(self, kind: int, fields: str) -> None:
+        packed = Struct(f"<B{fields}")
+        self.kind, self.size = kind, packed.size
+        self.unpack, self.unpack_from, self._pack = packed.unpack, packed.unpack_from, packed.pack
+
+    def body(self, *fields: Any) -> bytes:
+        """The bytes of these fields, with their kind before them."""
+        return self._pack(self.kind, *fields)
+
+
+HEAD = 1
+EVENTS: dict[type[JournalEvent], Layout] = {
+    Joined: Layout(2, "dHH"),
+    Left: Layout(3, "dHH?"),
+    Pushed: Layout(4, "dHHIIIH?d"),
+    Abandoned: Layout(14, "dHHHI"),
+    Reported: Layout(6, "dHHIH"),
+    LeaseWanted: Layout(7, "dHHIIII"),
 }
 WIDE = 1 << 16
-WIDE_EVENTS: dict[type[JournalEvent], tuple[int, Struct]] = {
-    Pushed: (15, Struct("<BdHHIIII?d")),
-    Abandoned: (16, Struct("<BdHHII")),
-    Reported: (17, Struct("<BdHHII")),
+WIDE_EVENTS: dict[type[JournalEvent], Layout] = {
+    Pushed: Layout(15, "dHHIIII?d"),
+    Abandoned: Layout(16, "dHHII"),
+    Reported: Layout(17, "dHHII"),
 }
 """Events of `WIDE` batches or more are rare: only they take four bytes for the number."""
-KINDS = {kind: (event, layout) for events in (EVENTS, WIDE_EVENTS) for event, (kind, layout) in events.items()}
-FOLD_LAYOUT, MEMBER_LAYOUT = Struct("<BQQd?"), Struct("<HHIId")
-DISCARD_LAYOUT = Struct("<BHHIBII")
-EVICT_LAYOUT = Struct("<BdHHd")
-NOTE_LAYOUT = Struct("<Bdi")
-END_LAYOUT = Struct("<BdQ")
-RESUME_LAYOUT = Struct("<BdQ")
+KINDS = {layout.kind: (event, layout) for events in (EVENTS, WIDE_EVENTS) for event, layout in events.items()}
+FOLD, MEMBER = Layout(8, "QQd?"), Struct("<HHIId")
+DISCARD = Layout(9, "HHIBII")
+EVICT = Layout(10, "dHHd")
+NOTE = Layout(11, "di")
+END = Layout(12, "dQ")
+RESUME = Layout(13, "dQ")
 
 
 class JournalError(ConfigurationError):
@@ -204,43 +217,16 @@ def encode_head(head: JournalHead) -> bytes:
 
 def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
     """The body for an event; `loss` is kept with Pushed alone."""
-    kind, layout = (WIDE_EVENTS if getattr(event, "batches", 0) >= WIDE else EVENTS)[type(event)]
+    layout = (WIDE_EVENTS if getattr(event, "batches", 0) >= WIDE else EVENTS)[type(event)]
     if type(event) is Pushed:
-        return layout.pack(kind, time_s, *astuple(event), loss)
-    return layout.pack(kind, time_s, *astuple(event))
+        return layout.body(time_s, *astuple(event), loss)
+    return layout.body(time_s, *astuple(event))
 
 
 def encode_fold(fold: Fold, checksum: int) -> bytes:
     """The body for a fold."""
-    members = [
-        MEMBER_LAYOUT.pack(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members
-    ]
-    return FOLD_LAYOUT.pack(FOLD, fold.version, checksum, fold.scale, fold.held) + b"".join(members)
-
-
-def encode_discard(discard: Discard) -> bytes:
-    """The body for a discard."""
-    return DISCARD_LAYOUT.pack(DISCARD, *astuple(discard))
-
-
-def encode_evict(evict: Evict, time_s: float) -> bytes:
-    """The body for an eviction."""
-    return EVICT_LAYOUT.pack(EVICT, time_s, *astuple(evict))
-
-
-def encode_note(text: str, time_s: float, worker: int | None) -> bytes:
-    """The body for a note."""
-    return NOTE_LAYOUT.pack(NOTE, time_s, -1 if worker is None else worker) + text.encode(errors="replace")
-
-
-def encode_end(version: int, weights_hash: str, time_s: float) -> bytes:
-    """The body for the end."""
-    return END_LAYOUT.pack(END, time_s, version) + weights_hash.encode()
-
-
-def encode_resume(version: int, time_s: float) -> bytes:
-    """The body for a run that goes on from a checkpoint."""
-    return RESUME_LAYOUT.pack(RESUME, time_s, version)
+    members = [MEMBER.pack(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
+    return FOLD.body(fold.version, checksum, fold.scale, fold.held) + b"".join(members)
 
 
 def decode(body: bytes) -> Record:
@@ -255,21 +241,21 @@ def decode(body: bytes) -> Record:
     kind = body[0]
     if kind in KINDS:
         return _decode_event(body)
-    if kind == FOLD:
+    if kind == FOLD.kind:
         return _decode_fold(body)
-    if kind == DISCARD:
-        _, worker, incarnation, number, verdict, staleness, samples = DISCARD_LAYOUT.unpack(body)
-        return Discard(worker, incarnation, number, Verdict(verdict), staleness, samples)
-    if kind == EVICT:
-        return Evicted(*EVICT_LAYOUT.unpack(body)[1:])
-    if kind == NOTE:
-        _, time_s, worker = NOTE_LAYOUT.unpack_from(body)
-        return Noted(time_s, None if worker < 0 else worker, body[NOTE_LAYOUT.size :].decode())
-    if kind == END:
-        _, time_s, version = END_LAYOUT.unpack_from(body)
-        return Ended(time_s, version, body[END_LAYOUT.size :].decode())
-    if kind == RESUME:
-        return Resumed(*RESUME_LAYOUT.unpack(body)[1:])
+    if kind == DISCARD.kind:
+        discard = Discard(*DISCARD.unpack(body)[1:])
+        return replace(discard, verdict=Verdict(discard.verdict))
+    if kind == EVICT.kind:
+        return Evicted(*EVICT.unpack(body)[1:])
+    if kind == NOTE.kind:
+        _, time_s, worker = NOTE.unpack_from(body)
+        return Noted(time_s, None if worker < 0 else worker, body[NOTE.size :].decode())
+    if kind == END.kind:
+        _, time_s, version = END.unpack_from(body)
+        return Ended(time_s, version, body[END.size :].decode())
+    if kind == RESUME.kind:
+        return Resumed(*RESUME.unpack(body)[1:])
     raise ValueError(f"there is no record of kind {kind}")
 
 
@@ -281,8 +267,8 @@ def _decode_event(body: bytes) -> Received:
 
 
 def _decode_fold(body: bytes) -> Folded:
-    _, version, checksum, scale, held = FOLD_LAYOUT.unpack_from(body)
-    members = MEMBER_LAYOUT.iter_unpack(body[FOLD_LAYOUT.size :])
+    _, version, checksum, scale, held = FOLD.unpack_from(body)
+    members = MEMBER.iter_unpack(body[FOLD.size :])
     return Folded(version, checksum, scale, held, tuple([FoldedMember(*one) for one in members]))
 
 

@@ -15,23 +15,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import astuple
+
 from plesio.core.events import Discard, Evict, Fold
 from plesio.protocol.journal.reader import read_journal
 from plesio.protocol.journal.records import (
+    DISCARD,
+    END,
+    EVICT,
     FRAME,
     MAGIC,
+    NOTE,
     RECORD_BYTES_MAX,
+    RESUME,
     JournalError,
     JournalEvent,
     JournalHead,
-    encode_discard,
-    encode_end,
     encode_event,
-    encode_evict,
     encode_fold,
     encode_head,
-    encode_note,
-    encode_resume,
     frame_header,
 )
 
@@ -133,23 +135,24 @@ class JournalWriter:
 
     def discard(self, discard: Discard) -> None:
         """A contribution does not count."""
-        self._append(encode_discard(discard))
+        self._append(DISCARD.body(*astuple(discard)))
 
     def evict(self, evict: Evict, now_s: float) -> None:
         """A worker was evicted at `now_s`; where a tick was the reason, that is the tick's time."""
-        self._append(encode_evict(evict, now_s))
+        self._append(EVICT.body(now_s, *astuple(evict)))
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something that a reader will want to know, such as "worker 3 died"."""
-        self._append(encode_note(text, now_s, worker))
+        head = NOTE.body(now_s, -1 if worker is None else worker)
+        self._append(head + text.encode(errors="replace"))
 
     def resumed(self, version: int, now_s: float) -> None:
         """The run goes on from a checkpoint of `version`, which is of this place in the journal."""
-        self._append(encode_resume(version, now_s))
+        self._append(RESUME.body(now_s, version))
 
     def end(self, version: int, weights_hash: str, now_s: float) -> None:
         """The run ended in order; closes the journal, durably."""
-        self._append(encode_end(version, weights_hash, now_s))
+        self._append(END.body(now_s, version) + weights_hash.encode())
         self.flush(durable=True)
         self.close()
 
