@@ -36,10 +36,10 @@ def test_a_departed_worker_is_not_waited_for() -> None:
     """The others form a new group, and nothing is lost."""
     roll = gathered(3)
     assert arrive(roll, [2, 0]) is None
-    roll.leave(1)
+    roll.leave(1, died=False)
     assert roll.outcome(now_s=2.0) == Outcome(Call.REGROUP, (0, 2), 2)
     assert arrive(roll, [0, 2]) == Outcome(Call.GO, (0, 2), 2)
-    roll.leave(0)
+    roll.leave(0, died=False)
     assert roll.outcome(now_s=2.0) is None
     assert arrive(roll, [2]) == Outcome(Call.REGROUP, (2,), 3)
 
@@ -89,3 +89,11 @@ def test_workers_are_dismissed_one_by_one() -> None:
     roll.dismiss()
     assert roll.outcome(now_s=2.0) == Outcome(Call.DISMISS, (1,), 1)
     assert arrive(roll, [0]) == Outcome(Call.DISMISS, (0,), 1)
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_death_breaks_a_step_of_several_collectives(died: bool) -> None:
+    roll = gathered(3)
+    roll.leave(1, died)
+    assert arrive(roll, [0, 2]) == Outcome(Call.REGROUP, (0, 2), 2, intact=not died)
+    assert arrive(roll, [0, 2]) == Outcome(Call.GO, (0, 2), 2)

@@ -14,7 +14,9 @@ wait forever. So before each collective every live worker checks in; once all ha
 A worker's *round* is the number of steps it completed, its *version* how many of them moved its parameters. After a
 collective broke half way some may have completed a step that others have not: those take over the state of a worker that
 did (`source`), so that nobody's work is undone. So do workers that skipped a step because their own gradient was not finite.
-A worker that leaves counts as checked in, so nobody waits for the dead.
+A worker that leaves counts as checked in, so nobody waits for the dead. If it died amid a step of several collectives, the
+others begin that step anew (`intact` is False): else a part of its work would be in the model, and the whole of it is given
+to others.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Call(IntEnum):
 class Outcome(msgspec.Struct, frozen=True):
     """The answer to `workers`. `source`: whose state those take over that are behind; None if nobody is.
 
-    `intact`: no collective broke; `same_settings`: what they last said their settings were is the same.
+    `intact`: no collective broke, and nobody died; `same_settings`: what they last said their settings were is the same.
     """
 
     call: Call
@@ -76,14 +78,16 @@ class RollCall:
         self.members: tuple[int, ...] = ()
         self._places: dict[int, _Place] = {}
         self._dismissed = False
+        self._died = False  # somebody, since the last outcome
 
     def join(self, worker: int, now_s: float) -> None:
         """A worker is there."""
         self._places[worker] = _Place(now_s)
 
-    def leave(self, worker: int) -> None:
+    def leave(self, worker: int, died: bool) -> None:
         """A worker finished or died."""
         self._places.pop(worker, None)
+        self._died = self._died or died
 
     def dismiss(self) -> None:
         """Nobody is to wait any longer."""
@@ -104,6 +108,7 @@ class RollCall:
             return None
         places = [self._places[worker] for worker in here]
         outcome = Outcome(Call.DISMISS, here, self.generation) if self._dismissed else self._decide(here, places)
+        self._died = False
         for place in places:
             place.here, place.released_s = False, now_s
         return outcome
@@ -111,7 +116,7 @@ class RollCall:
     def _decide(self, here: tuple[int, ...], places: list[_Place]) -> Outcome:
         reached = [place.reached for place in places]
         furthest = max(reached)
-        intact = all(place.intact for place in places)
+        intact = all(place.intact for place in places) and not self._died
         if here == self.members and intact:
             if any(round != furthest[0] for round, _ in reached):
                 return Outcome(Call.UNEVEN, here, self.generation)

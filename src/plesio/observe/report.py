@@ -254,6 +254,8 @@ def _incidents(summaries: Sequence[Summary]) -> str:
 def _losses(s: Summary) -> Iterator[str]:
     if s.batches_unvisited and s.ended == "finished":  # where it was stopped, they are but the rest of the epoch
         yield f"{s.strategy}: {s.batches_unvisited:,} batches were leased out and not folded when the run ended."
+    if s.uncounted:
+        yield f"{s.strategy}: {s.uncounted}."
     if s.discarded:
         reasons = ", ".join(f"{count:,} ({reason})" for reason, count in sorted(s.discarded.items()))
         yield f"{s.strategy}: contributions discarded: {reasons}."

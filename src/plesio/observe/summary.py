@@ -211,6 +211,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(w.steps / w.lasted_s(self.wall_s) for w in self.workers) if self.wall_s > 0 else 0.0
 
     @property
+    def uncounted(self) -> str:
+        """What nobody counts: updates that real workers lost to one another, where they write without a lock."""
+        races = self.recipe == "hogwild" and self.clock == "wall" and len(self.workers) > 1
+        return "updates that workers lost by writing at the same time, without a lock, are not counted" if races else ""
+
+    @property
     def ideal_share(self) -> float:
         """Steps that counted, as a share of the ideal: what the workers could have done, had nobody waited.
 

@@ -106,6 +106,8 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
         notes.append(f"parameters that had no gradient in a step and contributed zero: {summary.missing_gradients:,}")
     if summary.batches_unvisited:
         notes.append(f"batches leased out and not folded when the run ended: {summary.batches_unvisited:,}")
+    if summary.uncounted:
+        notes.append(summary.uncounted)
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]
     if len(summary.incidents) > 10:
         notes.append(f"and {len(summary.incidents) - 10} more incidents")

@@ -342,7 +342,7 @@ class Program:
         """Work was folded elsewhere."""
         meter = self._meter.workers[worker]
         meter.reported(meter.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
-        meter.folded += sum(work.staleness.values())
+        meter.folded += work.steps - (not work.finite)
         meter.staleness.update(work.staleness)
         self._meter.missing_gradients += work.missing
         self._meter.exchanges += work.steps

@@ -49,23 +49,23 @@ class Rendezvous:
         for worker in answers:
             self._roll.join(worker, now_s)
 
-    def leave(self, worker: int, died: bool, now_s: float) -> None:
-        """A worker finished or died: the others go on without it.
+    def leave(self, worker: int, died: bool, now_s: float) -> bool:
+        """A worker finished or died: the others go on without it. Whether they were told what to do.
 
         Neighbours of one that died may not notice: processes that it started hold its connections for as long as they live.
         """
         if died and worker in self._roll.members:
             self._board.break_group(self._roll.generation)
-        self._roll.leave(worker)
-        self._call(now_s)
+        self._roll.leave(worker, died)
+        return self._call(now_s)
 
-    def arrived(self, worker: int, check_in: CheckIn, now_s: float) -> None:
-        """A worker checked in."""
+    def arrived(self, worker: int, check_in: CheckIn, now_s: float) -> bool:
+        """A worker checked in. Whether all were told what to do."""
         if not check_in.intact:
             self._board.break_group(self._roll.generation)
         reached = check_in.round, check_in.version
         self._roll.arrive(worker, reached, check_in.intact, check_in.settings, now_s)
-        self._call(now_s)
+        return self._call(now_s)
 
     def tick(self, now_s: float) -> list[tuple[int, float]]:
         """Workers that kept the others waiting for too long, and for how many seconds they were silent."""
@@ -74,11 +74,13 @@ class Rendezvous:
             self._call(now_s)
         return self._roll.silent(now_s, self._silence_s)
 
-    def _call(self, now_s: float) -> None:
+    def _call(self, now_s: float) -> bool:
         outcome = self._roll.outcome(now_s)
-        if outcome is not None:
-            for worker in outcome.workers:
-                self._answer(worker, outcome)
+        if outcome is None:
+            return False
+        for worker in outcome.workers:
+            self._answer(worker, outcome)
+        return True
 
     def _answer(self, worker: int, outcome: Outcome) -> None:
         version, mirrors, stopping = self._progress()

@@ -1,7 +1,13 @@
-"""A page of counters that all processes of a run see: for what is asked at every step and must not cost a message.
+"""A page of counters that all processes of a run see: for what is read at every step and must not cost a message.
 
-Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. On a cell the writer is:
-stop, mirror, broken: the server; folds of worker w: worker w.
+Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. The server writes stop, mirror
+and broken. Worker w writes how many steps it folded, and how much data they used: this outlives w.
+
+    folding(w, n, data used by steps 1 to n)     before step n goes into anybody's parameters
+    folded(w, n)                                 after it
+
+A worker can die between any two of its writes. So the data of the last two steps is kept: that of step n-1 stays valid until
+step n is known to be folded.
 """
 
 from __future__ import annotations
@@ -10,20 +16,26 @@ from plesio.tensors.arena import PAGE
 from plesio.transport.memory import SharedBlock
 
 _STOP, _MIRROR, _BROKEN, _FOLDS = 0, 1, 2, 8
+_LINE = 5
+"""Cells of a worker besides its folds: the step it folds, then (batches, samples) of its last even and last odd step."""
 
 
 class Board:
     """The counters over a shared block.
 
     >>> board = Board(SharedBlock.create(PAGE, "the board"), workers=2)
-    >>> board.count_fold(1); board.folds
+    >>> board.folding(1, 1, batches=2, samples=64); board.folded(1, 1); board.folds
     1
+    >>> board.folding(1, 2, batches=3, samples=96)
+    >>> board.folds_of(1), board.data_of(1, 1), board.folding_of(1), board.data_of(1, 2)
+    (1, (2, 64), 2, (3, 96))
     """
 
     def __init__(self, block: SharedBlock, workers: int) -> None:
         self._block = block
         self._cells = block.memory.numpy().data.cast("q")  # ten times quicker than numpy for single numbers
         self._folds = self._cells[_FOLDS : _FOLDS + workers]
+        self._lines = self._cells[_FOLDS + workers : _FOLDS + workers + workers * _LINE]
 
     @classmethod
     def attach(cls, descriptor: int, workers: int) -> Board:
@@ -47,17 +59,17 @@ class Board:
     @property
     def mirror_wanted(self) -> int:
         """How many copies of the parameters have been asked for so far."""
-        return int(self._cells[_MIRROR])
+        return self._cells[_MIRROR]
 
     def want_mirror(self) -> int:
         """Ask for a copy of the parameters; its number."""
         self._cells[_MIRROR] += 1
-        return int(self._cells[_MIRROR])
+        return self._cells[_MIRROR]
 
     @property
     def broken(self) -> int:
         """The latest generation of the workers' group that is known to be broken."""
-        return int(self._cells[_BROKEN])
+        return self._cells[_BROKEN]
 
     def break_group(self, generation: int) -> None:
         """A member said that this generation is broken, or died."""
@@ -68,6 +80,27 @@ class Board:
         """Folds of all workers so far: the version, where there is no server to count it."""
         return sum(self._folds)
 
-    def count_fold(self, worker: int) -> None:
-        """Worker `worker` folded once more."""
-        self._folds[worker] += 1
+    def folding(self, worker: int, number: int, batches: int, samples: int) -> None:
+        """`worker` is about to fold its step `number`; its steps up to that one used so many batches and samples."""
+        lines, line = self._lines, worker * _LINE
+        row = line + 1 + 2 * (number & 1)
+        lines[row] = batches
+        lines[row + 1] = samples
+        lines[line] = number  # last: whoever reads the number finds its data
+
+    def folded(self, worker: int, number: int) -> None:
+        """`worker`'s steps up to `number` are folded."""
+        self._folds[worker] = number
+
+    def folding_of(self, worker: int) -> int:
+        """The last step that `worker` began to fold."""
+        return self._lines[worker * _LINE]
+
+    def folds_of(self, worker: int) -> int:
+        """The last step that `worker` folded."""
+        return self._folds[worker]
+
+    def data_of(self, worker: int, number: int) -> tuple[int, int]:
+        """Batches and samples that `worker`'s steps up to `number` used: its last step, or the one before."""
+        row = worker * _LINE + 1 + 2 * (number & 1)
+        return self._lines[row], self._lines[row + 1]

@@ -42,6 +42,7 @@ from plesio.server.answers import answer_to
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.configs import ServerConfig
+from plesio.server.departures import Departures
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
 from plesio.server.program import Program
@@ -129,6 +130,7 @@ class Server:
         writer: JournalWriter | None = None,
     ) -> None:
         self._timeout_s = config.timeout_s
+        self._via = strategy.via
         self._engine = engine
         self._lines = lines
         self._opening = Opening(strategy, config.workers, config.evaluates, lines)
@@ -149,12 +151,13 @@ class Server:
         )
         self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()))
         self._rendezvous: Rendezvous | None = None
+        self._departures: Departures | None = None
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._hear: dict[type[FromWorker], Callable[[int, int, Any, float], None]] = {
             Contribution: program.pushed,
             DroppedStep: program.abandoned,
-            WorkDone: program.reported,
+            WorkDone: self._work_done,
             CheckIn: self._checked_in,
             MirrorFilled: self._mirror_filled,
             CheckOut: self._checked_out,
@@ -212,6 +215,8 @@ class Server:
             self._tell_engine(Progress(now_s - meter.zero_s, program.version, meter.steps, meter.samples))
         if self._rendezvous is not None:
             for worker, silent_s in self._rendezvous.tick(now_s):
+                self._leave(worker, now_s)
+                self._settle(concluded=True)
                 program.evict(worker, self._lines[worker].incarnation, silent_s, now_s)
         self._hang_up()
 
@@ -258,6 +263,7 @@ class Server:
             if readable(line.messages.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
             if not line.gone:
+                self._settle(concluded=False)
                 self._program.lease(line.worker, line.incarnation, message, time.monotonic())
         elif isinstance(message, Hello):
             line.hello = message
@@ -274,6 +280,11 @@ class Server:
         for message in messages:
             self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
 
+    def _work_done(self, worker: int, incarnation: int, work: WorkDone, now_s: float) -> None:
+        if self._departures is not None:
+            self._departures.report(worker, work)
+        self._program.reported(worker, incarnation, work, now_s)
+
     def _mirror_filled(self, worker: int, incarnation: int, mirror: MirrorFilled, now_s: float) -> None:
         self._snapshots.mirrored(self._memory, mirror.number)
 
@@ -289,7 +300,8 @@ class Server:
 
     def _checked_in(self, worker: int, incarnation: int, check_in: CheckIn, now_s: float) -> None:
         assert self._rendezvous is not None, "workers are told to begin before they check in"
-        self._rendezvous.arrived(worker, check_in, now_s)
+        if self._rendezvous.arrived(worker, check_in, now_s):
+            self._settle(concluded=True)
 
     def _lost(self, line: Line) -> None:
         """A worker's pipe is closed, or is to be."""
@@ -299,10 +311,34 @@ class Server:
         died = not line.finished
         self._program.over(line.worker, died)
         if self._program.begun:
-            self._program.left(line.worker, line.incarnation, died, time.monotonic())
+            self._leave(line.worker, time.monotonic())
             self._part(line.worker, died)
+            self._settle(concluded=False)
         else:
             self._begin()
+
+    def _leave(self, worker: int, now_s: float) -> None:
+        if self._departures is not None:
+            self._departures.leave(worker, now_s)
+        else:
+            self._take_leave(worker)
+
+    def _settle(self, concluded: bool) -> None:
+        """Take leave of the departed whose folds are known. What they did not fold is leased to others.
+
+        `concluded`: the live workers have concluded the last step that the departed took part in.
+        """
+        for worker, work, uncertain in self._departures.settled(concluded) if self._departures is not None else ():
+            if work.steps:
+                self._program.reported(worker, self._lines[worker].incarnation, work, time.monotonic())
+            if uncertain:
+                what = f"worker {worker} died while it wrote into shared memory"
+                self._program.trouble(worker, f"{what}: batches possibly folded twice: {uncertain}")
+            self._take_leave(worker)
+
+    def _take_leave(self, worker: int) -> None:
+        line = self._lines[worker]
+        self._program.left(worker, line.incarnation, not line.finished, time.monotonic())
 
     def _close(self, line: Line) -> None:
         self._unwatch(line.messages.descriptor)
@@ -314,7 +350,8 @@ class Server:
         if self._rendezvous is not None:
             if died:
                 self._memory.last_weights.died(worker)
-            self._rendezvous.leave(worker, died, time.monotonic())
+            if self._rendezvous.leave(worker, died, time.monotonic()):
+                self._settle(concluded=True)
 
     # Beginning
 
@@ -337,6 +374,8 @@ class Server:
             return
         self._meter.begin(now_s)
         self._tell_engine(Begun())
+        if not self._via.at_server:
+            self._departures = Departures(memory.board, len(self._lines), self._via.by_collective, now_s)
         if memory.mirrored:
             answers = {line.worker: line.answer for line in self._opening.live()}
             self._rendezvous = Rendezvous(
@@ -364,6 +403,7 @@ class Server:
 
     def _finish(self) -> None:
         program, memory = self._program, self._program.memory
+        self._settle(concluded=True)
         program.end(time.monotonic())
         buffer = 0
         if memory is not None:

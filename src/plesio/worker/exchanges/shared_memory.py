@@ -48,6 +48,8 @@ class SharedMemoryExchange(Exchange):
         self._used = used
         self._timeout_s = timeout_s
         self._read_at = 0
+        self._folds = 0
+        self._reported_batches = self._reported_samples = 0
         self._done = WorkDone()
         self._reported_s = 0.0
 
@@ -70,6 +72,7 @@ class SharedMemoryExchange(Exchange):
         self._state.steps += 1
         self._state.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
         self._done.steps += 1
+        self._done.batches, self._done.samples = self._used.batches, self._used.samples
         self._done.missing += self._replica.missing
         self._state.stopped = self._board.stopped
         if not finite or self._state.stopped or time.monotonic() - self._reported_s > REPORT_S:
@@ -82,8 +85,11 @@ class SharedMemoryExchange(Exchange):
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * self._scale
         staleness = self._board.folds - self._read_at
+        self._folds += 1
+        batches, samples = self._reported_batches + self._used.batches, self._reported_samples + self._used.samples
+        self._board.folding(self._state.worker, self._folds, batches, samples)
         self._optimizer.step()
-        self._board.count_fold(self._state.worker)
+        self._board.folded(self._state.worker, self._folds)
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._read_at = self._board.folds
@@ -99,7 +105,10 @@ class SharedMemoryExchange(Exchange):
             self._state.verdict = Verdict.NOT_FINITE
             warn_not_finite(self._state.worker)
         done, self._done = self._done, WorkDone()
-        done.batches, done.samples = self._used()
+        self._used.batches -= done.batches  # what is left is of a step that is not done yet
+        self._used.samples -= done.samples
+        self._reported_batches += done.batches
+        self._reported_samples += done.samples
         done.versions, done.finite = sum(done.staleness.values()), finite
         now_s = time.monotonic()
         done.lasted_s, self._reported_s = now_s - self._reported_s, now_s

@@ -108,6 +108,7 @@ class AllReduceExchange(Exchange):
         )
         self._round = 0  # steps completed, by this replica
         self._version = 0  # those of them that moved the parameters
+        self._batches = self._samples = 0  # that they used
         self._told = 0  # the version the server knows of
         self._leads = False
         self._mirrors = 0
@@ -168,11 +169,22 @@ class AllReduceExchange(Exchange):
             while not (self._spoiled or self._over) and self._group.finish():
                 call = self._check_in()
                 if call is Call.GO:
+                    self._tell_board()
                     return
                 self._spoiled = call is not Call.REGROUP or self._regroup(again)
         except PlesioError as error:
             self._error = error
         self._spoiled = True
+
+    def _tell_board(self) -> None:
+        """All are there: if this worker dies from here on, the step may be in the others' replicas with its gradient."""
+        batches, samples = self._batches + self._used.batches, self._samples + self._used.samples
+        self._board.folding(self._state.worker, self._round + 1, batches, samples)
+
+    def _completed(self, round: int, version: int) -> None:
+        """This replica is that far."""
+        self._round, self._version = round, version
+        self._board.folded(self._state.worker, round)
 
     def _check_in(self, intact: bool = True) -> Call:
         """Tell the server that this worker is there; what it says when all are."""
@@ -237,13 +249,12 @@ class AllReduceExchange(Exchange):
             self._divergence.refuse(self._round)
         if not self._replica.check_gradients():
             self._buffers.restore()
-            self._round += 1
+            self._completed(self._round + 1, self._version)
             return Verdict.NOT_FINITE
         self._buffers.take(self._group.size)
         with self._settings.in_force() if self._group.size > 1 else nullcontext():
             self._optimizer.step()
-        self._round += 1
-        self._version += 1
+        self._completed(self._round + 1, self._version + 1)
         return Verdict.TAKEN
 
     def _recover(self) -> Verdict:
@@ -266,6 +277,8 @@ class AllReduceExchange(Exchange):
         done.steps += 1
         done.samples += samples
         done.batches += batches
+        self._samples += samples
+        self._batches += batches
         done.missing += self._missing()
         if verdict is Verdict.TAKEN:
             done.folded(staleness=0)
@@ -343,8 +356,8 @@ class AllReduceExchange(Exchange):
         before = self._round, self._version
         if message.source >= 0:
             source = message.members.index(message.source)
-            self._round, self._version = take_over(
-                self._group, source, before, self._optimizer, self._replica.arena, self._buffers
+            self._completed(
+                *take_over(self._group, source, before, self._optimizer, self._replica.arena, self._buffers)
             )
         self._leads = rank == 0
         if self._leads:

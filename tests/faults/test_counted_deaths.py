@@ -1,0 +1,112 @@
+"""Where workers fold themselves, a death loses no batch and folds none twice: recomputed from the weights.
+
+Each sample has a row of its own in the model, and each fold of it takes 1 from that row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from plesio.transport.collective import Group
+
+BATCH = 4
+WORKERS = 4
+STRATEGIES = {"hogwild": ps.hogwild, "allreduce": ps.allreduce}
+ROWS = {"hogwild": 16_000, "allreduce": 2_400}
+
+
+def sum_up(group: Group, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """In place of the mean, which depends on how many are left."""
+    return group.reduce(tensor)
+
+
+def counting(worker: ps.Worker, name: str, die: str = "", who: int = 1, at: int = 6) -> None:
+    """One epoch; worker `who` kills itself in or after its step `at`, as `die` says."""
+    Group.mean = sum_up  # type: ignore[method-assign]
+    rows = ROWS[name]
+    model = nn.Embedding(rows, 1, sparse=name == "hogwild")
+    nn.init.zeros_(model.weight)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=WORKERS if name == "hogwild" else 1.0)
+    steps = itertools.count(1)
+    loader = DataLoader(TensorDataset(torch.arange(rows)), batch_size=BATCH, shuffle=True)
+    if worker.rank == who and die == "in the step":
+        optimizer.register_step_post_hook(lambda *_: end_itself() if next(steps) == at else None)
+    wrapped, optimizer, loader = worker.prepare(model, optimizer, loader)
+    for (samples,) in loader:
+        optimizer.zero_grad()
+        wrapped(samples).sum().backward()
+        now = worker.rank == who and die != "in the step" and next(steps) == at
+        if now and die == "before the step":
+            end_itself()
+        optimizer.step()
+        if now and die == "after the step":
+            end_itself()
+
+
+def end_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def visits(run: ps.Run) -> torch.Tensor:
+    """How often each sample is in the weights."""
+    return -run.state_dict["weight"].flatten().round().long()
+
+
+def perhaps_twice(run: ps.Run) -> int:
+    """Batches that the run says may be folded twice."""
+    told = [re.search(r"batches possibly folded twice: (\d+)$", one.what) for one in run.incidents]
+    return sum(int(one[1]) for one in told if one)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_random_kills_fold_no_batch_twice(name: str, seed: int) -> None:
+    rng = random.Random(f"{name} {seed}")
+    kills = [ps.Kill(worker=worker, after_s=rng.uniform(0.02, 0.3)) for worker in (1, 3)]
+    run = ps.run(partial(counting, name=name), STRATEGIES[name](), workers=WORKERS, faults=kills, timeout_s=60)
+    seen = visits(run)
+    assert run.batches_unvisited == 0
+    assert int(seen.min()) == 1, "lost"
+    assert int((seen - 1).sum()) <= perhaps_twice(run) * BATCH
+    assert perhaps_twice(run) <= (2 if name == "hogwild" else 0)
+    assert run.samples == ROWS[name]
+
+
+@pytest.mark.parametrize("die", ["before the step", "after the step"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_death_between_two_reports_is_counted_exactly(name: str, die: str) -> None:
+    run = ps.run(partial(counting, name=name, die=die), STRATEGIES[name](), workers=WORKERS, timeout_s=60)
+    assert [one.left for one in run.workers].count("died") == 1
+    assert torch.equal(visits(run), torch.ones(ROWS[name], dtype=torch.long))
+    assert (perhaps_twice(run), run.batches_unvisited) == (0, 0)
+    assert (run.samples, run.folded) == (ROWS[name], ROWS[name] // BATCH)
+    assert run.version == (ROWS[name] // BATCH if name == "hogwild" else run.workers[0].steps)
+
+
+def test_a_death_while_writing_into_shared_memory_is_told() -> None:
+    """The batch may be in the weights, so it is trained again: the summary counts it."""
+    run = ps.run(partial(counting, name="hogwild", die="in the step"), ps.hogwild(), workers=WORKERS, timeout_s=60)
+    seen = visits(run)
+    assert (int(seen.min()), int((seen == 2).sum())) == (1, BATCH)
+    assert perhaps_twice(run) == 1
+    shown = " ".join(str(run).split())
+    assert "worker 1 died while it wrote into shared memory: batches possibly folded twice: 1" in shown
+    assert "updates that workers lost by writing at the same time, without a lock, are not counted" in shown
+
+
+def test_a_death_in_the_step_is_exact_under_allreduce() -> None:
+    """The others completed the round, so its batches are folded."""
+    run = ps.run(partial(counting, name="allreduce", die="in the step"), ps.allreduce(), workers=WORKERS, timeout_s=60)
+    assert torch.equal(visits(run), torch.ones(ROWS["allreduce"], dtype=torch.long))
+    assert perhaps_twice(run) == 0
