@@ -57,9 +57,11 @@ from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseR
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.closing import final_figures
+from plesio.server.finite_model import FiniteModel
 from plesio.server.not_finite import NotFinite
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena
 from plesio.tensors.optimizer_spec import Groups
 
 WHOLE_ROUND_S = 1.0
@@ -179,6 +181,7 @@ class Program:
         self._raise_on_nonfinite = raise_on_nonfinite
         self._in_rounds = strategy.gather.in_rounds
         self._not_finite = NotFinite()
+        self._finite_model = FiniteModel(self._diverged)
         self.samples_before = 0  # the run was resumed
         self._now_s = 0.0  # when what is dealt with now came
         self._made_s = 0.0  # when the version that is current was made
@@ -218,6 +221,7 @@ class Program:
                 self._recorder.resumed(self.version, now_s)
         if self._checkpointer is not None:
             self.samples_before = self._checkpointer.taken.samples
+        self.is_finite(memory.current)
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
@@ -258,6 +262,8 @@ class Program:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
         if self._checkpointer is None or not self._checkpointer.writes or self.memory is None:
             return
+        if not self.is_finite(self.memory.current):
+            return
         self._tell(Writing(True))
         position = 0
         if self._recorder is not None:
@@ -269,6 +275,14 @@ class Program:
             self.trouble(None, str(error))
         self._tell(Writing(False))
 
+    def is_finite(self, parameters: Arena) -> bool:
+        """Whether `parameters`, of this version, may be kept; the first time they may not, that is told."""
+        return self._finite_model.check(parameters, self.version)
+
+    def _diverged(self, what: str) -> None:
+        fatal = f"{what}; on_nonfinite='raise'" if self._raise_on_nonfinite else ""
+        self.trouble(None, what, fatal, "NonFiniteError" if fatal else "")
+
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
         self._ended_s = self._ended_s or now_s
@@ -278,10 +292,11 @@ class Program:
         wall_s = max(0.0, (self._ended_s or now_s) - self._meter.zero_s) if self._meter.begun else 0.0
         return final_figures(wall_s, self.sequencer, self._meter, memory, buffer, lost)
 
-    def close(self, now_s: float) -> None:
-        """The run ended in order: keep what is to be kept."""
-        if not self.begun:
+    def close(self, now_s: float, buffer: int | None = None) -> None:
+        """The run ended in order: keep what is to be kept. `buffer` holds the weights, if not the current one."""
+        if self.memory is None:
             return
+        self.is_finite(self.memory.current if buffer is None else self.memory.ring[buffer])
         if not self.stopping:  # else it was kept when it was stopped
             self.keep(now_s)
         if self._recorder is not None:

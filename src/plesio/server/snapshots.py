@@ -12,6 +12,7 @@ import msgspec
 
 from plesio.protocol.evaluator import SnapshotRequest
 from plesio.server.assembly import Assembly
+from plesio.tensors.arena import Arena
 from plesio.transport.channel import Channel, ChannelClosedError
 
 EVALUATOR = -1
@@ -27,12 +28,16 @@ class Snapshots:
     Args:
         evaluator: the channel to it, if there is one.
         standing: how the run stands.
+        look: is shown the parameters of each snapshot.
     """
 
-    def __init__(self, evaluator: Channel[SnapshotRequest] | None, standing: Standing) -> None:
+    def __init__(
+        self, evaluator: Channel[SnapshotRequest] | None, standing: Standing, look: Callable[[Arena], object]
+    ) -> None:
         self.evaluator = evaluator
         self.mirrors_made = 0
         self._standing = standing
+        self._look = look
         self._asked = False
         self._mirror_awaited = 0
 
@@ -70,6 +75,7 @@ class Snapshots:
         if self.evaluator is None:
             return
         message, descriptors = built.snapshot(EVALUATOR, final)
+        self._look(built.ring[message.buffer])
         time_s, version, samples = self._standing()
         stamped = msgspec.structs.replace(message, time_s=time_s, version=version, samples=samples, final=final)
         try:

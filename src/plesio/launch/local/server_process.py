@@ -149,7 +149,7 @@ class Server:
             tell=self._tell,
             raise_on_nonfinite=config.raise_on_nonfinite,
         )
-        self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()))
+        self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
         self._rendezvous: Rendezvous | None = None
         self._departures: Departures | None = None
         self._poller = select.poll()
@@ -410,7 +410,7 @@ class Server:
             self._snapshots.send(memory, final=True)
             buffer = memory.final_buffer(FINAL)
         lost = self._lost_weights(memory)
-        program.close(time.monotonic())
+        program.close(time.monotonic(), buffer)
         figures = program.figures(time.monotonic(), memory, buffer, lost)
         self._tell_engine(figures, (memory.ring_descriptor,) if memory is not None else ())
 

@@ -143,12 +143,12 @@ class SimulatedEngine:
         with no_wall_clock(self.job.train), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
-        outcome.incidents += self.run_of.incidents
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
+        program.close(outcome.final.wall_s)
+        outcome.incidents += self.run_of.incidents
         if not program.begun:
             return outcome
-        program.close(outcome.final.wall_s)
         if self.job.evaluate is not None and not outcome.interrupted:
             self._judge(outcome.final.wall_s)
         outcome.state_dict = self._seating.state_dict
@@ -181,8 +181,10 @@ class SimulatedEngine:
 
     def _judge(self, now_s: float) -> None:
         assert self._judgement is not None
-        metrics = self._judgement(self._seating.model())
         program = self.run_of.program
+        assert program.memory is not None, "there is a model"
+        program.is_finite(program.memory.current)
+        metrics = self._judgement(self._seating.model())
         samples = program.samples_before + self.run_of.samples
         self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised)
         self._live.judged(metrics, self._judgement.raised)

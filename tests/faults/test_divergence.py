@@ -1,0 +1,64 @@
+"""A model that becomes infinite: told with the versions between which it did, and kept out of the checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+from plesio.server.checkpoints import latest
+
+BREAKS_AT = 20
+PLACES: dict[str, dict[str, Any]] = {"processes": {"pace": ps.Pace(0.01)}}
+
+
+def diverge(worker: Any) -> None:
+    """One rate is so large that a finite gradient makes an infinite weight."""
+    model = nn.Linear(3, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), None)
+    for step in range(2 * BREAKS_AT):
+        if step == BREAKS_AT:
+            optimizer.param_groups[0]["lr"] = 1e38
+        optimizer.zero_grad()
+        (1e3 * model(torch.ones(4, 3)).sum()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.name)
+def test_a_model_that_diverges_is_told_and_the_last_finite_checkpoint_kept(
+    strategy: ps.Strategy, place: str, tmp_path: Path
+) -> None:
+    often = ps.Checkpoint(tmp_path / "kept", every_s=1e-6)
+    run = ps.run(diverge, strategy, workers=2, checkpoint=often, runs=tmp_path / "runs", **PLACES[place])
+    told = [one.what for one in run.incidents if "diverged" in one.what]
+    assert len(told) == 1
+    assert "holds a NaN or an infinity at version" in told[0]
+    assert "weight" in told[0] or "bias" in told[0]
+    assert not all(value.isfinite().all() for value in run.state_dict.values())
+    weights = latest(tmp_path / "kept").weights()
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+def judge(model: nn.Module) -> dict[str, float]:
+    return {"zero": 0.0}
+
+
+@pytest.mark.parametrize("strategy", [ps.hogwild(), ps.allreduce()], ids=lambda one: one.name)
+def test_divergence_is_told_where_workers_step(strategy: ps.Strategy) -> None:
+    run = ps.run(diverge, strategy, workers=2, pace=ps.Pace(0.01), evaluate=judge, evaluate_every_s=0.05)
+    assert sum("diverged" in one.what for one in run.incidents) == 1
+
+
+def test_divergence_ends_a_run_that_is_to_raise() -> None:
+    with pytest.raises(ps.NonFiniteError, match="diverged"):
+        ps.run(diverge, ps.sync_sgd(), workers=1, on_nonfinite="raise", until=ps.Until(steps=BREAKS_AT + 1))
+
+
+def test_divergence_in_virtual_time_is_told() -> None:
+    run = ps.run(diverge, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
+    assert sum("diverged" in one.what for one in run.incidents) == 1
