@@ -171,13 +171,15 @@ class Processes:
             process.channel.close()
         deadline_s = time.monotonic() + grace_s
         while not all(process.gone for process in self.all):
-            with contextlib.suppress(PlesioError):
+            late, bereft = time.monotonic() >= deadline_s, False
+            try:
                 self.note_exits()
-            if time.monotonic() >= deadline_s:
-                for process in self.all:
-                    process.gone = process.gone or not _alive(
-                        process.pid
-                    )  # the fork server may be gone, or stand still
+            except PlesioError:
+                bereft = True
+            for process in self.all:
+                if late or bereft:  # the fork server may stand still, or is gone
+                    process.gone = process.gone or not _alive(process.pid)
+                if late:
                     process.kill()
             time.sleep(0.002)
         self._fork_server.drop(self._run)
