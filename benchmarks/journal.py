@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from _report import Row, interleave, parser, report, row
+from plesio.cli.story import story
 from plesio.core.events import Fold, Joined, Member, Pushed
 from plesio.protocol.journal import JournalHead, JournalWriter, read_journal
-from plesio.protocol.journal.story import story
 
 WORKERS = 4
 EXCHANGE_S = 0.0001  # of the run's own time: 10,000 contributions a second

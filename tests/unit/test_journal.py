@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from plesio.cli.journal import journal as command
+from plesio.cli.story import Row, story
 from plesio.core.events import (
     Abandoned,
     Discard,
@@ -54,7 +55,6 @@ from plesio.protocol.journal import (
     read_journal,
 )
 from plesio.protocol.journal.records import HEAD, MAGIC, frame_header
-from plesio.protocol.journal.story import Row, story
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Each
 

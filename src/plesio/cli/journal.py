@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from plesio.cli.story import Row, story
 from plesio.errors import ConfigurationError
 from plesio.protocol.journal.reader import NO_END, Journal, read_journal
-from plesio.protocol.journal.story import Row, story
 
 AROUND = 10
 """How many versions `--around` shows on either side."""

@@ -40,7 +40,10 @@ from plesio.tensors.optimizer_data import OptimizerData
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the server, from `prepare`: its model, its optimizer, its model's structure for the evaluator."""
+    """A worker to the server, from `prepare`: its model, and its optimizers, of which there is one today.
+
+    `structure`: for the evaluator, the model without its tensors, pickled. It never leaves the host; empty without one.
+    """
 
     worker: int
     model: Described

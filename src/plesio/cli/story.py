@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from plesio.core.events import Abandoned, Discard, Joined, Left, Pushed, Reported, Verdict
-from plesio.protocol.journal.records import (
+from plesio.protocol.journal import (
     Ended,
     Evicted,
     Folded,
