@@ -35,7 +35,6 @@ ON_MACHINES = (
     "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and what "
     "goes wrong: ps.Cluster(groups=..., faults=...)"
 )
-DONE_AGAIN = "checkpoint= and resume= are for real processes; a simulated run is done again instead"
 
 
 def as_strategy(name: str, value: Any) -> Strategy:
@@ -191,7 +190,6 @@ class RunConfig:
         Checkpoint | None,
         Setting(
             check=a(Checkpoint, "ps.Checkpoint(every_s=60)"),
-            processes_only=DONE_AGAIN,
             options=(
                 Option(
                     "--checkpoint-every-s",
@@ -206,7 +204,6 @@ class RunConfig:
         Path | None,
         Setting(
             check=place,
-            processes_only=DONE_AGAIN,
             options=(
                 Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
             ),

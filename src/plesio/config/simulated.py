@@ -21,6 +21,8 @@ class Simulated:
     is itself nested refers to, also with whoever called `ps.run`. So make the model and the optimizer in the training
     function, and change no data in place that it only refers to: `X.div_(255)` there would be done once for each worker.
 
+    With `checkpoint=` checkpoints are written in virtual time. A resumed run begins at 0 s: faults and step times begin anew.
+
     Args:
         cluster: a `ps.Cluster`, or the name of a preset, which is made for as many workers as the run has.
 

@@ -55,7 +55,7 @@ from plesio.observe.summary import Incident
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
 from plesio.server.assembly import Assembly
-from plesio.server.checkpointer import Checkpointer
+from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.closing import final_figures
 from plesio.server.finite_model import FiniteModel
 from plesio.server.not_finite import NotFinite
@@ -182,7 +182,8 @@ class Program:
         self._in_rounds = strategy.gather.in_rounds
         self._not_finite = NotFinite()
         self._finite_model = FiniteModel(self._diverged)
-        self.samples_before = 0  # the run was resumed
+        self.before = Taken()
+        """What was done before the run was resumed."""
         self._now_s = 0.0  # when what is dealt with now came
         self._made_s = 0.0  # when the version that is current was made
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
@@ -220,7 +221,7 @@ class Program:
             if resumed:
                 self._recorder.resumed(self.version, now_s)
         if self._checkpointer is not None:
-            self.samples_before = self._checkpointer.taken.samples
+            self.before = self._checkpointer.taken
         self.is_finite(memory.current)
 
     def go_back(self, state: SequencerState) -> None:
@@ -313,7 +314,7 @@ class Program:
         After the stop time stands still, but for a version that is made from steps that were under way then.
         """
         time_s = max(self._ended_s or now_s, self._made_s) - self._meter.zero_s
-        return time_s, self.version, self.samples_before + self._meter.samples
+        return time_s, self.version, self.before.samples + self._meter.samples
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
         """Tell what happened (to `worker`); `fatal`: and why that ends the run, by an error of class `kind`."""

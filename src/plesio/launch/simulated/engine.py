@@ -185,7 +185,7 @@ class SimulatedEngine:
         assert program.memory is not None, "there is a model"
         program.is_finite(program.memory.current)
         metrics = self._judgement(self._seating.model())
-        samples = program.samples_before + self.run_of.samples
+        samples = program.before.samples + self.run_of.samples
         self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised)
         self._live.judged(metrics, self._judgement.raised)
 

@@ -355,7 +355,9 @@ class VirtualRun:
             self.program.pushed(index, message.incarnation, request, now_s, message.ready_s)
             self._settle()
             if self._counts_end:
-                self.end(self._limits.reached(self.steps, self.samples, self.meter.exchanges))
+                before = self.program.before
+                steps, samples = before.steps + self.steps, before.samples + self.samples
+                self.end(self._limits.reached(steps, samples, self.meter.exchanges))
         elif isinstance(request, LeaseRequest):
             if not self.program.lease(index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)

@@ -1,0 +1,128 @@
+"""Checkpoints of simulated runs, and going on from them: the same code as in real runs, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
+from plesio.core.events import Pushed
+from plesio.protocol.journal import Received, read_journal
+from plesio.server.checkpoints import latest
+from plesio.strategy import Strategy
+from support.replayed import Augmented, build
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
+CLUSTER = Cluster((Group(3, LogNormal(0.1, 0.3)), Group(1, LogNormal(0.3, 0.3))))
+FAULTS = Cluster((Group(4, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.55), Restart(worker=1, at_s=0.8)))
+
+
+def train(worker: Any, kind: str = "sgd") -> None:
+    """Dropout, noise on the data, and a schedule that catches up when it is resumed."""
+    model = build()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if kind == "adam":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(Augmented(), batch_size=6, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.8)
+    for _ in range(worker.steps_before):
+        schedule.step()
+    for _ in range(3):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def adam(worker: Any) -> None:
+    train(worker, "adam")
+
+
+def simulated(strategy: Strategy, function: Any = train, cluster: Cluster = CLUSTER, **options: Any) -> ps.Run:
+    return ps.run(function, strategy, workers=4, engine=ps.Simulated(cluster), seed=2, **options)
+
+
+def same(one: ps.Run, other: ps.Run) -> bool:
+    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+
+
+@pytest.mark.parametrize("steps", [10, 17])
+@pytest.mark.parametrize("function", [train, adam])
+def test_in_lock_step_a_resumed_run_gives_the_same_weights(function: Any, steps: int, tmp_path: Path) -> None:
+    whole = simulated(ps.sync_sgd(), function)
+    first = simulated(
+        ps.sync_sgd(), function, runs=tmp_path / "a", checkpoint=ps.Checkpoint(), until=ps.Until(steps=steps)
+    )
+    assert first.ended == f"{steps} steps were up"
+    assert 0 < first.version < whole.version
+    assert not same(first, whole)
+    second = simulated(ps.sync_sgd(), function, runs=tmp_path / "b", resume=first.folder)
+    assert second.version == whole.version
+    assert same(second, whole)
+    assert f"resumed at version {first.version}" in second.incidents[0].what
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [ps.sync_sgd(), ps.first_of(3), ps.async_sgd(), ps.bounded_staleness(2), ps.buffered(2), ps.local_sgd(every=3)],
+    ids=lambda one: str(one.name),
+)
+def test_a_replay_of_a_resumed_run_is_identical(strategy: Strategy, tmp_path: Path) -> None:
+    kept = ps.Checkpoint(every_s=0.3)
+    first = simulated(strategy, runs=tmp_path / "a", checkpoint=kept, until=ps.Until(seconds=0.9), cluster=FAULTS)
+    second = simulated(strategy, runs=tmp_path / "b", resume=first.folder, checkpoint=kept, cluster=FAULTS)
+    assert second.version > first.version
+    assert second.folder is not None
+    again = ps.replay(second.folder, train)
+    assert (again.identical, again.versions, again.missing) == (True, second.version, "")
+    assert all(torch.equal(value, second.state_dict[name]) for name, value in again.state_dict.items())
+
+
+def test_until_counts_what_was_before(tmp_path: Path) -> None:
+    first = simulated(ps.async_sgd(), runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=20))
+    second = simulated(ps.async_sgd(), runs=tmp_path, resume=first.folder, until=ps.Until(steps=30))
+    assert second.ended == "30 steps were up"
+    assert second.steps == 30 - latest(first.folder or tmp_path).manifest.steps
+
+
+def test_checkpoints_are_written_in_virtual_time(tmp_path: Path) -> None:
+    """One every 0.24 s of it, with a version every 0.1 s; and one at the end."""
+    even = Cluster((Group(4, Constant(0.1)),))
+    run = simulated(
+        ps.sync_sgd(), cluster=even, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=0.24, keep=100),
+        until=ps.Until(seconds=0.95),
+    )  # fmt: skip
+    assert run.folder is not None
+    kept = sorted(int(one.name.removeprefix("version-")) for one in (run.folder / "checkpoints").iterdir())
+    assert kept == [2, 4, 7, 9]
+    assert latest(run.folder).manifest.version == run.version
+
+
+def test_on_nonfinite_raise_ends_a_simulated_run_when_the_contribution_comes(tmp_path: Path) -> None:
+    def poisoned(worker: Any) -> None:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=6))
+        for step, (inputs, labels) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), labels)
+            (loss * (float("nan") if (worker.rank, step) == (1, 1) else 1.0)).backward()
+            optimizer.step()
+
+    with pytest.raises(ps.NonFiniteError, match=r"contribution 2 of worker 1 held .* on_nonfinite='raise'"):
+        simulated(ps.async_sgd(), poisoned, on_nonfinite="raise", runs=tmp_path)
+    *_, last = (one for one in read_journal(next(tmp_path.iterdir())) if isinstance(one, Received))
+    assert isinstance(last.event, Pushed)
+    assert (last.event.worker, last.event.number, last.event.finite) == (1, 2, False)
+    with pytest.warns(RuntimeWarning, match="worker 1: a contribution held a NaN"):
+        run = simulated(ps.async_sgd(), poisoned)
+    assert run.discarded == {"not finite": 1}
+    assert [one.what for one in run.incidents] == ["contribution 2 of worker 1 held a NaN or an infinity: discarded"]
