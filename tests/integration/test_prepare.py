@@ -105,7 +105,7 @@ def prepared_twice(worker: ps.Worker, how: str) -> None:
     [
         ("listed", "given list for an optimizer; allowed: any"),
         ("in a row", "given Linear for an optimizer; allowed: any"),
-        ("with a schedule", r"given StepLR beyond model, optimizer and loader; .* a schedule is made with"),
+        ("with a schedule", r"given StepLR beyond model, optimizer and loader; make a schedule with"),
         ("one after the other", "prepare was called before"),
     ],
 )
@@ -382,7 +382,7 @@ def misprepared(worker: ps.Worker, how: str) -> None:
     [
         (
             "the loader before",
-            "model, optimizer and loader in this order, and was given DataLoader for an optimizer and SGD for",
+            "given DataLoader for an optimizer and SGD for a loader; it takes model, optimizer and loader in this order",
         ),
         ("two loaders", "a second loader.*iterate another, such as that of the validation, as it is"),
         (

@@ -1,8 +1,7 @@
 """A copy of the training function for each worker of one process, as each process gets its own.
 
-What a training function carries along is copied: the object whose method it is or which is called, a partial's arguments, and
-the nested functions in these (a lambda over `self`). The function itself, classes and modules are not: what they refer to, all
-workers of one process share.
+Copied is what a training function carries along: the object whose method it is or which is called, a partial's arguments, and
+the nested functions in these (a lambda over `self`). The function itself, classes, modules and globals are shared.
 """
 
 from __future__ import annotations

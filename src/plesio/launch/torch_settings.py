@@ -1,11 +1,11 @@
 """Torch's own settings, as the process that calls `ps.run` has them: carried to the processes of the run.
 
-Those come from a fork server that has only imported torch, while a script sets its dtype or asks for deterministic
-algorithms at its top or under `if __name__ == "__main__"`, and means its training by that. Every setting below is written
-in every run, also one that was never touched: a fork server serves many runs, and what one of them set is not the next one's.
+Those come from a fork server that has only imported torch, while a script sets its dtype or deterministic algorithms at its
+top, or under `if __name__ == "__main__"`, for its training. Every run writes every setting below: a fork server serves many
+runs, and one run's settings are not the next one's.
 
-Not carried: the number of threads, which plesio chooses; the gradient mode, since training is with gradients; the default
-device; and what torch does not let one read back.
+Not carried are the number of threads (plesio chooses it), the gradient mode, the default device, and what torch does not let
+one read back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ATTRIBUTES = (
     "backends.cudnn.rnn.fp32_precision",
     "utils.deterministic.fill_uninitialized_memory",
 )
-"""Those that are attributes, by their paths below torch; what sets others comes before them."""
+"""Settings that are attributes, by their paths below torch; one that sets others comes before them."""
 
 
 class TorchSettings(msgspec.Struct, frozen=True):

@@ -58,10 +58,10 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters and buffers are: all in one place.
+    """The one device of a model's parameters and buffers.
 
     Raises:
-        ConfigurationError: they are in several, or without memory (device "meta").
+        ConfigurationError: they are on several, or without memory (device "meta").
     """
     devices = {tensor.device: name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
     if len(devices) > 1:
@@ -138,7 +138,7 @@ class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._where.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        """A module with parametrizations forbids pickling, for its class is made anew in each process: ours travels along."""
+        """Parametrized modules forbid pickling, for torch makes their class anew in each process: here the class goes along."""
         if isinstance(value, nn.Module) and is_parametrized(value):
             return object.__new__, (type(value),), value.__dict__
         return super().reducer_override(value)

@@ -1,1 +1,1 @@
-"""The worker's side: what the training function is given, and what happens at its optimizer's steps."""
+"""The worker's side: what the training function gets, and what its optimizer's steps do."""

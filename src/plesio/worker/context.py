@@ -1,8 +1,7 @@
-"""Where a worker works: its connection to whoever decides.
+"""What a worker needs from outside: the time, data, an exchange.
 
-`plesio.worker.worker.Worker` is what the training function sees; everything it needs from outside comes by its context.
-There is one for a process beside a server (`plesio.launch.local.worker_process`), and one for a greenlet under the virtual
-or a recorded clock (`plesio.launch.greenlets`).
+There is one context for a process beside a server (`plesio.launch.local.worker_process`), and one for a greenlet under the
+virtual or a recorded clock (`plesio.launch.greenlets`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from plesio.worker.state import WorkerState
 
 
 class WorkerContext(Protocol):
-    """What a worker asks of its surroundings."""
+    """What `plesio.worker.worker.Worker` asks of its surroundings."""
 
     rank: int
     workers: int
@@ -38,7 +37,7 @@ class WorkerContext(Protocol):
         ...
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
-        """Take part with this model and optimizer; returns when training begins, with the model to call."""
+        """Take part with this model and optimizer; returns when training begins. The model is the one to call."""
         ...
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:

@@ -1,16 +1,16 @@
 """The user's data, shared out among the workers while they run.
 
-Every worker knows the same list of batches for an epoch (drawn from the run's seed and the epoch's number); the server
-leases their numbers. A fast worker takes more, a dead worker's batches go to others, and a batch is done when the
-contribution it went into is folded. The batches themselves are made here, by torch's own DataLoader.
+Every worker draws the same list of batches for an epoch, from the run's seed and the epoch's number. The server leases their
+numbers. A fast worker takes more, and a dead worker's batches go to others. A batch is done when the contribution it went
+into is folded. Torch's own DataLoader makes the batches, here.
 
-So every worker must be given the same data, all of it, and draw the same order. The order is drawn with torch's, NumPy's and
-Python's global sources (and a sampler's torch.Generator) seeded alike. Workers that drew different orders all the same, by
-a source that nobody seeded or by rank, are told apart by a digest of what they drew. Samples that differ under equal numbers
-are not seen: data that is split already must not be given to `prepare`.
+So every worker must be given the same data, all of it, and draw the same order. Torch's, NumPy's and Python's global sources
+(and a sampler's torch.Generator) are seeded alike for that. A digest of what was drawn shows where workers drew different
+orders all the same, by rank or from a source that nobody seeded. Different samples under equal numbers are not seen: data
+that is split already must not be given to `prepare`.
 
-An iteration that is left early gives back what it did not use. If no step followed either, it was a look at the data: what
-it showed goes back as well, and the next iteration is of the same epoch.
+An iteration that is left early gives back what it did not use. If no step followed, it was a look at the data: what it showed
+goes back, too, and the next iteration is of the same epoch.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ from plesio.worker.data_use import DataUse
 from plesio.worker.seeding import RandomState, seed_everything
 
 LEASE_MAX = 8
-"""Batches asked for at a time, at most; fewer where an epoch has few, so that its end is shared out evenly."""
+"""The most batches of one lease; less in a short epoch, so that its end is shared out evenly."""
 
 Lease = Callable[[int, int, int, int, int], LeaseReply]
-"""(epoch, total batches, most, unused, digest) -> what the server says."""
+"""(epoch, total batches, most, unused, digest) -> the server's reply."""
 
 
 class LeasedLoader:
     """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
 
-    Its length is an equal share of the epoch, rounded up: how many batches really come depends on everybody's speed. What
-    else it is asked for (`dataset`, `batch_size`, `sampler`, ...) is the user's DataLoader's, for the data as a whole; data
-    given without one is its `dataset`.
+    Its length is an equal share of the epoch, rounded up; how many batches come depends on everybody's speed. Its other
+    attributes (`dataset`, `batch_size`, `sampler`, ...) are the user's DataLoader's, for the data as a whole.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class LeasedLoader:
         self._shown = 0
 
     def leave(self) -> None:
-        """If the last iteration was left early, what is not used of it goes back: all, where it was no more than a look."""
+        """Give back what the last iteration did not use: all of it, if it was only a look at the data."""
         self._unused += len(self._granted) + len(self._ahead)
         self._granted.clear()
         self._ahead.clear()
@@ -130,7 +129,7 @@ class LeasedLoader:
             yield _size(indices), _fetch(self._source, indices)
 
     def _fetched_ahead(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """Batches that processes of the DataLoader make, some ahead of their use."""
+        """Batches that the DataLoader's processes make, some ahead of their use."""
         assert self._relay is not None
         for batch in self._relay.over(self._indices(epoch)):
             yield self._ahead.popleft(), batch
@@ -142,14 +141,14 @@ class LeasedLoader:
             yield indices
 
     def _more(self, epoch: int) -> bool:
-        """Whether there is a batch to take, after asking for more if none is left."""
+        """Whether there is a batch to take; asks for more if none is left."""
         if not self._granted:
             unused, self._unused = self._unused, 0
             reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
             self._granted.extend(reply.batches)
             self.progress = reply.epoch
         if not self._used.batches:
-            self._reseed()  # whatever was drawn since the last exchange: a resumed run draws otherwise there
+            self._reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)
 
     def _take(self) -> Any:
@@ -158,9 +157,9 @@ class LeasedLoader:
 
 
 class _Order:
-    """The loader's own batches (or, without batching, samples) by epoch: the same lists on every worker, or else told apart.
+    """The loader's own batches (or, without batching, samples) by epoch, the same on every worker.
 
-    The digest holds what a sampler drew and, of a `Subset`, what that stands for.
+    The digest is of what a sampler drew and of a `Subset`'s indices.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -178,8 +177,8 @@ class _Order:
     def digest(self, epoch: int) -> int:
         """A number that tells this epoch's order from others; 0 if it has none.
 
-        The usual samplers need not draw for it. Any other draws every epoch in turn, also one that this worker gets no part
-        of: so a sampler with a seeded source of its own stays in step.
+        The usual samplers need not draw for it. Any other draws every epoch in turn, so that a sampler with a source of its
+        own stays in step.
         """
         return self._digest or self._of(epoch)[1]
 
@@ -225,7 +224,7 @@ class _Relay:
 
 
 def _fetch(loader: DataLoader[Any], indices: Any) -> Any:
-    """What a DataLoader without processes of its own makes of `indices`."""
+    """The batch that a DataLoader without processes makes of `indices`."""
     dataset: Any = loader.dataset
     if loader.batch_sampler is None:
         return loader.collate_fn(dataset[indices])
@@ -239,7 +238,7 @@ def _size(indices: Any) -> int:
 
 
 def _as_loader(loader: Any) -> DataLoader[Any]:
-    """A DataLoader as it is; any other sized dataset as one that gives its items one by one."""
+    """A DataLoader as it is; any other sized dataset as one that yields single items."""
     if isinstance(loader, DataLoader):
         _check_shareable(loader)
         return loader
@@ -261,8 +260,8 @@ def _check_shareable(loader: DataLoader[Any]) -> None:
     """Whether its samples can be shared out, all of them."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ConfigurationError(
-            f"{type(loader).__name__} has an __iter__ of its own, which sharing out the batches would leave out; do what it "
-            "does in collate_fn, in the dataset or in the training loop"
+            f"{type(loader).__name__} has an __iter__ of its own, which plesio would not call; do what it does in collate_fn, "
+            "in the dataset or in the training loop"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigurationError(
@@ -278,7 +277,7 @@ def _check_shareable(loader: DataLoader[Any]) -> None:
 
 
 def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
-    """All that the order of the usual samplers depends on, as `_usual` takes it; None for any other."""
+    """What the order of the usual samplers depends on: the arguments of `_usual`; None for any other."""
     inner: Any = getattr(sampler, "sampler", None)
     if type(sampler) is BatchSampler and _is_usual(inner):
         return len(inner), sampler.batch_size, sampler.drop_last, type(inner) is RandomSampler
@@ -286,14 +285,14 @@ def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
 
 
 def _is_usual(sampler: Any) -> bool:
-    """Whether this draws each sample once and by torch's own source: what DataLoader(shuffle=...) makes."""
+    """Whether this is what DataLoader(shuffle=...) makes: it draws each sample once, from torch's own source."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.generator is None and len(sampler) == len(sampler.data_source)
     return type(sampler) is SequentialSampler
 
 
 class _Slices(Sequence[Any]):
-    """The batches of the usual samplers, cut as they are asked for: lists of all of them take long to make, and much room."""
+    """The batches of the usual samplers, each cut when it is needed: lists of all would take long, and much memory."""
 
     def __init__(self, samples: int, batch_size: int, drop_last: bool, shuffled: bool, seed: int) -> None:
         self._order: Any = _shuffled(samples, seed) if shuffled else range(samples)
@@ -309,18 +308,18 @@ class _Slices(Sequence[Any]):
 
 
 def _shuffled(samples: int, seed: int) -> memoryview:
-    """What a RandomSampler draws where torch's source is seeded so: in one piece, of 8 bytes a sample."""
+    """What a RandomSampler draws from torch's source under `seed`, in 8 bytes a sample."""
     drawn = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed))
     order: Any = torch.randperm(samples, generator=torch.Generator().manual_seed(int(drawn))).numpy()
     return memoryview(order)
 
 
 _shared: WeakValueDictionary[tuple[int, int, bool, bool, int], _Slices] = WeakValueDictionary()
-"""The orders of the usual samplers that somebody in this process keeps."""
+"""The orders of the usual samplers that are in use in this process."""
 
 
 def _usual(*key: Any) -> _Slices:
-    """The batches of the usual samplers; drawn once for all workers that share a process, for as long as one keeps them."""
+    """The batches of the usual samplers, drawn once for all workers of a process."""
     batches = _shared.get(key)
     if batches is None:
         batches = _shared[key] = _Slices(*key)
@@ -328,7 +327,7 @@ def _usual(*key: Any) -> _Slices:
 
 
 def _drawn(sampler: Any, seed: int) -> Sequence[Any]:
-    """What a sampler draws under `seed`; other randomness is left alone."""
+    """What a sampler draws under `seed`; the random sources are put back."""
     outside = RandomState()
     seed_everything(seed)
     for one in (sampler, getattr(sampler, "sampler", None)):

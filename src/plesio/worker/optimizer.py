@@ -1,4 +1,4 @@
-"""The narrow waist: a real `torch.optim.Optimizer` whose `step` is the exchange."""
+"""A real `torch.optim.Optimizer` whose `step` is the exchange."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from plesio.worker.exchanges.exchange import Exchange
 class ExchangedOptimizer(Optimizer):
     """The user's optimizer as the training loop sees it.
 
-    It shares the parameter groups with the optimizer it was made from, so schedulers, trainers and the user's own code
-    read and set learning rates as ever; each exchange carries the current ones. `step()` does what the strategy says.
+    It shares the parameter groups with the user's, so schedulers, trainers and the user's own code read and set learning rates
+    as ever. Each exchange carries the current ones.
 
     Args:
         optimizer: the user's.
@@ -44,7 +44,7 @@ class ExchangedOptimizer(Optimizer):
         self.state = self._user.state
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step of the training loop, with the exchange that the strategy asks for."""
+        """Take one step of the training loop, with the strategy's exchange."""
         if closure is not None:
             raise ConfigurationError(
                 "step(closure) evaluates the loss several times where the optimizer asks for it, and an exchange is of one "
@@ -55,18 +55,18 @@ class ExchangedOptimizer(Optimizer):
         self._check()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
-        if not self._exchange.local:  # where it steps at the server, its own hooks are for the gradients that go there
+        if not self._exchange.local:  # then its own hooks see the gradients that go to the server
             for hook in (*_global_optimizer_pre_hooks.values(), *self._user._optimizer_step_pre_hooks.values()):
                 hook(self._user, (), {})
         self._exchange.step()
-        self._user._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before prepare looks at
+        self._user._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before prepare looks at this
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
         if not self._exchange.local:
             for after in (*self._user._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 after(self._user, (), {})
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as a small exchange's copies
+    step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as the copies of a small exchange
 
     def state_dict(self) -> dict[str, Any]:
         """The user's optimizer's: its settings, and its state unless that lives at the server."""
@@ -95,7 +95,7 @@ class ExchangedOptimizer(Optimizer):
         self._share()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after prepare: the model's memory is laid out by then."""
+        """Refused after prepare, for the model's memory is laid out by then."""
         if getattr(self, "_sealed", False):
             raise ConfigurationError(
                 "add_param_group after prepare: give all parameter groups before prepare, one that is to join later with lr=0, "
@@ -104,7 +104,7 @@ class ExchangedOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     def __getattr__(self, name: str) -> Any:
-        """Of the user's optimizer, such as the `train` and `eval` of one without schedules, where it steps here."""
+        """The user's optimizer's attributes (`train` and `eval` of a schedule-free one), if it steps here."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if not self._exchange.local:

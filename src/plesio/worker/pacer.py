@@ -14,7 +14,7 @@ class Timer(Protocol):
     """How long steps last, and what time it is."""
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        """Let pass what the step is short of."""
+        """Let the rest of the step's time pass."""
         ...
 
     def begin(self) -> None:
@@ -27,7 +27,7 @@ class Timer(Protocol):
 
 
 class Pacer:
-    """Makes steps last: the stand-in for an accelerator, and the fault of a slow worker."""
+    """Makes steps last longer: in place of an accelerator, and as the fault of a slow worker."""
 
     def __init__(self, pace: Pace | None, factor: float, rng: random.Random) -> None:
         self._pace = pace
@@ -36,7 +36,7 @@ class Pacer:
         self.started_s = time.monotonic()
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        """Sleep for what the step is short of."""
+        """Sleep for the rest of the step's time."""
         if self._pace is None and self._factor == 1.0:
             return
         spent_s = time.monotonic() - self.started_s

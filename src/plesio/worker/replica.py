@@ -1,16 +1,13 @@
-"""A worker's side of the tensors: what its model reads from, and how its contribution gets into its slot.
+"""A worker's tensors: where its model reads parameters, and how a contribution gets into the worker's slot.
 
-Three ways to hold a model:
+- `GradientReplica`: the server owns the parameters. A worker reads large models in place, from the version it pins, through a
+  view that keeps the worker's own writes from the others. It copies small ones, which is cheaper than to redirect many tensors.
+  Gradients are copied to the slot once, and `.grad` stays there: what is clipped or accumulated later is what is sent.
+- `ParameterReplica`: the worker owns its parameters between exchanges and sends them.
+- `SharedReplica`: all workers' parameters are the same memory.
 
-- `GradientReplica`: the server owns the parameters. Large ones are read in place from the version the worker pins, through
-  a view in which what the worker writes stays its own; small ones are copied out, which is cheaper than pointing many
-  tensors elsewhere. Gradients go to the slot once, and `.grad`
-  stays there, so that what is clipped, scaled or accumulated later is what is sent.
-- `ParameterReplica`: the worker owns its parameters for a while and sends them.
-- `SharedReplica`: everybody's parameters are the same memory.
-
-A model on a device of its own (a GPU) lies in an arena there, gradients in a second one, and each way is one copy a stretch
-of memory: torch's copies between devices are in the order of the work on either and done when they return.
+A model on a device of its own (a GPU) lies in an arena there, its gradients in a second one. Each way takes one copy for each
+stretch of memory; torch keeps these copies in order with the work on the device.
 """
 
 from __future__ import annotations
@@ -142,7 +139,7 @@ class GradientReplica(Replica):
         self._slot = slot if device == CPU else Arena.private(layout, device)
         self._in_place = in_place
         self._renew = renew
-        self._buffer: int | None = None  # the one that is read in place
+        self._buffer: int | None = None  # read in place
         self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
@@ -171,7 +168,7 @@ class GradientReplica(Replica):
         return self._finite()
 
     def _no_gradient(self, index: int) -> None:
-        """A parameter this step did not touch contributes zero, and is counted. Each time: the fold wrote into the slot."""
+        """A parameter without a gradient contributes zeros and is counted. The fold wrote into the slot, so it is zeroed anew."""
         self.missing += 1
         if not self.tensors[index].requires_grad and not self._told_frozen:
             self._told_frozen = True
@@ -183,7 +180,7 @@ class GradientReplica(Replica):
         self.bring_back()
         self.writes.adopted(self._ring[buffer])
         self.arena.copy_from(self._ring[buffer], *self._copied)
-        self._copied = self._follows  # what nobody moves is there by now
+        self._copied = self._follows  # frozen parameters are there by now
         if not self._in_place:
             return
         if self._renew is not None and self._buffer is not None:
@@ -222,12 +219,12 @@ class ParameterReplica(Replica):
         """Go on from the version in ring buffer `buffer`."""
         self.writes.adopted(self._ring[buffer])
         self.arena.copy_from(self._ring[buffer], *self._copied)
-        self._copied = (Kind.TRAINED, Kind.BUFFER)  # what nobody moves is there by now
+        self._copied = (Kind.TRAINED, Kind.BUFFER)  # frozen parameters are there by now
         self.missing = 0
 
 
 class SharedReplica(Replica):
-    """Everybody's parameters are the one buffer of the ring, where the first worker wrote its own."""
+    """All workers' parameters are the one buffer of the ring, into which the first worker wrote its own."""
 
     def __init__(
         self, layout: Layout, model: nn.Module, tensors: Sequence[torch.Tensor], ring: Sequence[Arena]
@@ -240,7 +237,7 @@ class SharedReplica(Replica):
         return self.check_gradients()
 
     def adopt(self, buffer: int) -> None:
-        """Point the model at the shared parameters; they are always the current ones."""
+        """Point the model at the shared parameters."""
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
@@ -249,8 +246,8 @@ class SharedReplica(Replica):
 def reads_in_place(layout: Layout, model: nn.Module) -> bool:
     """Whether a worker should read this model's parameters where they lie.
 
-    Not where a module writes into its parameters during the forward pass: to drop that each time costs more than a copy.
-    Nor where they lie on a device of their own.
+    A module that writes into its parameters in the forward pass rules it out: to drop that each time costs more than a copy.
+    So does a device of its own.
     """
     if device_of(model) != CPU:
         return False
@@ -270,7 +267,7 @@ def make_replica(
 ) -> Replica:
     """The replica of a worker that exchanges with a server.
 
-    `renew`: called with the buffer that was read in place, once it no longer is: what was written there is to be dropped.
+    `renew` is called with a buffer that is no longer read in place: it drops what the worker wrote there.
     """
     if strategy.send.stepped:
         return ParameterReplica(layout, model, tensors, ring, slot)

@@ -1,10 +1,10 @@
 """Random numbers that do not depend on who was faster.
 
-Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution), and once
-more when its first batch is taken (under `hogwild` now and then only: that takes as long as a small step): what a worker
-draws then does not depend on how its work was interleaved with others', and an asynchronous run can be replayed.
-Seeded are torch's CPU generator, that of the device the model is on, numpy's and Python's global ones; a generator that a
-script makes for itself (`np.random.default_rng()`, `random.Random()`) is the script's to seed, from `worker.seed`.
+Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution), and again
+when it takes its first batch (under `hogwild` only now and then: it takes as long as a small step). So what a worker draws does
+not depend on the other workers' speed, and an asynchronous run can be replayed.
+The sources are torch's CPU generator, that of the model's device, numpy's and Python's global ones. A script seeds its own
+generators (`np.random.default_rng()`, `random.Random()`) from `worker.seed`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _devices: dict[str, Callable[[int], object]] = {}
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch, numpy and random in this process: the same for every worker, so that all build the same model."""
+    """Seed torch, numpy and random in this process; alike on every worker, so that all build the same model."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def seed_step(seed: int, worker: int, number: int) -> None:
-    """Seed them for contribution `number` of `worker` (below 0: for what comes before its data)."""
+    """Seed them for contribution `number` of `worker`; a negative number is for the time before its data."""
     mixed = step_seed(seed, worker, number)
     torch.default_generator.manual_seed(mixed)
     random.seed(mixed)
@@ -39,7 +39,7 @@ def seed_step(seed: int, worker: int, number: int) -> None:
 
 
 def seed_device(device: torch.device) -> None:
-    """From here on, seed this kind of device for each contribution, too (the CPU always is)."""
+    """From now on, seed this kind of device for each contribution, too; the CPU always is."""
     module = getattr(torch, device.type, None)
     seed_it = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
     if seed_it is not None and device.type != "cpu":
@@ -62,7 +62,7 @@ def step_seed(seed: int, worker: int, number: int) -> int:
 
 
 class RandomState:
-    """The state of all of them, to be put back after somebody else used them."""
+    """The state of all sources, to be put back after others used them."""
 
     def __init__(self) -> None:
         self._torch = torch.default_generator.get_state()
@@ -70,7 +70,7 @@ class RandomState:
         self._numpy: Any = np.random.get_state()
 
     def restore(self) -> None:
-        """Go on from here."""
+        """Put it back."""
         torch.default_generator.set_state(self._torch)
         random.setstate(self._random)
         np.random.set_state(self._numpy)

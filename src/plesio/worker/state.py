@@ -11,7 +11,14 @@ from plesio.worker.seeding import seed_step
 
 @dataclass(slots=True)
 class WorkerState:
-    """What the worker knows of its place in the run, after its last exchange."""
+    """What the worker knows of its place in the run as of its last exchange.
+
+    Attributes:
+        loss: the last number that the training function logged as "loss".
+        before: contributions of this worker before the run was resumed.
+        steps_before: local steps in those.
+        number: the contribution under way, counted from the beginning of this process.
+    """
 
     worker: int
     seed: int
@@ -22,28 +29,23 @@ class WorkerState:
     steps: int = 0
     stopped: bool = False
     loss: float = nan
-    """What the training function last logged under that name."""
-
     before: int = 0
-    """Contributions it made before the run was resumed,"""
     steps_before: int = 0
-    """and the local steps in them."""
     number: int = 0
-    """The contribution it works on, counted from the beginning of this process."""
 
     def concluded(self) -> int:
-        """A number that is another one after each step, also after one that was called off."""
+        """A number that changes with each step, also with one that was called off."""
         return self.steps + self.discarded
 
     def warns_at_the_end(self) -> bool:
-        """Whether this is worker 0, and its training function was not ended by the run's stop."""
+        """Whether this is worker 0, and its training function returned before the run was over."""
         return self.worker == 0 and not self.stopped
 
     def begin(self, number: int) -> None:
-        """Contribution `number` begins; what is drawn before its first batch is not drawn again with that."""
+        """Contribution `number` begins, with other random numbers than after its first batch."""
         self.number = number
         seed_step(self.seed, self.worker, ~(self.before + number))
 
     def reseed(self) -> None:
-        """With its first batch: what is random in a contribution does not depend on what went before."""
+        """Its first batch is taken: its random numbers do not depend on what was drawn before."""
         seed_step(self.seed, self.worker, self.before + self.number)

@@ -26,15 +26,15 @@ from plesio.worker.seeding import seed_device
 from plesio.worker.state import WorkerState
 
 LOG_S = 0.1
-"""How often what was logged is sent on."""
+"""How often logged numbers are sent on."""
 SEVERAL = "a run trains one model with one optimizer; several, as a GAN's two, are not supported yet"
 ALL_TAKEN = (
-    "an epoch may hold no batch for a worker, where others took all of them, or where it was done before the run was resumed, "
-    "and next() of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look "
-    "at the data in the loader given to prepare"
+    "an epoch may hold no batch for a worker: others took all of them, or it was done before the run was resumed. Then next() "
+    "of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look at the data "
+    "in the loader given to prepare"
 )
 TWICE = "mark a variable ready only once"
-"""What torch's DistributedDataParallel raises where it took a parameter for done that was not."""
+"""DistributedDataParallel raises this if a parameter gets a gradient after its bucket was reduced."""
 ONE_FORWARD = (
     "Under all-reduce, return tensors, or tuples, lists or dicts of them, from forward (no object of another class), use all "
     "parameters that the loss needs inside one forward pass of the prepared model (not a model.scale read outside of it), and "
@@ -118,12 +118,12 @@ class Worker:
 
     @property
     def discarded(self) -> int:
-        """How many of this worker's contributions did not count."""
+        """This worker's contributions that did not count."""
         return self._state.discarded
 
     @property
     def steps_before(self) -> int:
-        """Steps this worker had taken before the run was resumed, so that a schedule that counts steps can catch up."""
+        """Steps of this worker before the run was resumed, so that a schedule that counts steps can catch up."""
         return self._state.steps_before
 
     @property
@@ -140,16 +140,15 @@ class Worker:
             for epoch in range(EPOCHS):
                 for inputs, labels in loader:
                     ...
-                if worker.rank == 0:      # one that judges is enough; where several ask, the first reason counts
+                if worker.rank == 0:      # if several stop the run, the first reason counts
                     loss = judge(model)
                     best, waited = min(best, loss), 0 if loss < best else waited + 1
                     if waited == 5:
                         worker.stop("no better for 5 epochs")
 
-        It returns at once. Every worker, this one too, goes on until its next exchange or its next request for data and
-        learns of the stop there: `stopped` becomes True, and the request after that raises `ps.StopRun`. (Under strategies
-        that work in rounds, data is still given out for up to a second, so that the last round is whole.) What is done
-        meanwhile still counts. The result is the weights at the end; if checkpoints are kept, one is written. A simulated
+        It returns at once. Every worker goes on until its next exchange or request for data: there `stopped` becomes True,
+        and the request after that raises `ps.StopRun`. (Strategies that work in rounds give out data for up to a second
+        more, so that the last round is whole.) Work until then counts. If checkpoints are kept, one is written. A simulated
         run ends at exactly that virtual time. After the run is over, and in a replay, the call does nothing.
 
         Raises:
@@ -176,8 +175,8 @@ class Worker:
         """Marks one step, so that it can be left early when it no longer counts.
 
         Inside the block, every layer checks before its forward pass whether the step was cancelled. If so, the block ends
-        there, its gradients so far are dropped, and the loop goes on with the next batch. In a compiled model (torch.compile)
-        none of them checks: the step ends where it ends.
+        there, its gradients are dropped, and the loop goes on with the next batch. Compiled layers (torch.compile) do not
+        check.
 
             for inputs, labels in loader:
                 with worker.step():
@@ -194,8 +193,9 @@ class Worker:
             self._in_step = False
 
     def log(self, **metrics: Any) -> None:
-        """Record numbers (or one-element tensors), such as loss=loss; `run.logged` has their means over about 0.1 s each,
-        or over longer spans where there would be more than 100,000 of them.
+        """Record numbers (or one-element tensors), such as loss=loss.
+
+        `run.logged` has their means over 0.1 s each, or over longer spans where these would be more than 100,000.
 
         Raises:
             ConfigurationError: something that is no number.
@@ -232,7 +232,7 @@ class Worker:
     ) -> tuple[nn.Module, Any, Any]:
         """Hand a model, its optimizer and its data to the run; use what is returned in their place.
 
-        There is one model, one optimizer and one loader in a run: anything `more` is refused, with what to do instead.
+        A run has one model, one optimizer and one loader; anything `more` is refused.
 
         Args:
             model: stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its
@@ -249,27 +249,9 @@ class Worker:
             these three; None where there is no loader.
 
         Notes:
-            - All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive.
-            - Clipping applies to this worker's own gradient, before the mean with the others'; under all-reduce, to the mean,
-              which is what `.grad` holds after backward().
-            - Where the optimizer steps at the server, `.grad` is undefined after `step()`: read gradients before it. What
-              the loop, or a forward pass such as nn.Embedding(max_norm=...), writes into parameters lasts until the next
-              version replaces it. A parameter without a gradient (frozen, or not used in this loss) contributes zeros:
-              weight decay and momentum go on moving it, where torch would skip it.
-            - There, a model of 1 MiB or more is read from the server's version of the moment: what was taken of its weights
-              once (`state_dict()`, `.data`, `.detach()`) may show older ones after a step. Take it anew after each.
-            - A layer may be frozen after prepare, but not unfrozen: prepare everything that will ever be trained as
-              trainable. Layers are added, replaced, pruned and parametrised before prepare, or after the last step, which
-              changes nothing in the result.
-            - What the loop writes into parameters that need no gradient (a teacher's moving average) stays with its worker,
-              except under all-reduce and in shared memory: use buffers for it, or keep that module outside of the prepared
-              one.
-            - Floating-point buffers (batch-norm statistics) are averaged. For integer and bool buffers every worker takes
-              the largest value: a counter that counts down or wraps round does so with one worker, and with several only
-              where all of them do it in the same round.
-            - A warning says so when weights were written between prepare and the first step, when trainable parameters
-              are in no group of the optimizer, and, at the end, when worker 0 wrote into frozen parameters, or into buffers or
-              weights after its last exchange (which is in no result: restore the best weights after ps.run).
+            All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive. Clipping applies to
+            this worker's own gradient; under all-reduce, to the mean. Where the optimizer steps at the server, `.grad` is
+            undefined after `step()`, and each version replaces what the loop wrote into parameters. docs/api.md has the rest.
 
         Raises:
             ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared
@@ -283,25 +265,8 @@ class Worker:
                 "prepare was called before; one model is trained in a run: for several folds call ps.run once each; "
                 f"{SEVERAL}"
             )
-        if isinstance(loader, Optimizer) and not isinstance(optimizer, (Optimizer, nn.Module)):
-            raise ConfigurationError(
-                f"prepare takes model, optimizer and loader in this order, and was given {type(optimizer).__name__} for an "
-                f"optimizer and {type(loader).__name__} for a loader"
-            )
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigurationError(
-                f"prepare was given {type(optimizer).__name__} for an optimizer; allowed: any torch.optim.Optimizer; {SEVERAL}"
-            )
-        if any(isinstance(one, DataLoader) for one in more):
-            raise ConfigurationError(
-                "prepare was given a second loader; it shares out the data of one, that of the training: iterate another, such "
-                "as that of the validation, as it is"
-            )
-        if more:
-            raise ConfigurationError(
-                f"prepare was given {', '.join(type(one).__name__ for one in more)} beyond model, optimizer and loader; "
-                f"it takes these three, and a schedule is made with the optimizer that it returns; {SEVERAL}"
-            )
+        _check_arguments(optimizer, loader, more)
+        assert optimizer is not None
         seed_device(device_of(model))
         if loader is not None:
             self._loader = LeasedLoader(
@@ -318,7 +283,7 @@ class Worker:
         if self._exchange.cancels:
             for module in model.modules():
                 if next(module.children(), None) is None:
-                    module.register_forward_pre_hook(_Look(self))
+                    module.register_forward_pre_hook(_CancellationCheck(self))
         guards.prepared(not self._exchange.local, lambda: self.workers > 1 and not self._used.batches)
         if self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
             guards.warn_of_outside()
@@ -336,8 +301,29 @@ class Worker:
             self._context.leave()
 
 
+def _check_arguments(optimizer: Any, loader: Any, more: tuple[Any, ...]) -> None:
+    """Raise `ConfigurationError` unless `prepare` was given an optimizer, and at most one loader."""
+    if not isinstance(optimizer, Optimizer):
+        given = f"prepare was given {type(optimizer).__name__} for an optimizer"
+        if isinstance(loader, Optimizer) and not isinstance(optimizer, nn.Module):
+            raise ConfigurationError(
+                f"{given} and {type(loader).__name__} for a loader; it takes model, optimizer and loader in this order"
+            )
+        raise ConfigurationError(f"{given}; allowed: any torch.optim.Optimizer; {SEVERAL}")
+    if any(isinstance(one, DataLoader) for one in more):
+        raise ConfigurationError(
+            "prepare was given a second loader; it shares out the data of one, that of the training: iterate another, such "
+            "as that of the validation, as it is"
+        )
+    if more:
+        raise ConfigurationError(
+            f"prepare was given {', '.join(type(one).__name__ for one in more)} beyond model, optimizer and loader; "
+            f"make a schedule with the optimizer that it returns; {SEVERAL}"
+        )
+
+
 def call(train: Callable[[Worker], object], worker: Worker) -> None:
-    """Call the training function; it ends when it returns or, if it goes on stepping, with the run."""
+    """Call the training function. It ends when it returns, or with the run."""
     try:
         with suppress(StopRun):
             train(worker)
@@ -353,12 +339,12 @@ def call(train: Callable[[Worker], object], worker: Worker) -> None:
 
 
 def cut_off(worker: Worker) -> None:
-    """The training function ends where it stands, maybe in the middle of a step: what it has logged is not lost."""
+    """The training function ends in the middle of anything: send what it has logged."""
     worker._flush()
 
 
 def _trained_since(state: WorkerState, optimizer: Optimizer) -> Callable[[], bool]:
-    """Tells whether, from now on, a step was concluded or a backward pass left a gradient: several may be for one step."""
+    """The result tells whether a step or a backward pass came since this call; several passes may make one step."""
     parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
     before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
     step = state.concluded()
@@ -370,10 +356,10 @@ def _trained_since(state: WorkerState, optimizer: Optimizer) -> Callable[[], boo
     return lambda: state.concluded() != step or any(map(left_a_gradient, parameters, before))
 
 
-class _Look:
-    """Before a layer's forward pass: whether the step was called off. Layers in a compiled part of the model do not look.
+class _CancellationCheck:
+    """Before a layer's forward pass: leave the step if it was called off. Compiled layers do not check.
 
-    A saved or copied model has, in its place, what looks nothing up: it is to load where there is no run, and no plesio.
+    In a saved or copied model, a function that does nothing takes its place: the model loads where there is no plesio.
     """
 
     def __init__(self, worker: Worker) -> None:

@@ -1,7 +1,4 @@
-"""What a worker does at a step of its optimizer: `ServerExchange` pushes to the server and waits for its answer.
-
-Where nobody is asked, see `plesio.worker.exchanges.shared_memory` (shared memory) and `plesio.worker.exchanges.all_reduce`.
-"""
+"""Through the server: a step of the worker's optimizer sends a contribution and waits for the answer."""
 
 from __future__ import annotations
 
@@ -37,16 +34,16 @@ class Bell(Protocol):
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...
     ) -> A:
-        """Wait for the next answer; `meanwhile` is done while it is waited for, or then if others run in this process."""
+        """Wait for the next answer, and call `meanwhile`: while waiting, or after it if workers share this process."""
         ...
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
-        """Whether an answer lies there."""
+        """Whether an answer has come."""
         ...
 
 
 class ServerExchange(Exchange):
-    """Through the server: push, wait for the answer, go on from what it says."""
+    """Send a contribution, wait for the answer, go on from the version it names."""
 
     def __init__(
         self,
@@ -100,7 +97,7 @@ class ServerExchange(Exchange):
         self._pacer.begin()
 
     def _step_here(self) -> None:
-        """Step, but not by a NaN, which the optimizer's state would keep for good: this contribution will not count then."""
+        """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
         if self._replica.check_gradients():
             self._optimizer.step()
         else:
@@ -116,12 +113,12 @@ class ServerExchange(Exchange):
         return self._used.cancelled_at > 0
 
     def _called_off(self) -> bool:
-        """The step is done: whether it was in vain. (A replay knows this check by its number, 0.)"""
+        """Whether the step was called off by the time it is done. (A replay knows this check by its number, 0.)"""
         self._used.checks = 0
         return self._doorbell.waiting()
 
     def abandon(self) -> None:
-        """Drop the step that was called off, with its gradients so far, and go on from the newer version."""
+        """Drop the step that was called off, with its gradients, and go on from the newer version."""
         cancelled_at = self._used.cancelled_at
         batches, _ = self._used()
         if cancelled_at:  # during the step; after it, the loop deals with its gradients as always
@@ -151,12 +148,12 @@ class ServerExchange(Exchange):
         self._adopt(self._doorbell.answer(GoOn, self._timeout_s, self._number, self._state.version, self._next))
 
     def _next(self) -> None:
-        """The next contribution begins. What is random in it is known before the answer: seeding takes long enough to tell."""
+        """The next contribution begins. It is seeded while the answer is on its way, for that takes a while."""
         self._number += 1
         self._state.begin(self._number)
 
     def _changed_groups(self) -> tuple[Settings, ...]:
-        """The hyper-parameters, where the user or a scheduler changed them since they were last sent."""
+        """The hyper-parameters, if the user or a scheduler changed them since they were last sent."""
         if self.local:
             return ()
         if self._optimizer.param_groups == self._sent:
@@ -169,7 +166,7 @@ class ServerExchange(Exchange):
         state = self._state
         state.verdict, state.staleness = answer.verdict, answer.staleness
         if answer.verdict is Verdict.CANCELLED:
-            self._sent = None  # the settings that went with it may have got nowhere
+            self._sent = None  # the settings sent with it may be lost
         if answer.verdict is not Verdict.TAKEN:
             state.discarded += 1
         if answer.verdict is Verdict.NOT_FINITE:
@@ -184,7 +181,7 @@ class ServerExchange(Exchange):
         self._finite = True
 
     def end(self) -> None:
-        """The training function returned: local steps that were not sent yet are."""
+        """The training function returned: send the local steps that were not sent yet."""
         if self.local and self._steps and not self._state.stopped:
             self._push()
         if self._state.worker == 0:  # before the farewell: from then on that version may be overwritten
@@ -192,7 +189,7 @@ class ServerExchange(Exchange):
         self._doorbell.send(Farewell())
 
     def let_go(self) -> None:
-        """The worker is over, and its process goes on: who still holds its model or this is not to hold the run's memory."""
+        """The worker is over and its process goes on: whoever still holds its model must not hold the run's memory."""
         self._state.stopped = True
         self._replica.drop_gradients()
         del self._replica

@@ -1,4 +1,4 @@
-"""Hogwild!: what a worker does at a step of its optimizer where everybody's parameters are the same memory."""
+"""Hogwild!: the optimizers of all workers step in place, on parameters in shared memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plesio.worker.warn import warn_not_finite
 
 
 class SharedMemoryExchange(Exchange):
-    """Hogwild!: the user's optimizer steps in place on everybody's parameters."""
+    """One worker's part: its optimizer steps on everybody's parameters."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SharedMemoryExchange(Exchange):
         self._reported_s = 0.0
 
     def begin(self) -> None:
-        """Wait until everybody is there."""
+        """Wait until all workers are ready."""
         self._doorbell.answer(Beginning, self._timeout_s, 0, 0)
         self._replica.adopt(self._doorbell.buffer)
         self._reported_s = time.monotonic()
