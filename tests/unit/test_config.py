@@ -71,7 +71,7 @@ def shown(command: Any, name: str) -> list[Any]:
     ("command", "lacks"),
     [
         (run, {"engine"}),
-        (simulate, {"faults", "pace", "checkpoint", "resume"}),
+        (simulate, {"faults", "pace"}),
         (compare, {"strategy", "checkpoint", "resume"}),
     ],
 )
@@ -129,8 +129,6 @@ def test_run_toml_holds_simulated_machines(cluster: Any) -> None:
     [
         ({"pace": 0.1}, r"pace= and faults= are for real processes"),
         ({"faults": [ps.Slow(worker=0, factor=2)]}, r"pace= and faults= are for real processes"),
-        ({"checkpoint": ps.Checkpoint(), "runs": "runs"}, r"checkpoint= and resume= are for real processes"),
-        ({"resume": "runs/a"}, r"checkpoint= and resume= are for real processes"),
         ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -88,25 +88,17 @@ def _options(
     pass
 
 
-commands.command(
-    cls=_Command, epilog="For example: plesio run train.py --strategy local_sgd --set every=16 --workers 4"
-)(run)
-commands.command(
-    cls=_Command,
-    epilog="For example: plesio compare train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
-)(compare)
-commands.command(
-    cls=_Command,
-    epilog="For example: plesio simulate train.py --cluster one-straggler --strategy async_sgd --workers 64",
-)(simulate)
-commands.command(cls=_Command, epilog="For example: plesio strategies --json")(strategies)
-commands.command(cls=_Command, epilog="For example: plesio replay runs/20261121-101530-async_sgd")(replay)
-commands.command(cls=_Command, epilog="For example: plesio journal runs/20261121-101530-async_sgd --around 500")(
-    journal
-)
-commands.command(cls=_Command, epilog="For example: plesio whatif runs/20261121-101530-sync_sgd --bandwidth 125MB")(
-    whatif
-)
+EXAMPLES: dict[Callable[..., Any], str] = {
+    run: "train.py --strategy local_sgd --set every=16 --workers 4",
+    compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
+    simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
+    strategies: "--json",
+    replay: "runs/20261121-101530-async_sgd",
+    journal: "runs/20261121-101530-async_sgd --around 500",
+    whatif: "runs/20261121-101530-sync_sgd --bandwidth 125MB",
+}
+for _command, _example in EXAMPLES.items():
+    commands.command(cls=_Command, epilog=f"For example: plesio {_command.__name__} {_example}")(_command)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -54,7 +54,8 @@ def options_of(name: str) -> tuple[Option, ...]:
     """
     setting = SETTINGS[name]
     default = DEFAULTS[name] if setting.typed_default is None else setting.typed_default
-    return setting.options or (Option(option_of(name), setting.help, setting.metavar, KINDS[name], default),)
+    metavar = "|".join(setting.words) or setting.metavar
+    return setting.options or (Option(option_of(name), setting.help, metavar, KINDS[name], default),)
 
 
 def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> Callable[[Command], Command]:

@@ -8,17 +8,17 @@ run.toml is `as_document`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.faults import Fault, Kill, Pace, Slow
-from plesio.config.setting import Option, Setting, a, folder, one_of, place, seed
+from plesio.config.setting import Option, Setting, a, as_folder, as_place, as_seed, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
@@ -34,6 +34,11 @@ LONGEST_S = 1e6
 ON_MACHINES = (
     "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and what "
     "goes wrong: ps.Cluster(groups=..., faults=...)"
+)
+UNTIL = (
+    "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with loss, error, mse, "
+    "mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of steps (a resumed run goes on "
+    "counting). May be repeated."
 )
 
 
@@ -91,133 +96,84 @@ class RunConfig:
         ConfigurationError, StrategyError: a setting that cannot work, alone or with the others.
     """
 
-    strategy: Annotated[
-        Strategy,
-        Setting(
-            check=as_strategy,
-            fixed=True,
-            options=(
-                Option("--strategy", "How workers keep step: a name that `plesio strategies` lists.", "NAME", str, "async_sgd"),
-                Option("--set", "A setting of the strategy: every=16, every=0.3s. May be repeated.", "KEY=VALUE"),
-            ),
-        ),
-    ]  # fmt: skip
-    workers: Annotated[int, Setting("How many workers.", typed_default=4, fixed=True)]
-    engine: Annotated[
-        str | Simulated,
-        Setting(
-            check=as_engine,
-            options=(
-                Option("--cluster", f"The machines: {', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
-            ),
-        ),
-    ] = "local"
-    seed: Annotated[
-        int, Setting("Seeds everything random: initial weights, order of data, jitter.", check=seed, fixed=True)
-    ] = 0
-    data: Annotated[
-        str,
-        Setting(
-            "leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always "
-            "share out evenly.",
-            check=one_of("leases", "shards"),
-            metavar="leases|shards",
-        ),
-    ] = "leases"
-    faults: Annotated[
-        tuple[Fault, ...],
-        Setting(
-            check=as_faults,
-            processes_only=ON_MACHINES,
-            options=(
-                Option("--slow", "Make a worker slower; 0:10 is ten times. May be repeated.", "WORKER:FACTOR"),
-                Option("--kill", "Kill a worker (or: server) that long into training. May be repeated.", "WORKER:SECONDS"),
-            ),
-        ),
-    ] = ()  # fmt: skip
-    pace: Annotated[
-        Pace | None,
-        Setting(
-            check=as_pace,
-            processes_only=ON_MACHINES,
-            options=(
-                Option("--pace", "Make a step last at least this long, in place of an accelerator.", "SECONDS", float | None),
-                Option("--jitter", "Let paced steps vary by this share (normal, 0 to 1).", "SHARE", float, 0.0),
-            ),
-        ),
-    ] = None  # fmt: skip
-    evaluate_every_s: Annotated[
-        float, Setting("Pause between two evaluations, in seconds.", metavar="SECONDS", typed_default=0.5)
-    ] = 1.0
-    until: Annotated[
-        Until | None,
-        Setting(
-            check=a(Until, "ps.Until(accuracy=0.95, seconds=30)"),
-            options=(
-                Option(
-                    "--until",
-                    "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with "
-                    "loss, error, mse, mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of "
-                    "steps (a resumed run goes on counting). May be repeated.",
-                    "NAME=VALUE",
-                ),
-                Option("--budget-s", "Stop after this long.", "SECONDS", float | None),
-            ),
-        ),
-    ] = None
-    on_worker_error: Annotated[
-        str,
-        Setting(
-            "An exception in one worker: raise ends the run, continue goes on without that worker.",
-            check=one_of("raise", "continue"),
-            metavar="raise|continue",
-        ),
-    ] = "raise"
-    on_nonfinite: Annotated[
-        str,
-        Setting(
-            "A contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that drops "
-            "all of its contributions ends with an error either way.",
-            check=one_of("discard", "raise"),
-            metavar="discard|raise",
-        ),
-    ] = "discard"
-    timeout_s: Annotated[
-        float,
-        Setting("Seconds after which any wait of a process for another ends in a DeadlineError.", metavar="SECONDS"),
-    ] = 300.0
-    checkpoint: Annotated[
-        Checkpoint | None,
-        Setting(
-            check=a(Checkpoint, "ps.Checkpoint(every_s=60)"),
-            options=(
-                Option(
-                    "--checkpoint-every-s",
-                    "Write a checkpoint into the run folder this often.",
-                    "SECONDS",
-                    float | None,
-                ),
-            ),
-        ),
-    ] = None
-    resume: Annotated[
-        Path | None,
-        Setting(
-            check=place,
-            options=(
-                Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
-            ),
-        ),
-    ] = None  # fmt: skip
-    runs: Annotated[
-        Path | None,
-        Setting(check=folder, options=(Option("--runs", "Where run folders go.", "DIR", Path, Path("runs")),)),
-    ] = None
+    strategy: Strategy = setting(
+        MISSING,
+        Option("--strategy", "How workers keep step: a name that `plesio strategies` lists.", "NAME", str, "async_sgd"),
+        Option("--set", "A setting of the strategy: every=16, every=0.3s. May be repeated.", "KEY=VALUE"),
+        check=as_strategy,
+        fixed=True,
+    )
+    workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
+    engine: str | Simulated = setting(
+        "local",
+        Option("--cluster", f"The machines: {', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
+        check=as_engine,
+    )
+    seed: int = setting(
+        0, help="Seeds everything random: initial weights, order of data, jitter.", check=as_seed, fixed=True
+    )
+    data: str = setting(
+        "leases",
+        help="leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always "
+        "share out evenly.",
+        words=("leases", "shards"),
+    )
+    faults: tuple[Fault, ...] = setting(
+        (),
+        Option("--slow", "Make a worker slower; 0:10 is ten times. May be repeated.", "WORKER:FACTOR"),
+        Option("--kill", "Kill a worker (or: server) that long into training. May be repeated.", "WORKER:SECONDS"),
+        check=as_faults,
+        processes_only=ON_MACHINES,
+    )
+    pace: Pace | None = setting(
+        None,
+        Option("--pace", "Make a step last at least this long, in place of an accelerator.", "SECONDS", float | None),
+        Option("--jitter", "Let paced steps vary by this share (normal, 0 to 1).", "SHARE", float, 0.0),
+        check=as_pace,
+        processes_only=ON_MACHINES,
+    )
+    evaluate_every_s: float = setting(
+        1.0, help="Pause between two evaluations, in seconds.", metavar="SECONDS", typed_default=0.5
+    )
+    until: Until | None = setting(
+        None,
+        Option("--until", UNTIL, "NAME=VALUE"),
+        Option("--budget-s", "Stop after this long.", "SECONDS", float | None),
+        check=a(Until, "ps.Until(accuracy=0.95, seconds=30)"),
+    )
+    on_worker_error: str = setting(
+        "raise",
+        help="An exception in one worker: raise ends the run, continue goes on without that worker.",
+        words=("raise", "continue"),
+    )
+    on_nonfinite: str = setting(
+        "discard",
+        help="A contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that drops "
+        "all of its contributions ends with an error either way.",
+        words=("discard", "raise"),
+    )
+    timeout_s: float = setting(
+        300.0,
+        help="Seconds after which any wait of a process for another ends in a DeadlineError.",
+        metavar="SECONDS",
+    )
+    checkpoint: Checkpoint | None = setting(
+        None,
+        Option("--checkpoint-every-s", "Write a checkpoint into the run folder this often.", "SECONDS", float | None),
+        check=a(Checkpoint, "ps.Checkpoint(every_s=60)"),
+    )
+    resume: Path | None = setting(
+        None,
+        Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
+        check=as_place,
+    )
+    runs: Path | None = setting(
+        None, Option("--runs", "Where run folders go.", "DIR", Path, Path("runs")), check=as_folder
+    )
 
     def __post_init__(self) -> None:
-        for name, setting in SETTINGS.items():
-            if setting.check is not None:
-                object.__setattr__(self, name, setting.check(name, getattr(self, name)))
+        for name, one in SETTINGS.items():
+            object.__setattr__(self, name, one.checked(name, getattr(self, name)))
         self._check_numbers()
         self.strategy.check_workers(self.workers)
         for fault in self.faults:
@@ -269,16 +225,7 @@ class RunConfig:
 
     def fixed(self) -> dict[str, Any]:
         """The settings that a resumed run must have in common with the run that it goes on with."""
-        return {name: getattr(self, name) for name, setting in SETTINGS.items() if setting.fixed}
-
-    def in_words(self) -> str:
-        """The settings, but for the strategy and what is not asked for.
-
-        >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words().partition(", on_")[0]
-        'workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8)'
-        """
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "strategy"}
-        return ", ".join(f"{name}={value}" for name, value in given.items() if value not in (None, ()))
+        return {name: getattr(self, name) for name, one in SETTINGS.items() if one.fixed}
 
     def as_document(self) -> dict[str, Any]:
         """The settings as run.toml holds them: the strategy in words and as data, and what is not None of the rest.
@@ -306,9 +253,7 @@ class RunConfig:
         )
 
 
-SETTINGS: dict[str, Setting] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(RunConfig, include_extras=True).items()
-}
+SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(RunConfig)}
 
 
 def _plain(value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +24,44 @@ class Option:
     default: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What there is to know of a setting beside its name, its type and its default.
 
     Args:
+        options: what to type for it; none: `--name VALUE`, with the `help`, the `metavar` and the `typed_default`.
         help: for Python and for the command line.
-        check: called with the name and the value when a `RunConfig` is built.
         metavar: what stands for the value in `--help`.
         typed_default: the command line's default, where it is not Python's.
-        options: what to type where `--name VALUE` is not enough.
+        words: the values that there are, if they are few.
+        check: called with the name and the value when a `RunConfig` is built.
         fixed: a resumed run must have the same value.
         processes_only: why a simulated run refuses the setting; empty: it does not.
     """
 
+    options: tuple[Option, ...] = ()
     help: str = ""
-    check: Check | None = None
     metavar: str | None = None
     typed_default: Any = None
-    options: tuple[Option, ...] = ()
+    words: tuple[str, ...] = ()
+    check: Check | None = None
     fixed: bool = False
     processes_only: str = ""
 
+    def checked(self, name: str, value: Any) -> Any:
+        """The value to keep.
 
-def one_of(*known: str) -> Check:
-    """One of these words.
+        Raises:
+            ConfigurationError: it cannot work.
+        """
+        if self.words and value not in self.words:
+            raise ConfigurationError(unknown_name(name, str(value), self.words))
+        return value if self.check is None else self.check(name, value)
 
-    >>> one_of("leases", "shards")("data", "shards")
-    'shards'
-    """
 
-    def check(name: str, value: Any) -> str:
-        if value not in known:
-            raise ConfigurationError(unknown_name(name, str(value), known))
-        return str(value)
-
-    return check
+def setting(default: Any, *options: Option, **about: Any) -> Any:
+    """A field of `RunConfig`; `about` are the arguments of `Setting`."""
+    return field(default=default, metadata={"setting": Setting(options=options, **about)})
 
 
 def a(kind: type, example: str) -> Check:
@@ -73,19 +75,19 @@ def a(kind: type, example: str) -> Check:
     return check
 
 
-def folder(name: str, value: Any) -> Path | None:
+def as_folder(name: str, value: Any) -> Path | None:
     """None, or the name of a folder."""
     if value is not None and not isinstance(value, (str, Path)):
         raise ConfigurationError(f"{name}={value!r}: a folder for run folders, such as 'runs'")
     return None if value is None else Path(value)
 
 
-def place(name: str, value: Any) -> Any:
+def as_place(name: str, value: Any) -> Any:
     """A path; what is none is refused by who looks for it."""
     return Path(value) if isinstance(value, str) else value
 
 
-def seed(name: str, value: Any) -> int:
+def as_seed(name: str, value: Any) -> int:
     """A whole number that all random sources take."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ConfigurationError(f"{name}={value!r}: a whole number of at least 0 and below 2**63")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import torch
 from torch import nn
 
+from plesio.config import RunConfig
 from plesio.errors import traceback_of, words_of
 from plesio.launch.local.children import end_children, keep_to_itself
 from plesio.observe.summary import Evaluation
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
 from plesio.protocol.launcher import Evaluated, Failed
 from plesio.server.assembly import arenas
-from plesio.server.configs import EvaluatorConfig
 from plesio.server.judge import Judge
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
@@ -34,12 +33,12 @@ class Evaluator:
 
     def __init__(
         self,
-        config: EvaluatorConfig,
+        every_s: float,
         evaluate: Callable[[nn.Module], object],
         server: Channel[Snapshot],
         engine: Channel[object],
     ) -> None:
-        self._config = config
+        self._every_s = every_s
         self._judgement = Judge(evaluate)
         self._server = server
         self._engine = engine
@@ -51,7 +50,7 @@ class Evaluator:
         """Judge snapshots until the last one, which comes unasked."""
         while True:
             self._server.send(SnapshotRequest())
-            if self._judge_next() or (readable(self._server.fileno(), self._config.every_s) and self._judge_next()):
+            if self._judge_next() or (readable(self._server.fileno(), self._every_s) and self._judge_next()):
                 return
 
     def _judge_next(self) -> bool:
@@ -80,15 +79,14 @@ class Evaluator:
 
 def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
     """Entry of the evaluator process. `descriptors`: engine, server."""
-    config = msgspec.msgpack.decode(arguments, type=EvaluatorConfig)
     torch.set_num_threads(1)
     engine: Channel[object] = Channel.attach(descriptors[0], Snapshot, "the engine")
     server: Channel[Snapshot] = Channel.attach(descriptors[1], Snapshot, "the server")
     keep_to_itself(descriptors, engine, server)
-    evaluate = objects["evaluate"]
-    assert callable(evaluate)
+    config, evaluate = objects["config"], objects["evaluate"]
+    assert isinstance(config, RunConfig) and callable(evaluate)
     try:
-        Evaluator(config, evaluate, server, engine).run()
+        Evaluator(config.evaluate_every_s, evaluate, server, engine).run()
     except ChannelClosedError:
         pass  # the server or the engine is gone: there is nothing to judge, or nobody to tell
     except Exception as error:

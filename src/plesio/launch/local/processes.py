@@ -15,13 +15,12 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
-from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.launch.job import Job
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.provenance import begun, head_of
 from plesio.protocol import launcher
-from plesio.server.configs import EvaluatorConfig, ServerConfig, WorkerConfig
+from plesio.server.configs import ServerConfig, WorkerConfig
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 from plesio.transport.memory import anonymous_file
 
@@ -131,14 +130,13 @@ class Processes:
             ours.callback(close_quietly, *written)
             ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
             ends += [end for line in lines for end in line.server_ends]
-            settings = _server_settings(job, threads)
+            settings = ServerConfig(threads, job.incarnation, job.keeping)
             server = self._spawn(ENTRY_SERVER, "the server", settings, ends, launcher.FromServer)
             for worker, line in enumerate(lines):
-                told = _worker_settings(job, worker, server.pid, threads)
+                told = WorkerConfig(worker, threads, server.pid)
                 self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, launcher.FromWorker, worker)
             for end in to_evaluator[1:]:
-                judging = EvaluatorConfig(job.config.evaluate_every_s)
-                self._spawn(ENTRY_EVALUATOR, "the evaluator", judging, [end.fileno()], launcher.FromEvaluator)
+                self._spawn(ENTRY_EVALUATOR, "the evaluator", None, [end.fileno()], launcher.FromEvaluator)
 
     def _spawn(
         self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object, worker: int | None = None
@@ -210,37 +208,9 @@ def _payload(job: Job) -> Iterator[int]:
 
 def _packed(job: Job) -> bytes:
     try:
-        return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "strategy": job.config.strategy}))
+        return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "config": job.config}))
     except Exception as error:
         raise ConfigurationError(
             f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA tensors "
             "cannot travel: make them inside the function"
         ) from error
-
-
-def _server_settings(job: Job, threads: int) -> ServerConfig:
-    return ServerConfig(
-        workers=job.config.workers,
-        evaluates=job.evaluate is not None,
-        journals=job.journal is not None,
-        stealing=job.config.stealing,
-        timeout_s=job.config.timeout_s,
-        raise_on_nonfinite=job.config.on_nonfinite == "raise",
-        threads=threads,
-        incarnation=job.incarnation,
-        keeping=job.keeping,
-    )
-
-
-def _worker_settings(job: Job, worker: int, server_pid: int, threads: int) -> WorkerConfig:
-    return WorkerConfig(
-        worker=worker,
-        workers=job.config.workers,
-        seed=job.config.seed,
-        evaluates=job.evaluate is not None,
-        timeout_s=2 * job.config.timeout_s,  # the server notices first, and knows who is waited for
-        threads=threads,
-        server_pid=server_pid,
-        pace=job.config.pace,
-        slow=slowness(job.config.faults, worker),
-    )

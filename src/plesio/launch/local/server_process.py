@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from plesio.config import RunConfig
 from plesio.core.events import Cancel, Discard, Evict, Grant
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
@@ -40,7 +41,7 @@ from plesio.protocol.worker import (
 )
 from plesio.server.answers import answer_to
 from plesio.server.assembly import Assembly
-from plesio.server.checkpointer import Checkpointer
+from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.configs import ServerConfig
 from plesio.server.departures import Departures
 from plesio.server.lines import Line
@@ -49,7 +50,6 @@ from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.server.rendezvous import Rendezvous
 from plesio.server.snapshots import Snapshots
-from plesio.strategy import Strategy
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.doorbell import Lookout, write_answer
 
@@ -112,8 +112,8 @@ class Server:
     """One run's server process.
 
     Args:
-        config: its settings.
-        strategy: how tightly workers keep step.
+        config: the run's settings.
+        keeping: what it is told of checkpoints.
         engine: the channel to the engine.
         evaluator: the channel to the evaluator, if there is one.
         lines: one for each worker.
@@ -122,21 +122,22 @@ class Server:
 
     def __init__(
         self,
-        config: ServerConfig,
-        strategy: Strategy,
+        config: RunConfig,
+        keeping: Keeping,
         engine: Channel[Stop],
         evaluator: Channel[SnapshotRequest] | None,
         lines: list[Line],
         writer: JournalWriter | None = None,
     ) -> None:
+        strategy = config.strategy
         self._timeout_s = config.timeout_s
         self._via = strategy.via
         self._engine = engine
         self._lines = lines
-        self._opening = Opening(strategy, config.workers, config.evaluates, lines)
+        self._opening = Opening(strategy, config.workers, evaluator is not None, lines)
         self._meter = Meter(config.workers)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
-        checkpointer = Checkpointer(config.keeping, strategy, config.workers)
+        checkpointer = Checkpointer(keeping, strategy, config.workers)
         self._replies = PipeReplies(lines, checkpointer)
         leases = DataLeases(config.workers, config.stealing)
         self._program = program = Program(
@@ -147,7 +148,7 @@ class Server:
             recorder=self._recorder,
             checkpointer=checkpointer,
             tell=self._tell,
-            raise_on_nonfinite=config.raise_on_nonfinite,
+            raise_on_nonfinite=config.on_nonfinite == "raise",
         )
         self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
         self._rendezvous: Rendezvous | None = None
@@ -451,15 +452,15 @@ def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -
     """Entry of the server process. `descriptors`: engine, evaluator, journal, then channel, push, answer of each worker."""
     import torch
 
-    config = msgspec.msgpack.decode(arguments, type=ServerConfig)
-    torch.set_num_threads(config.threads)
-    strategy = objects["strategy"]
-    assert isinstance(strategy, Strategy)
+    own = msgspec.msgpack.decode(arguments, type=ServerConfig)
+    torch.set_num_threads(own.threads)
+    config = objects["config"]
+    assert isinstance(config, RunConfig)
     rest = iter(descriptors)
     engine: Channel[Stop] = Channel.attach(next(rest), Stop, "the engine")
     evaluator: Channel[SnapshotRequest] | None = None
-    if config.evaluates:
+    if objects["evaluate"] is not None:
         evaluator = Channel.attach(next(rest), SnapshotRequest, "the evaluator")
-    writer = JournalWriter.begun(next(rest), config.keeping.journal) if config.journals else None
-    lines = [Line.open(worker, config.incarnation, rest) for worker in range(config.workers)]
-    Server(config, strategy, engine, evaluator, lines, writer).run()
+    writer = JournalWriter.begun(next(rest), own.keeping.journal) if own.keeping.journal else None
+    lines = [Line.open(worker, own.incarnation, rest) for worker in range(config.workers)]
+    Server(config, own.keeping, engine, evaluator, lines, writer).run()

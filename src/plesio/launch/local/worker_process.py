@@ -13,13 +13,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from plesio.config import RunConfig
+from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class, traceback_of, words_of
 from plesio.launch.local.children import end_children, ignore_children, keep_to_itself
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
 from plesio.protocol.worker import Farewell, LeaseReply, LeaseRequest, Ready, Refused, Regrouped, ToWorker, Welcome
 from plesio.server.assembly import arenas
 from plesio.server.configs import WorkerConfig
-from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import device_of
@@ -48,19 +49,22 @@ class ProcessContext:
 
     def __init__(
         self,
-        config: WorkerConfig,
-        strategy: Strategy,
+        own: WorkerConfig,
+        config: RunConfig,
+        evaluates: bool,
         engine: Channel[object],
         server: Channel[Welcome | Refused | LeaseReply | Regrouped],
         doorbell: Doorbell,
     ) -> None:
-        self.rank = config.worker
+        self.rank = own.worker
         self.workers = config.workers
         self.seed = config.seed
-        self.server_pid = config.server_pid
-        self.state = WorkerState(config.worker, config.seed)
+        self.server_pid = own.server_pid
+        self.state = WorkerState(own.worker, config.seed)
         self._config = config
-        self._strategy = strategy
+        self._evaluates = evaluates
+        self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
+        self._strategy = config.strategy
         self._engine = engine
         self._server = server
         self._doorbell = doorbell
@@ -88,7 +92,7 @@ class ProcessContext:
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
         self._check_device(device_of(model))
-        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._config.evaluates)
+        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._evaluates)
         self._server.send(hello)
         welcome, descriptors = self._ask("every worker to prepare its model")
         assert isinstance(welcome, Welcome)
@@ -125,20 +129,20 @@ class ProcessContext:
     ) -> Exchange:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
         config, state, via = self._config, self.state, self._strategy.via
-        pacer = Pacer(config.pace, config.slow, random.Random(self.seed * 7919 + self.rank))
+        pacer = Pacer(config.pace, slowness(config.faults, self.rank), random.Random(self.seed * 7919 + self.rank))
         if via.in_shared_memory:
             shared = SharedReplica(layout, model, tensors, ring)
             board = Board.attach(descriptors[2], self.workers)
             return SharedMemoryExchange(
                 self._strategy, self.workers, state, optimizer, shared, self._doorbell, board, pacer, used,
-                config.timeout_s,
+                self._timeout_s,
             )  # fmt: skip
         if via.by_collective:
             own = ParameterReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self.workers)
             return AllReduceExchange(
                 state, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
-                config.timeout_s,
+                self._timeout_s,
             )  # fmt: skip
         slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
@@ -150,12 +154,12 @@ class ProcessContext:
             renew = partial(_renew, view, layout.nbytes)
         replica = make_replica(self._strategy, layout, model, tensors, ring, slot, in_place, renew)
         slots.close()
-        return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, config.timeout_s)
+        return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, self._timeout_s)
 
     def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
         """The server's next message; what it refuses is raised here."""
         try:
-            reply, descriptors = self._server.receive(self._config.timeout_s, waiting_for)
+            reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         except ChannelClosedError:
             raise ServerLostError(
                 f"the server is gone: worker {self.rank} waited for {waiting_for}; start the run again"
@@ -189,16 +193,16 @@ def _renew(view: CopyOnWriteView, nbytes: int, buffer: int) -> None:
 
 def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
     """Entry of a worker process. `descriptors`: engine, server, push, answer."""
-    config = msgspec.msgpack.decode(arguments, type=WorkerConfig)
-    torch.set_num_threads(config.threads)
+    own = msgspec.msgpack.decode(arguments, type=WorkerConfig)
+    config, train, evaluates = objects["config"], objects["train"], objects["evaluate"] is not None
+    assert isinstance(config, RunConfig) and callable(train)
+    torch.set_num_threads(own.threads)
     seed_everything(config.seed)
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
     server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
-    doorbell = Doorbell(descriptors[2], descriptors[3], config.worker)
+    doorbell = Doorbell(descriptors[2], descriptors[3], own.worker)
     keep_to_itself(descriptors, engine, server)
-    strategy, train = objects["strategy"], objects["train"]
-    assert isinstance(strategy, Strategy) and callable(train)
-    worker = Worker(ProcessContext(config, strategy, engine, server, doorbell))
+    worker = Worker(ProcessContext(own, config, evaluates, engine, server, doorbell))
     try:
         call(train, worker)
         engine.send(Finished())
