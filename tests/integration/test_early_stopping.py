@@ -97,7 +97,7 @@ def chatty(worker: Any, logs: int, raises: bool) -> None:
     model = loops.mlp()
     worker.prepare(model, loops.sgd(model), None)
     for _ in range(logs):
-        worker._station.logged(1, {"loss": 1.0})
+        worker._context.logged(1, {"loss": 1.0})
     if raises:
         raise ValueError("the disk is on fire")
     worker.stop(PATIENCE)
