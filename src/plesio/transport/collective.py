@@ -1,39 +1,40 @@
 """Collectives among the workers: torch's gloo over the loopback, in groups that can be replaced when somebody is gone.
 
-A group is one *generation*: who is in it never changes. Its members find each other by a key-value store that the server
-process holds on a port that the kernel chose, under the generation's number. When an operation fails, gloo leaves the
-group of no further use; what fails here is therefore noted and does not raise, the rest of the step's operations do
-nothing, and the worker asks for the next generation.
+A group is one *generation*: its members never change. They find each other by a key-value store that the server process
+holds, on a port that the kernel chose. When an operation fails, gloo leaves the group of no further use. So a failure is
+noted and does not raise, the step's other operations do nothing, and the worker asks for the next generation.
 
-One reduction is under way at a time, the others queue up here. Two would do no harm while all is well; but where one of two
-fails, gloo goes on with the other, whose sends wait for a neighbour that waits for this worker in the first: neither would
-notice before the deadline. Even so gloo does not always notice that a neighbour hung up (about once in a hundred deaths,
-tests/integration/test_allreduce.py): `abandon` gives up an operation that others know to be broken.
+A thread runs a group's operations one after the other. Two at a time would do no harm while all is well. But where one of
+two fails, gloo goes on with the other, whose sends wait for a neighbour that waits for this worker in the first: neither
+notices before the deadline. Even so gloo misses about one in a hundred deaths of a neighbour
+(tests/integration/test_allreduce.py): the thread gives up an operation when others say that the group is broken.
 
-What is reduced lies on the CPU; whose model is on a device of its own copies there and back.
+Tensors are reduced on the CPU. A model on a device of its own copies there and back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.futures import Future
 
 LOOPBACK = "127.0.0.1"
 CONNECT_S, CONNECT_EACH_S = 0.5, 0.02
 """How long a member of a new group waits for each of the others at the first try, and how much longer for each in the
 group. They come at once, or died meanwhile; gloo offers no way to be told which: it is what a death at that moment costs."""
+LOOK_S = 0.4
+"""How often a waiting member checks whether the group is known to be broken; at the second time it gives up."""
 _abandoned: list[Any] = []
-"""Groups that are never closed: that would wait for what is stuck in them."""
+"""Groups with a stuck operation. They are never closed: that would wait for it."""
 
 
 class RendezvousStore:
@@ -64,13 +65,21 @@ class Group:
         rank, size: this member's place among how many.
         timeout_s: how long an operation may take.
         tries: how often members have tried in vain; each time they take twice as long.
+        known_broken: whether another member said that the group is broken.
 
     Raises:
         RuntimeError: not everybody came.
     """
 
     def __init__(
-        self, store: Store | None, generation: int, rank: int, size: int, timeout_s: float, tries: int = 0
+        self,
+        store: Store | None,
+        generation: int,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        tries: int = 0,
+        known_broken: Callable[[], bool] = lambda: False,
     ) -> None:
         self.generation = generation
         self.rank = rank
@@ -78,10 +87,9 @@ class Group:
         self.broken = ""
         self.done_s = 0.0
         self._timeout = timedelta(seconds=timeout_s)
-        self._lock = threading.Lock()
-        self._queue: deque[_Operation] = deque()  # the first is under way
-        self._begun: list[_Operation] = []
-        self._works: list[Any] = []
+        self._known_broken = known_broken
+        self._operations: SimpleQueue[_Operation | None] = SimpleQueue()
+        self._begun: list[Future[torch.Tensor]] = []
         self._gloo: Any = None
         if store is not None and size > 1:
             gloo: Any = dist.ProcessGroupGloo
@@ -91,102 +99,25 @@ class Group:
             options._timeout = patience
             options._devices = [gloo.create_device(hostname=LOOPBACK)]
             self._gloo = gloo(PrefixStore(str(generation), store), rank, size, options)
+            threading.Thread(target=self._run, name=f"group {generation}", daemon=True).start()
 
     @property
     def works(self) -> bool:
-        """Whether there is anything to be done among several, and nothing failed yet."""
+        """Whether there are other members, and nothing failed yet."""
         return self._gloo is not None and not self.broken
 
-    def mean(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def mean(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """`tensor` becomes its mean over the members; the future comes even if that failed."""
         if self.works:
             tensor.div_(self.size)
         return self.reduce(tensor)
 
-    def reduce(self, tensor: torch.Tensor, largest: bool = False) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, tensor: torch.Tensor, largest: bool = False) -> Future[torch.Tensor]:
         """`tensor` becomes its sum (or its largest) over the members; the future comes even if that failed."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         options.timeout = self._timeout
         return self._begin(tensor, lambda gloo: gloo.allreduce([tensor], options))
-
-    def _begin(self, tensor: torch.Tensor, launch: Callable[[Any], Any]) -> torch.futures.Future[torch.Tensor]:
-        operation = _Operation(tensor, launch)
-        with self._lock:  # under which it breaks: nothing is begun in a broken group
-            if not self.works:
-                return completed(tensor)
-            self._queue.append(operation)
-            alone = len(self._queue) == 1
-        self._begun.append(operation)
-        if alone:
-            self._start(operation)
-        return operation.future
-
-    def _start(self, operation: _Operation) -> None:
-        try:
-            work = operation.launch(self._gloo)
-        except RuntimeError as error:
-            self._came(operation, error)
-            return
-        self._works.append(work)
-        work.get_future().then(lambda done: self._came(operation, _error_of(done)))
-
-    def _came(self, operation: _Operation, error: RuntimeError | None) -> None:
-        """The first of the queue is over; called by gloo's thread."""
-        self.done_s = time.monotonic()
-        with self._lock:
-            if not self._queue or self._queue[0] is not operation:
-                return  # it was abandoned
-            if error is not None:
-                self.fail(error)
-            self._queue.popleft()
-            over = self._drain() if self.broken else []
-            following = self._queue[0] if self._queue else None
-        for one in (operation, *over):
-            one.future.set_result(one.tensor)
-        if following is not None:
-            self._start(following)
-
-    def _drain(self) -> list[_Operation]:
-        queue = list(self._queue)
-        self._queue.clear()
-        return queue
-
-    @property
-    def busy(self) -> bool:
-        """Whether an operation is under way."""
-        return bool(self._queue)
-
-    def abandon(self) -> None:
-        """Give up what is under way; called by another thread. Its neighbours hung up, so that nothing comes any more."""
-        with self._lock:
-            self.fail(RuntimeError("a member reported that the group is broken"))
-            over, works = self._drain(), self._works
-            _abandoned.append((self._gloo, works))
-            self._gloo, self._works = None, []
-        for one in over:
-            one.future.set_result(one.tensor)
-
-    def finish(self) -> bool:
-        """Wait for what was begun; whether all of it, and everything before, came to its end.
-
-        A broken group hangs up, so that members that still wait for this one notice.
-        """
-        begun, self._begun = self._begun, []
-        for operation in begun:
-            operation.future.wait()
-        self._settle()
-        if self.broken:
-            self._gloo = None
-        return not self.broken
-
-    def _settle(self) -> None:
-        """Wait until gloo's threads are done with what they began, callbacks included: they need the interpreter, which
-        the end of a group keeps to itself while it waits for its threads."""
-        works, self._works = self._works, []
-        for work in works:
-            with contextlib.suppress(RuntimeError):  # noted by its callback
-                work.wait()
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """`tensor` becomes what it is at member `root`.
@@ -216,31 +147,71 @@ class Group:
         self.broadcast(body, root)
         return body.numpy().tobytes()
 
+    def _begin(self, tensor: torch.Tensor, launch: Callable[[Any], Any]) -> Future[torch.Tensor]:
+        if not self.works:
+            return completed(tensor)
+        future: Future[torch.Tensor] = Future()
+        self._begun.append(future)
+        self._operations.put((tensor, launch, future))
+        return future
+
+    def _run(self) -> None:
+        """The group's thread."""
+        while (operation := self._operations.get()) is not None:
+            tensor, launch, future = operation
+            if self.works:
+                self._do(launch)
+            self.done_s = time.monotonic()
+            future.set_result(tensor)
+
+    def _do(self, launch: Callable[[Any], Any]) -> None:
+        try:
+            self._wait(launch(self._gloo))
+        except RuntimeError as error:
+            self.fail(error)
+
+    def _wait(self, work: Any) -> None:
+        suspected = False
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            if suspected:
+                _abandoned.append((self._gloo, work))
+                raise RuntimeError("a member reported that the group is broken")
+            suspected = self._known_broken()
+
+    def finish(self) -> bool:
+        """Wait for what was begun; whether all of it, and everything before, came to its end.
+
+        A broken group hangs up, so that members that still wait for this one notice.
+        """
+        begun, self._begun = self._begun, []
+        for future in begun:
+            future.wait()
+        if self.broken:
+            self._hang_up()
+        return not self.broken
+
     def fail(self, error: RuntimeError) -> None:
         """An operation failed: the group is of no further use."""
         self.broken = self.broken or str(error).strip().split("\n")[0]
 
     def close(self) -> None:
-        """Hang up."""
+        """Leave the group."""
         self.finish()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._operations.put(None)
         self._gloo = None
 
 
-class _Operation:
-    """What is done to a tensor, and the future that comes when it is over, well or not."""
-
-    def __init__(self, tensor: torch.Tensor, launch: Callable[[Any], Any]) -> None:
-        self.tensor = tensor
-        self.launch = launch
-        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-
-
-def _error_of(done: torch.futures.Future[Any]) -> RuntimeError | None:
-    try:
-        done.value()
-    except RuntimeError as error:
-        return error
-    return None
+_Operation = tuple[torch.Tensor, Callable[[Any], Any], Future[torch.Tensor]]
+"""What is reduced, what begins it, and what comes when it is over, well or not."""
 
 
 class _Quiet(dist.Work):

@@ -25,8 +25,8 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 Where the model is on a device of its own, what is reduced or taken over goes through the CPU's memory.
 
 `exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
-somebody left behind gets in `takeover`, who gives up what never comes in `rescue`. Two guards (`plesio.worker.guards`)
-find gradients that were not reduced (`unreduced`) and replicas that differ (`divergence`).
+somebody left behind gets in `takeover`. Two guards (`plesio.worker.guards`) find gradients that were not reduced
+(`unreduced`) and replicas that differ (`divergence`).
 """
 
 from plesio.worker.exchanges.all_reduce.exchange import AllReduceExchange

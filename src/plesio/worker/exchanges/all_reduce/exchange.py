@@ -36,7 +36,6 @@ from plesio.transport.doorbell import Doorbell
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
-from plesio.worker.exchanges.all_reduce.rescue import rescue
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.all_reduce.takeover import take_over
 from plesio.worker.exchanges.exchange import REPORT_S, Exchange
@@ -130,7 +129,6 @@ class AllReduceExchange(Exchange):
         self._reported_s = time.monotonic()
         if self._check_in(intact=False) is Call.REGROUP:
             self._regroup()
-        rescue(lambda: self._group, self._board)
         self._pacer.begin()
 
     # The backward pass
@@ -351,7 +349,10 @@ class AllReduceExchange(Exchange):
             self._store = RendezvousStore.at(message.port, min(self._timeout_s / TRIES, STORE_S))
         rank = message.members.index(self._state.worker)
         size = len(message.members)
-        self._group = Group(self._store, message.generation, rank, size, self._timeout_s, tries)
+        generation, board = message.generation, self._board
+        self._group = Group(
+            self._store, generation, rank, size, self._timeout_s, tries, lambda: board.broken >= generation
+        )
         self._process_group.group = self._group
         before = self._round, self._version
         if message.source >= 0:
