@@ -125,7 +125,7 @@ def test_a_closed_evaluator_connection_is_not_polled() -> None:
     """The closed end is noticed at the answer."""
     ours, theirs = channel_pair()
     line = Channel(ours, SnapshotRequest, "the evaluator")
-    snapshots = Snapshots(line, lambda: (0.0, 0, 0))
+    snapshots = Snapshots(line, lambda: (0.0, 0, 0), look=lambda _: None)
     evaluator: Channel[Any] = Channel(theirs, Snapshot, "the server")
     evaluator.send(SnapshotRequest())
     assert snapshots.hear(1.0)

@@ -96,7 +96,7 @@ def logs_often(worker: ps.Worker) -> None:
     model = loops.mlp()
     worker.prepare(model, loops.sgd(model), None)
     for step in range(30):
-        worker._station.logged(1, {"loss": float(step)})
+        worker._context.logged(1, {"loss": float(step)})
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=str)
