@@ -1,4 +1,4 @@
-"""Rates and shares as people read them: what there is little of is not called nothing, nor what is nearly all, all."""
+"""Rates and shares for people: a small share is never shown as 0%, nor one below 1 as 100%."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plesio.observe.svg import number
 
 
 def rate(per_s: float, decimals: int = 0) -> str:
-    """With two significant digits below 10, and so many decimals from there on.
+    """Two significant digits below 10, `decimals` decimals from there on.
 
     >>> rate(1 / 3), rate(1234.5), rate(56.25, decimals=1)
     ('0.33', '1,234', '56.2')
@@ -22,13 +22,13 @@ def percent(share: float) -> str:
     ('0%', '<1%', '13%', '>99%', '100%')
     """
     whole = f"{share:.0%}"
-    exact = round(share, 9)  # beyond that is what adding up seconds leaves
+    exact = round(share, 9)  # further digits are rounding errors of summed seconds
     if whole == "0%" and exact > 0:
         return "<1%"
     return ">99%" if whole == "100%" and exact < 1 else whole
 
 
 def of_ideal(summary: Summary, least: str = "≥ ") -> str:
-    """The share of the ideal; where it is a lower bound, so many percent at `least`."""
+    """The share of the ideal in percent, after `least` where it is a lower bound."""
     share = summary.ideal_share
     return f"{least}{share:.0%}" if summary.ideal_share_is_least else percent(share)

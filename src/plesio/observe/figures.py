@@ -1,6 +1,6 @@
-"""The pictures of a report: learning curves, the workers' time, staleness. From `Summary` to HTML, through `svg`.
+"""The figures of a report: learning curves, the workers' time, staleness. From `Summary` to HTML, through `svg`.
 
-A picture that has nothing to show becomes a sentence that says so.
+A figure without data becomes a sentence that says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
 
 
 def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[str]:
-    """Every evaluated metric, the training loss, and what else was logged, over time; one line a strategy."""
+    """Every evaluated metric, the training loss and other logged metrics over time; one line per strategy."""
     yield "<h2>Learning over time</h2>"
     names = metrics(summaries, target)
     longest_s, time = max(s.wall_s for s in summaries), time_name(summaries)
@@ -61,7 +61,7 @@ def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[st
 
 
 def _snapshots(summaries: Sequence[Summary]) -> str:
-    """What was evaluated, in words: without locks, others write while a snapshot is copied."""
+    """The kind of snapshot in words: under hogwild, workers write while it is copied."""
     torn = [s.strategy for s in summaries if s.recipe == "hogwild" and s.clock == "wall"]
     if not torn:
         return "consistent snapshots"
@@ -72,7 +72,7 @@ def _snapshots(summaries: Sequence[Summary]) -> str:
 
 
 def time_name(summaries: Sequence[Summary]) -> str:
-    """What the times of these runs are: "wall time", or "virtual time" where machines were simulated."""
+    """The clock of these runs: "wall time", or "virtual time" if they were simulated."""
     return " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries))
 
 
@@ -107,14 +107,14 @@ def _smooth(raw: Curve) -> Curve:
         return ()
     losses = [raw[0][1], *(loss for _, loss in raw), raw[-1][1]]
     smooth = [(losses[k] + 2 * loss + losses[k + 2]) / 4 for k, (_, loss) in enumerate(raw)]
-    # A loss that is not finite breaks the line where it is, and takes no neighbour with it.
+    # A non-finite loss breaks the line at its own place only.
     return tuple((time, mean if math.isfinite(mean) else loss) for (time, loss), mean in zip(raw, smooth, strict=True))
 
 
 def _figure(
     series: Sequence[svg.Series], name: str, target: float | None, words: str, longest_s: float, time: str
 ) -> str:
-    """A line chart of the series that have something to draw, its caption naming those that have not."""
+    """A line chart of the series with data; its caption names those without."""
     values = {one.index: [y for _, y in one.points if math.isfinite(y)] for one in series}
     drawn = [one for one in series if values[one.index]]
     missing = [one.name for one in series if not values[one.index]]
@@ -142,7 +142,7 @@ def _time_unit(longest_s: float) -> tuple[float, str]:
 
 
 def timelines(summaries: Sequence[Summary]) -> str:
-    """One lane a worker over a window in the middle of each run, as long for all strategies as for one."""
+    """One lane per worker over a window in the middle of each run, of the same length for all strategies."""
     heading = "<h2>Where the workers' time went</h2>"
     drawn = [(k, s) for k, s in enumerate(summaries) if s.timeline]
     if not drawn:
@@ -167,7 +167,7 @@ def timelines(summaries: Sequence[Summary]) -> str:
 
 
 def _window(summaries: Sequence[Summary]) -> float:
-    """A window, in seconds, in which about a dozen steps of the slowest worker can be told apart."""
+    """The window's seconds: about a dozen steps of the slowest worker."""
     longest = max(_typical_step(s) for s in summaries)
     shortest_run = min(_extent(s)[1] - _extent(s)[0] for s in summaries)
     wanted = max(min(_WINDOW_STEPS * longest, _WINDOW_S), 1.5 * longest) or _WINDOW_S
@@ -198,7 +198,7 @@ def _shown(s: Summary, length: float) -> tuple[float, dict[int, list[Span]]]:
 
 
 def _leaves_blank(s: Summary, length: float) -> bool:
-    """Whether a lane has a stretch that one can see of nothing."""
+    """Whether a lane has a visible stretch without spans."""
     start, spans = _shown(s, length)
     shown = (one.worker for one in telling([one for one in s.workers if one.worker in spans]))
     known = [sum(max(0.0, min(x.end_s, start + length) - max(x.start_s, start)) for x in spans[w]) for w in shown]
@@ -224,7 +224,7 @@ def _lanes(index: int, s: Summary, length: float) -> str:
 
 
 def staleness(summaries: Sequence[Summary]) -> str:
-    """A histogram for each worker of each strategy that had any staleness; the others are named in a sentence."""
+    """A histogram for each worker of each strategy with any staleness; a sentence names the others."""
     stale = [(k, s) for k, s in enumerate(summaries) if s.staleness.max > 0 and s.staleness.by_worker]
     fresh = [s.strategy for s in summaries if s.staleness.max == 0 and s.folded > 0]
     unknown = [s.strategy for s in summaries if not (s.staleness.by_worker if s.staleness.max > 0 else s.folded > 0)]
@@ -282,7 +282,7 @@ def _binned(by_tau: dict[int, int], width: int, bins: int) -> list[int]:
 
 
 def _bin_label(value: float, text: str, width: int, bins: int) -> str:
-    """A tick under the middle of the bin that holds the staleness it names."""
+    """A tick under the middle of its bin."""
     position = value / width
     if position > bins - 1 or value != int(value):
         return ""

@@ -69,7 +69,7 @@ class RunFolder:
         return cls(path, title, note, target)
 
     def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> dict[str, str]:
-        """Everything that is known at the end, the weights first; of each file that cannot be written, why."""
+        """Write the files of the end, the weights first. Returns the reason for each that cannot be written."""
         parts: dict[str, Callable[[Path], object]] = {
             "weights.safetensors": lambda path: save_weights(state_dict, path) if state_dict else None,
             "summary.json": lambda path: path.write_bytes(_figures(summary)),
@@ -80,10 +80,10 @@ class RunFolder:
         for name, part in parts.items():
             try:
                 part(self.path / name)
-            except Exception as error:  # a full disk, a page that cannot be drawn: the others are worth as much
+            except Exception as error:  # such as a full disk or a failing report: write the other files all the same
                 lacking[name] = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
                 with suppress(OSError):
-                    (self.path / name).unlink(missing_ok=True)  # a half is of no use, and takes the others' room
+                    (self.path / name).unlink(missing_ok=True)  # a partial file is useless and takes the others' room
         return lacking
 
     def _report(self, path: Path, summary: Summary) -> None:
@@ -92,13 +92,13 @@ class RunFolder:
 
 
 def _figures(summary: Summary) -> bytes:
-    """What is in summary.json: who reads it back as a `Summary` derives again what is derived."""
+    """The contents of summary.json, with derived figures; reading it as a `Summary` ignores them."""
     derived = {name: getattr(summary, name) for name in ("steps_per_s", "ideal_share", "waiting_share")}
     return msgspec.json.encode({**msgspec.structs.asdict(summary), **derived})
 
 
 def _lines(summary: Summary) -> bytes:
-    """What is in metrics.jsonl."""
+    """The contents of metrics.jsonl."""
     encoder = msgspec.json.Encoder()
     rows: list[tuple[float, dict[str, Any]]] = [
         (one.time_s, _line({"time_s": one.time_s, "version": one.version, "samples": one.samples}, one.metrics))
@@ -113,7 +113,7 @@ def _lines(summary: Summary) -> bytes:
 
 
 def _line(known: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
-    """A line of metrics.jsonl: an evaluation has a version, what a worker logged has its number.
+    """A line of metrics.jsonl. A metric named like a known key gets the prefix "metric".
 
     >>> _line({"time_s": 0.5, "version": 7}, {"accuracy": 0.9, "version": 2.0})
     {'time_s': 0.5, 'version': 7, 'accuracy': 0.9, 'metric version': 2.0}
@@ -122,17 +122,17 @@ def _line(known: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
 
 
 def save_weights(state_dict: dict[str, torch.Tensor], path: Path) -> None:
-    """Weights as safetensors; names that share a tensor each get their own copy, which that format asks for."""
+    """Weights as safetensors. Names that share a tensor get a copy each, as the format requires."""
     seen: set[int] = set()
     own: dict[str, torch.Tensor] = {}
     for name, tensor in state_dict.items():
         own[name] = (tensor.clone() if tensor.data_ptr() in seen else tensor).contiguous()
         seen.add(tensor.data_ptr())
     save_file(own, path)
-    path.chmod(0o666 & ~_umask())  # safetensors lets nobody else read it
+    path.chmod(0o666 & ~_umask())  # safetensors writes with mode 0600
 
 
 def _umask() -> int:
-    """What new files are not permitted; there is no other way to ask."""
+    """The process's umask; the only way to read it is to set it."""
     os.umask(mask := os.umask(0))
     return mask

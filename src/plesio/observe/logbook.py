@@ -1,4 +1,4 @@
-"""What the workers logged, in bounded memory however long the run."""
+"""What the workers logged, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from plesio.observe.summary import Logged
 
 ENTRIES_MAX = 100_000
-"""Of all workers of a run together."""
+"""Limit for all workers of a run together."""
 
 
 class Logbook:
-    """Collects the means that workers send, each over a short span of time. Iterating gives them in the order of time.
+    """Collects the means that workers send, each over a short span of time. Iterates in order of time.
 
-    When there are more than `most`, two of a worker become one, and from then on twice as many of those that come do: all
-    spans of a worker stay alike. The last of each worker, which may be made of fewer, is one more.
+    Beyond `most` entries, each two of a worker are merged, and so are later ones: all spans of a worker stay equally
+    long. The last entry of each worker may be shorter, and is kept in addition.
 
     >>> book = Logbook(most=2)
     >>> for second in range(5):
@@ -25,13 +25,13 @@ class Logbook:
 
     def __init__(self, most: int = ENTRIES_MAX) -> None:
         self._most = most
-        self._each = 1  # how many of those that come make one that is whole
+        self._each = 1  # received entries merged into one
         self._whole: list[Logged] = []
-        # by worker: what is not whole yet, and of how many it is made
+        # by worker: the entry still being merged, and of how many
         self._under_way: dict[int, tuple[Logged, int]] = {}
 
     def add(self, entry: Logged) -> None:
-        """Its worker's next."""
+        """Add the next entry of its worker."""
         self._take(entry, 1)
         if len(self._whole) > self._most:
             self._halve()
@@ -58,7 +58,7 @@ class Logbook:
 
 
 def _merged(first: Logged, second: Logged) -> Logged:
-    """Both as one, of the later's time: means by steps (none counts as one), and what only one of them has as it is."""
+    """Both as one, at the later time: means weighted by steps (at least 1); a metric of only one is unchanged."""
     before, after = max(first.steps, 1), max(second.steps, 1)
     share = after / (before + after)
     metrics = {**first.metrics, **second.metrics}

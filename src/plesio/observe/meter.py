@@ -5,8 +5,8 @@ The times of a worker's exchange, and what they are counted as:
     granted ---- ready ---- arrived, done ---- released ---- granted
        | compute  | exchange      | wait (held)    | exchange   |
 
-A step comes to one of three ends: it counts; its contribution came and does not count (it is one of the steps, and in
-vain); or it was called off (it is none of the steps, and only its time is known).
+A step ends in one of three ways. It counts; or its contribution arrived and was discarded (counted as a step, in
+vain); or it was cancelled (not counted as a step; only its time is known).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import Counter, deque
 from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
 SPANS_MAX = 20_000
-"""Spans kept a worker for the timeline; totals go on after that."""
+"""Spans kept per worker for the timeline; totals go on after that."""
 
 AHEAD = 3
-"""A simulated worker is at most so many spans ahead of the clock: an answer on its way, a step called off, and word of that."""
+"""Most spans a simulated worker is ahead of the clock: an answer, a cancelled step, and its cancellation."""
 
 
 class WorkerMeter:
@@ -53,12 +53,12 @@ class WorkerMeter:
 
     def __init__(self, spans_max: int = SPANS_MAX) -> None:
         self._spans_max = spans_max
-        self._latest = 0  # steps in the contribution that came last
+        self._latest = 0  # steps of the last contribution
         self._recent: deque[tuple[str, float, float, int]] = deque(maxlen=AHEAD)  # the last spans, kept or not
-        self._called_off = 0  # the number of the one that was last,
-        self._began_s = 0.0  # and when its worker went on to it
-        self._crossed = 0  # the number of the one that is counted already, when it comes
-        self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and the time
+        self._called_off = 0  # number of the last cancelled contribution,
+        self._began_s = 0.0  # and when its worker began it
+        self._crossed = 0  # number of a contribution counted before its arrival
+        self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and that time
         self.called_off_s = 0.0
         self.in_vain = 0
         self.steps = 0
@@ -76,7 +76,7 @@ class WorkerMeter:
         self.spans: list[tuple[str, float, float, int]] = []
 
     def pushed(self, ready_s: float, steps: int, samples: int, number: int = 0) -> None:
-        """Contribution `number` came; its worker was done with it at `ready_s`."""
+        """Contribution `number` arrived; its worker finished it at `ready_s`."""
         if number and number == self._crossed:
             self._crossed = 0
             return
@@ -86,24 +86,24 @@ class WorkerMeter:
         self._latest = steps
         if ready_s > self.granted_s and (number != self._called_off or not number):
             self._compute(ready_s, steps)
-        else:  # it crossed its own cancellation, which has its time
+        else:  # it crossed its cancellation, which counted its time
             self.void()
 
     def crossed(self, ready_s: float, steps: int, samples: int, number: int, heard_s: float) -> None:
-        """Contribution `number` is on its way, and its worker hears at `heard_s` that it was called off: it is in vain."""
+        """Contribution `number` is under way, and its worker hears its cancellation at `heard_s`: it is in vain."""
         self.pushed(ready_s, steps, samples)
         self.void()
         self.granted(heard_s, None)
         self._crossed = number
 
     def cancelled(self, now_s: float, number: int = 0) -> None:
-        """Contribution `number`, which is under way, was called off: the time went into it all the same."""
+        """Contribution `number`, still being computed, was cancelled; its time counts."""
         self._called_off = number
         self._began_s = self.granted_s
         self._in_vain(now_s)
 
     def heard(self, worked_s: float) -> None:
-        """Its worker heard of that when it had worked for `worked_s`, and until then computed in vain."""
+        """The worker heard the cancellation after `worked_s` of work; until then it computed in vain."""
         if (heard_s := self._began_s + worked_s) > self.granted_s:
             self._in_vain(heard_s)
 
@@ -114,12 +114,12 @@ class WorkerMeter:
         self.granted_s = end_s
 
     def void(self) -> None:
-        """The contribution that came last does not count; told twice, it is one all the same."""
+        """The last contribution does not count. Calling it again changes nothing."""
         self.in_vain += self._latest
         self._latest = 0
 
     def granted(self, now_s: float, released_s: float | None) -> None:
-        """The worker goes on; `released_s`: it had been held, and the event that freed it came then."""
+        """The worker goes on; `released_s`: when the event came that released it, if it was held."""
         if released_s is not None and released_s > self.held_since_s:
             self._exchange(self.ready_s, self.held_since_s)
             self.wait_s += released_s - self.held_since_s
@@ -129,18 +129,18 @@ class WorkerMeter:
             self._exchange(self.ready_s, now_s)
         self.granted_s = now_s
 
-    # A run that ends in the middle of an exchange: its time counts up to then. But no span is kept of an unfinished step or
-    # message, since whoever measures by spans would take the part for the whole.
+    # If the run ends within an exchange, its time counts until then. No span is kept of an unfinished step or message:
+    # a measurement from spans would take it for a whole one.
 
     def cut(self, now_s: float) -> None:
-        """The run, or this worker's part in it, ends: what was counted beyond that, in virtual time, does not take place."""
+        """The run, or this worker's part in it, ends at `now_s`: remove what virtual time counted beyond."""
         while self._recent and self._recent[-1][2] > now_s:
             span = self._recent.pop()
             kind, start_s, end_s, _ = span
             beyond_s = end_s - max(start_s, now_s)
             if kind == "compute":
                 self.compute_s -= beyond_s
-            else:  # nobody is known to wait for longer than until now
+            else:  # waits are never counted ahead
                 self.exchange_s -= beyond_s
             if self.spans and self.spans[-1] is span:
                 self.spans.pop()
@@ -154,20 +154,20 @@ class WorkerMeter:
             self._span("wait", self.held_since_s, now_s)
 
     def ended_amid(self, now_s: float, ready_s: float) -> None:
-        """The run ends during a step, which does not count: computed until `ready_s`, and on its way from then on."""
+        """The run ends within a step, which does not count: computing until `ready_s`, then being sent."""
         done_s = min(ready_s, now_s)
-        self.compute_s += max(0.0, done_s - self.granted_s)  # where the answer is still on its way, it has not begun
+        self.compute_s += max(0.0, done_s - self.granted_s)  # 0 if the answer is still under way
         self.exchange_s += now_s - done_s
 
     def reported(self, ready_s: float, steps: int, samples: int, wait_s: float, exchange_s: float = 0.0) -> None:
-        """Work that was folded elsewhere, up to `ready_s`.
+        """Steps that the workers folded themselves, until `ready_s`.
 
-        Of the time since the last report `wait_s` went by waiting for others and `exchange_s` folding with them; they
-        are drawn one after the other.
+        The time since the last report has `wait_s` of waiting for others and `exchange_s` of folding; the timeline
+        shows them one after the other.
         """
         self.steps += steps
         self.samples += samples
-        self._latest = 1  # of those reported together only the last can be lost
+        self._latest = 1  # only the last of several reported steps can be discarded
         came_s = max(self.granted_s, ready_s - exchange_s)
         held_s = max(self.granted_s, came_s - wait_s)
         self._compute(held_s, steps)
@@ -219,8 +219,8 @@ class Meter:
         self.workers = [WorkerMeter(spans_max) for _ in range(workers)]
         self.discarded: Counter[str] = Counter()
         self.missing_gradients = 0
-        self.exchanges = 0  # contributions that came
-        self.answers = 0  # parameters that were taken back, also for work that was called off before it came
+        self.exchanges = 0  # contributions received
+        self.answers = 0  # parameters sent back, also after a cancellation
         self.zero_s = 0.0
         self.begun = False
 
@@ -231,14 +231,14 @@ class Meter:
             one.granted_s = now_s
 
     def folded(self, worker: int, staleness: int) -> None:
-        """A contribution went into a version."""
+        """A contribution was folded."""
         one = self.workers[worker]
         one.folded += 1
-        # Among thousands of workers most are new to the Counter, which then calls Python.
+        # Not `+= 1`: Counter calls a Python function for missing keys, and most are with thousands of workers.
         one.staleness[staleness] = one.staleness.get(staleness, 0) + 1
 
     def dropped(self, worker: int, reason: str) -> None:
-        """A contribution does not count."""
+        """A contribution was discarded."""
         one = self.workers[worker]
         one.discarded += 1
         self.discarded[reason] += 1
@@ -285,7 +285,7 @@ def staleness_of(by_worker: dict[int, dict[int, int]]) -> Staleness:
 
 
 def _quantile(counts: Counter[int], share: float) -> int:
-    """The smallest value that at least `share` of the counted are at or below."""
+    """The smallest value that at least `share` of the counts do not exceed."""
     wanted, seen = share * sum(counts.values()), 0
     for value in sorted(counts):
         seen += counts[value]

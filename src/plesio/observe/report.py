@@ -1,8 +1,7 @@
 """One HTML page that says what each strategy cost: the finding, the table, the curves, who waited, how stale.
 
-The page is one file that needs nothing else: no network, no script but a few lines of its own to hide a line. One
-summary gives the report of a run, several give a comparison. The words are chosen here, the pictures in
-`figures`, and every number comes from `Summary`.
+The page is one file that needs no network, and no script but its own few lines that hide a curve. One summary gives
+the report of a run, several give a comparison. Words are chosen here, charts in `figures`; every number comes from `Summary`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from plesio.observe.figures import Target
 from plesio.observe.summary import Summary, lower_is_better
 from plesio.observe.svg import number
 
-_BASELINES = ("sync_sgd", "allreduce")  # what others are compared with, where it was run
+_BASELINES = ("sync_sgd", "allreduce")  # what others are compared with
 _INCIDENTS_MAX = 200
 _LEFT_MAX = 8
 
@@ -97,7 +96,7 @@ def finding(summaries: Sequence[Summary], target: Target | None) -> str:
 
 
 def _rival(winner: int, summaries: Sequence[Summary], runners_up: Sequence[int]) -> Summary:
-    """Whom the winner is compared with: the synchronous baseline if it was run, else the next best, else the next."""
+    """The run to compare with: the synchronous baseline if it was run, else the next best, else the next."""
     others = [k for k in range(len(summaries)) if k != winner]
     baselines = [k for recipe in _BASELINES for k in others if summaries[k].recipe == recipe]
     return summaries[[*baselines, *runners_up, *others][0]]
@@ -139,7 +138,7 @@ def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) ->
 
 
 def setting(summaries: Sequence[Summary]) -> str:
-    """Who took part: how many workers, and how uneven they were, as far as their speeds show it."""
+    """How many workers took part, and how much their speeds differed."""
     counts = sorted({len(s.workers) for s in summaries})
     workers = f"{counts[0]} to {counts[-1]} workers" if len(counts) > 1 else f"{counts[0]} worker{_plural(counts[0])}"
     speeds: dict[int, list[float]] = {}
@@ -226,7 +225,7 @@ def _cells(s: Summary, metric: str | None) -> list[str]:
 
 
 def _incidents(summaries: Sequence[Summary]) -> str:
-    """What went wrong and was survived, and what was lost by it."""
+    """The incidents that the run survived, and what was lost."""
     happened = sorted(
         (
             (incident.time_s, k, incident.worker, incident.what)
@@ -252,7 +251,7 @@ def _incidents(summaries: Sequence[Summary]) -> str:
 
 
 def _losses(s: Summary) -> Iterator[str]:
-    if s.batches_unvisited and s.ended == "finished":  # where it was stopped, they are but the rest of the epoch
+    if s.batches_unvisited and s.ended == "finished":  # after a stop they are just the rest of the epoch
         yield f"{s.strategy}: {s.batches_unvisited:,} batches were leased out and not folded when the run ended."
     if s.uncounted:
         yield f"{s.strategy}: {s.uncounted}."

@@ -1,7 +1,7 @@
-"""What one run cost: the figures every table, report and file of plesio is made from.
+"""What one run cost: the figures behind every table, report and file.
 
 Times are seconds since the start of training (all workers prepared), staleness is in versions, bytes are bytes.
-The classes are plain msgspec structs, so a summary is written to and read from JSON as it stands.
+The classes are msgspec structs: a summary is written to JSON and read back unchanged.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 from plesio.core.events import Verdict
 
 EXTREMES = 8
-"""Where workers are too many to show each, so many of the slowest and of the fastest are."""
+"""Of very many workers, this many of the slowest and of the fastest are shown."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """One evaluation of a consistent snapshot; `time_s` is when the snapshot was taken, not when it was judged.
+    """One evaluation of a consistent snapshot, taken at `time_s`.
 
-    The last one is taken when the run is stopped, or where a step that was under way then changed the weights once more,
-    when it did: that can be later than `Summary.wall_s`, and no version is shown before it was there.
+    The last snapshot is taken when the run stops. If a step under way then changes the weights once more, it is taken
+    after that, which can be later than `Summary.wall_s`.
 
-    In a resumed run `version` and `samples` go on from those of the checkpoint; the time begins anew.
+    In a resumed run `version` and `samples` continue from the checkpoint; the time starts at 0.
     """
 
     time_s: float
@@ -43,7 +43,7 @@ class Logged(msgspec.Struct, frozen=True):
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stretch of one worker's time; `kind` is "compute", "wait" (held by others) or "exchange" (push, fold, pull).
 
-    `steps` were finished in it: none while waiting, or where the step was called off.
+    `steps`: the steps finished in it; 0 while waiting, or if the step was cancelled.
     """
 
     worker: int
@@ -54,7 +54,7 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Incident(msgspec.Struct, frozen=True):
-    """Something that went wrong and was survived: a worker that died, a contribution that was not finite."""
+    """A fault that the run survived, such as a worker's death or a non-finite contribution."""
 
     time_s: float
     worker: int | None
@@ -72,10 +72,9 @@ class Staleness(msgspec.Struct, frozen=True):
 
 
 LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll")
-"""A metric with one of these in its name is the better the lower it is; any other, the higher, and so is one that begins
-with `NEGATED`."""
+"""A lower value is better for metrics with one of these in their name, unless it begins with `NEGATED`."""
 NEGATED = "neg_"
-"""scikit-learn's way to turn a loss into a score, as in neg_log_loss."""
+"""scikit-learn's prefix for a loss turned into a score, as in neg_log_loss."""
 
 
 def is_met(metric: str, got: float, wanted: float) -> bool:
@@ -94,7 +93,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def all_digits(value: float) -> str:
-    """Of a limit or a target: with `:g` 1234567 steps would be 1.23457e+06.
+    """A limit or target with all its digits; `:g` would show 1234567 steps as 1.23457e+06.
 
     >>> all_digits(1_234_567), all_digits(30.0), all_digits(0.9512345)
     ('1234567', '30', '0.9512345')
@@ -103,7 +102,7 @@ def all_digits(value: float) -> str:
 
 
 def limit_reached(name: str, limit: float) -> str:
-    """Why a run ended that has come to its limit of seconds, steps or samples.
+    """Why a run ended: its limit of seconds, steps or samples was reached.
 
     >>> limit_reached("steps", 20), limit_reached("seconds", 1.0)
     ('20 steps were up', '1 second was up')
@@ -115,15 +114,15 @@ GONE = ("died", "evicted", "raised")
 """How workers leave before their work is done, while others go on."""
 
 SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)
-"""Why a contribution that its worker sent did not count."""
+"""Reasons to discard a contribution that its worker sent."""
 
 
 class WorkerSummary(msgspec.Struct, frozen=True):
-    """One worker's part. `speed` is local steps a second in the time of the steps it finished; 0 if it finished none.
+    """One worker's part. `speed`: local steps a second while computing steps it finished; 0 if it finished none.
 
-    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`; in virtual time it
-    may still be there when the run ends. `in_vain`: how many of its steps were sent and did not count; those called off
-    before are not in `steps`. `called_off_s`: the longest it computed on a step that was called off.
+    `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`; None if it was
+    still there when a simulated run ended. `in_vain`: steps whose contribution was discarded; `steps` includes these, but
+    not cancelled ones. `called_off_s`: the longest time it computed on a cancelled step.
     """
 
     worker: int
@@ -146,26 +145,25 @@ class WorkerSummary(msgspec.Struct, frozen=True):
 
     @property
     def there_s(self) -> float:
-        """Seconds that it took part, as far as they are known."""
+        """Seconds it took part, as far as known."""
         return self.compute_s + self.wait_s + self.exchange_s
 
     def lasted_s(self, wall_s: float) -> float:
-        """How long a run of `wall_s` lasted for it: longer, where it finished steps that the stop found under way."""
+        """How long a run of `wall_s` lasted for it: longer if it finished a step after the stop."""
         return max(wall_s, self.there_s)
 
     def ideal_steps(self, wall_s: float) -> float:
-        """Local steps it could have made in a run of `wall_s`, had it always computed, and nothing in vain.
+        """Local steps it could have made in a run of `wall_s`, had it always computed, with no step in vain.
 
-        At its own speed, in the time it took part: whoever came late, died, or was done with its own work, could do no more.
-        What one that was stopped did last is not measured: it was there to the end. Of one that never finished a step no
-        more is known than how long it computed at least: it counts as that fast.
+        This is its speed times the time it took part. A stopped worker took part until the end, though its last step
+        is not measured. A worker that never finished a step counts as fast as its longest cancelled one.
         """
         speed = self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
         return speed * (self.lasted_s(wall_s) if self.left == "stopped" else self.there_s)
 
 
 def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
-    """Those worth a line each: all, or of very many the `EXTREMES` slowest and as many fastest, by number.
+    """The workers to show: all, or of very many the `EXTREMES` slowest and fastest, by number.
 
     >>> many = [WorkerSummary(k, 1, 1, 1, 0, 1.0, 0.0, 0.0, speed=k % 50) for k in range(100)]
     >>> [one.worker for one in telling(many)]
@@ -178,7 +176,7 @@ def telling(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run under one strategy; of a resumed run the part since then, but for `version` and the `history`."""
+    """One run under one strategy. Figures of a resumed run begin at the resume, except `version` and `history`."""
 
     strategy: str
     recipe: str
@@ -201,9 +199,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[Incident, ...] = ()
     ended: str = "finished"
     clock: str = "wall"
-    """What every time here was taken from: "wall", or "virtual" for a simulated run."""
+    """The clock of all times: "wall", or "virtual" for a simulated run."""
     advice: str = ""
-    """A line on what another strategy would have cost, if that is much less (`plesio.launch.simulated.whatif.advice`)."""
+    """A line about a strategy that would have cost much less, if any (`plesio.launch.simulated.whatif.advice`)."""
 
     @property
     def steps_per_s(self) -> float:
@@ -218,17 +216,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ideal_share(self) -> float:
-        """Steps that counted, as a share of the ideal: what the workers could have done, had nobody waited.
+        """Steps that counted, as a share of the ideal: what the workers could have done without waiting.
 
-        Steps in vain, called off or discarded, are as lost as time spent waiting. What was called off would have taken
-        longer than what was finished, nobody knows how long: the ideal is then rather too high, and the share too low.
+        Cancelled and discarded steps are lost, as is time spent waiting. Cancelled steps would have taken longer than
+        finished ones, by an unknown time: the ideal is then somewhat too high, and the share too low.
         """
         ideal = sum(worker.ideal_steps(self.wall_s) for worker in self.workers)
         return (self.steps - sum(worker.in_vain for worker in self.workers)) / ideal if ideal > 0 else 0.0
 
     @property
     def ideal_share_is_least(self) -> bool:
-        """Whether `ideal_share` is a lower bound: how fast a worker is that never finished a step, nobody knows."""
+        """Whether `ideal_share` is a lower bound: some worker's speed is unknown, as it finished no step."""
         return any(worker.speed == 0 and worker.called_off_s > 0 for worker in self.workers)
 
     @property
@@ -238,7 +236,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(w.wait_s for w in self.workers) / total_s if total_s > 0 else 0.0
 
     def time_to(self, metric: str, value: float) -> float | None:
-        """Seconds until a snapshot first reached `value` of `metric` (see `LOWER` for which way), or None."""
+        """Seconds until a snapshot first reached `value` of `metric` (`LOWER` says which way), or None."""
         for evaluation in self.history:
             got = evaluation.metrics.get(metric)
             if got is not None and is_met(metric, got, value):

@@ -1,10 +1,10 @@
 """Charts as text: inline SVG for the shapes, HTML for the words on them.
 
-The shapes stretch with the page (`preserveAspectRatio="none"`, strokes that do not scale with them) while the words
-keep their size, so that one chart can be read on a wide screen and on a phone. A strategy is drawn by its index: CSS
-gives class `s0` ... `s9` a colour, and the dash changes with every index, so two lines differ even without colour.
+The shapes stretch with the page (`preserveAspectRatio="none"`, strokes of constant width) and the words keep their
+size: one chart suits a wide screen and a phone. A strategy is drawn by its index. CSS gives class `s0` ... `s9` a colour,
+and the dash changes with every index, so two lines differ even without colour.
 
-Everything here takes plain numbers and names, and escapes the names.
+All functions take plain numbers and names, and escape the names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LANE_COLUMNS = 900
 LANE_KINDS = ("compute", "wait", "exchange")
 
 _SIDE = 1000  # the plot's own units, both ways
-_LEAST, _MOST = 1e-150, 1e150  # what lies beyond is drawn at the edge: far enough from overflow, also of a quotient
+_LEAST, _MOST = 1e-150, 1e150  # values beyond are drawn at the edge; their quotients do not overflow
 _POINTS_MAX = 400
 _DASHES = ("", "9 4", "3 3", "12 4 3 4")
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: where it goes, and the points on it worth a dot. `index` picks colour and dash."""
+    """One line: its points, and those to mark with a dot. `index` picks colour and dash."""
 
     index: int
     name: str
@@ -45,14 +45,14 @@ class Axis:
     ticks: tuple[tuple[float, str], ...]
 
     def at(self, value: float) -> float:
-        """Where `value` falls: 0 at the low end, 1 at the high end."""
+        """The place of `value`: 0 at the low end, 1 at the high end."""
         value = _drawn(value)
         if self.log:
             return math.log(max(value, _LEAST) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def shows(self, value: float) -> bool:
-        """Whether `value` can be drawn on this axis at all."""
+        """Whether `value` can be drawn on this axis."""
         return math.isfinite(value) and (value > 0 or not self.log)
 
 
@@ -79,7 +79,7 @@ def _drawn(value: float) -> float:
 
 
 def nice_step(span: float, wanted: int) -> float:
-    """The 1, 2 or 5 times a power of ten that cuts `span` into about `wanted` parts.
+    """1, 2 or 5 times a power of ten that divides `span` into about `wanted` parts.
 
     >>> nice_step(12.0, 6)
     2.0
@@ -90,7 +90,7 @@ def nice_step(span: float, wanted: int) -> float:
 
 
 def linear_axis(low: float, high: float, wanted: int = 6, *, tight: bool = False) -> Axis:
-    """An axis over `low` to `high` with round ticks; unless `tight` it is widened to whole ticks."""
+    """An axis from `low` to `high` with round ticks; widened to whole ticks unless `tight`."""
     low, high = _drawn(low), _drawn(high)
     if not high - low > max(_LEAST, 1e-12 * abs(low)):
         margin = abs(low) * 0.1 if abs(low) > _LEAST else 1.0
@@ -105,7 +105,7 @@ def linear_axis(low: float, high: float, wanted: int = 6, *, tight: bool = False
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """A logarithmic axis over positive `low` to `high`, ticks at powers of ten, at 1, 2, 5 where there is room."""
+    """A logarithmic axis from positive `low` to `high`, with ticks at powers of ten, or at 1, 2, 5 if there is room."""
     low, high = max(_drawn(low), _LEAST), max(_drawn(high), _LEAST)
     decades = math.log10(high / low)
     factors = (1, 2, 5) if decades < 3 else (1,)
@@ -117,7 +117,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def _tick(value: float, step: float) -> str:
-    """With as many digits as tell it from its neighbours, one `step` away.
+    """Enough digits to tell it from its neighbours, one `step` away.
 
     >>> _tick(0.25, 0.05), _tick(123_400_000.0, 100_000.0)
     ('0.25', '1.234e+08')
@@ -143,7 +143,7 @@ def line_chart(
 ) -> str:
     """Lines over x from 0 to at least `x_high`, an optional target line, a legend in the order the lines end.
 
-    Points that are not finite (or not positive, where `log`) break the line. `series` must hold one drawable point.
+    Non-finite points (and with `log` non-positive ones) break the line. `series` must hold one drawable point.
     """
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points if math.isfinite(y) and (y > 0 or not log)]
@@ -185,7 +185,7 @@ def _line(one: Series, x_axis: Axis, y_axis: Axis) -> str:
     points = [*one.points[:-1:stride], *one.points[-1:]]
     stretches = groupby(points, key=lambda point: y_axis.shows(point[1]))
     path = "".join(_stroke(list(stretch), x_axis, y_axis) for shown, stretch in stretches if shown)
-    # A stroke of no length with round ends is a dot, and stays round when the plot is stretched.
+    # A stroke of length 0 with round ends is a dot that stays round when the plot is stretched.
     dots = "".join(
         f"M{_across(x_axis, x)} {_down(y_axis, y)}h0" for x, y in one.dots if y_axis.shows(y) and x <= x_axis.high
     )
@@ -199,18 +199,18 @@ def _line(one: Series, x_axis: Axis, y_axis: Axis) -> str:
 
 
 def _stroke(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
-    """Through all the points; where there is one only, a dash, as a line needs two ends."""
+    """A line through all points; a short dash if there is only one."""
     places = [f"{_across(x_axis, x)} {_down(y_axis, y)}" for x, y in points]
     return f"M{'L'.join(places)}{'h3' if len(places) == 1 else ''}"
 
 
 def colour(index: int) -> str:
-    """The CSS class that holds the colour of the strategy at `index`."""
+    """The CSS class with the colour of the strategy at `index`."""
     return f"s{index % COLOURS}"
 
 
 def named(index: int, name: str) -> str:
-    """A strategy's name after a small square of its colour; long names may break where they are made of parts."""
+    """A strategy's name after a small square of its colour; long names may break between their parts."""
     return f'<span class="name"><i class="{colour(index)}"></i><span>{_breakable(name)}</span></span>'
 
 
@@ -229,7 +229,7 @@ def _labels(x_axis: Axis, y_axis: Axis, x_name: str) -> str:
 
 
 def ticks_below(axis: Axis) -> str:
-    """The x labels of a plot; every second one can be left out where there is no room."""
+    """The x labels of a plot; every second one may be hidden by CSS."""
     return "".join(
         f'<span class="x{" minor" if k % 2 else ""}" style="left:{100 * axis.at(value):.1f}%">{text}</span>'
         for k, (value, text) in enumerate(axis.ticks)
@@ -241,7 +241,7 @@ def _sample(kind: str, dashes: str = "") -> str:
 
 
 def _legend(series: Sequence[Series]) -> str:
-    """Buttons, highest line end first, so the list reads in the order the lines end on the right."""
+    """Buttons in the order in which the lines end on the right, highest first."""
 
     def end(one: Series) -> float:
         return next((y for _, y in reversed(one.points) if math.isfinite(y)), -math.inf)
@@ -258,8 +258,8 @@ def _legend(series: Sequence[Series]) -> str:
 def lane(spans: Iterable[tuple[str, float, float]], start: float, length: float) -> str:
     """One worker's time as a strip: `spans` are (kind, from, to), clipped to the window of `length` at `start`.
 
-    Time is cut into columns, each of one kind. Spans narrower than a column take turns (the time a kind is owed is
-    carried over to the next column), so the shares seen are true however fine the spans are.
+    Time is divided into columns of one kind each. Spans narrower than a column take turns: the time a kind is owed
+    is carried over to the next column, so the visible shares are right however fine the spans.
     """
     owed = [dict.fromkeys(LANE_KINDS, 0.0) for _ in range(LANE_COLUMNS)]
     for kind, begin, end in spans:
@@ -280,7 +280,7 @@ def _dominant(owed: Sequence[dict[str, float]]) -> list[str]:
     credit = dict.fromkeys(LANE_KINDS, 0.0)
     kinds = []
     for column in owed:
-        if sum(column.values()) < 0.5:  # nothing recorded here: leave it blank
+        if sum(column.values()) < 0.5:  # nothing recorded: leave it blank
             kinds.append("")
             continue
         for kind, share in column.items():
@@ -292,7 +292,7 @@ def _dominant(owed: Sequence[dict[str, float]]) -> list[str]:
 
 
 def _runs(kinds: Sequence[str]) -> dict[str, str]:
-    """For each kind one path of horizontal strokes in relative moves: the shortest way to write many rectangles."""
+    """For each kind one path of horizontal strokes in relative moves, which is short for many rectangles."""
     paths = dict.fromkeys(LANE_KINDS, "")
     pens = dict.fromkeys(LANE_KINDS, 0)
     column = 0
@@ -309,7 +309,7 @@ def _runs(kinds: Sequence[str]) -> dict[str, str]:
 
 
 def bars(shares: Sequence[float], top: float, title: str) -> str:
-    """A row of bars, one a bin, `top` being the share that fills the height."""
+    """A row of bars, one per bin; a share of `top` fills the height."""
     path = "".join(
         f"M{k + 0.1:.1f} 100V{100 - max(2.0, 100 * share / top):.0f}h.8V100z" for k, share in enumerate(shares) if share
     )

@@ -21,15 +21,15 @@ from plesio.observe.svg import number
 
 WIDTH = 118
 ROOMY = 120
-"""From this width on, the columns of a comparison stand further apart."""
+"""From this width on, the columns of a comparison are further apart."""
 NAME_LEAST = 22
-"""Characters that a strategy's name has in one line there, before columns are left out for it."""
+"""Characters of a strategy's name that have priority over columns."""
 TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
-"""The columns of a comparison, the most telling first."""
+"""The columns of a comparison, the most important first."""
 
 
 def render(*parts: object, width: int = WIDTH) -> str:
-    """What rich draws, as plain text, in the letters that standard output has: whoever asks is about to print it."""
+    """rich's output as plain text, for printing: letters outside standard output's encoding are replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     page = io.BytesIO()
     with io.TextIOWrapper(page, encoding, errors="replace", newline="\n") as file:
@@ -41,7 +41,7 @@ def render(*parts: object, width: int = WIDTH) -> str:
 
 
 def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> str:
-    """One run: what it did, then a row for each worker."""
+    """One run: its figures, then a row for each worker."""
     table = Table(title=_headline(summary), title_justify="left", title_style="bold")
     for name in (
         "worker",
@@ -80,7 +80,7 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
 
 def _headline(summary: Summary) -> str:
     stale = summary.staleness
-    comma = "," if ":" in summary.ended else ""  # words of somebody's own
+    comma = "," if ":" in summary.ended else ""  # it has a reason given by a worker
     parts = [
         f"{summary.strategy}: {summary.ended}{comma} after {summary.wall_s:.2f} s",
         f"version {summary.version:,}",
@@ -120,7 +120,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A strategy that did not get through, in place of its summary."""
+    """A strategy whose run failed, in place of its summary."""
 
     strategy: str
     why: str
@@ -129,7 +129,7 @@ class Failed:
 def compare_table(
     rows: Sequence[Summary | Failed], target: tuple[str, float] | None, metric: str | None, *, width: int = WIDTH
 ) -> Table:
-    """Several strategies side by side; `width` is what the terminal has: what there is no room for is left out."""
+    """Several strategies side by side; columns beyond the terminal's `width` are left out."""
     gap = 1 if width >= ROOMY else 0
     times = {id(row): _time(row, target) for row in rows if isinstance(row, Summary)}
     best = min((time for time in times.values() if time is not None), default=None)
@@ -167,7 +167,7 @@ def _headings(target: tuple[str, float] | None, metric: str | None) -> list[str]
 
 
 def _that_fit(columns: list[list[str]], room: int, gap: int) -> list[int]:
-    """The places of the columns that there is room for: the last that are left out are those of `TELLING`."""
+    """The columns that fit, by their places; the first of `TELLING` are kept longest."""
     widths = [max(len(line) for cell in column for line in cell.split("\n")) + gap + 1 for column in columns]
     shown = list(range(len(columns)))
     for place in reversed(TELLING):
@@ -183,12 +183,12 @@ def _time(summary: Summary, target: tuple[str, float] | None) -> float | None:
 
 def _time_cell(summary: Summary, time: float | None) -> str:
     if time is None:
-        return f"> {summary.wall_s:.{0 if summary.wall_s >= 10 else 1}f} s"  # not reached in that time
+        return f"> {summary.wall_s:.{0 if summary.wall_s >= 10 else 1}f} s"  # not reached
     return f"{time:.2f} s"
 
 
 def _metric_cell(value: float) -> str:
-    """Four decimals where these tell it, else four digits.
+    """Four decimals for values of usual size, else four digits.
 
     >>> _metric_cell(0.95), _metric_cell(3.2e-5), _metric_cell(9.6e29)
     ('0.9500', '3.200e-05', '9.600e+29')

@@ -1,11 +1,10 @@
-"""What a run measured of its workers and its server: enough to replay it under another strategy.
+"""The measured times of a run's workers and server: enough to simulate it under another strategy.
 
-From the timeline: a compute span that finished h steps gives h times its h-th part. A step that was called off has no
-time; of a worker that finished none, the longest it computed in vain is what a step takes at least.
+A compute span that finished h steps gives h equal step times. A cancelled step gives none; if a worker finished no
+step, its longest cancelled one is a lower bound.
 
-One server folds for all, so the time that at least one exchange was under way, shared among the exchanges, is what the
-server takes for one: exactly if it was never idle in that time, and at most otherwise. What a quick exchange takes
-beyond that is on the way, where many can be at once.
+One server folds for all. Its service time is the time with at least one exchange under way, divided by the number of
+exchanges; this is an upper bound if the server was idle meanwhile. What a quick exchange takes beyond it is latency.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from plesio.errors import ConfigurationError
 from plesio.observe.summary import GONE, SENT, Span, Summary, WorkerSummary
 
 QUICK = 0.1
-"""An exchange is quick if no more than this share of them took less: it met no queue."""
+"""An exchange is quick if at most this share of them were quicker: it met no queue."""
 EARLY = 0.1
-"""Whoever is done while the others have this share of all the steps before them did not run out of common work."""
+"""A worker that finishes with this share of all steps left had its own stopping rule."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """One worker's steps in order, in seconds of computing; `at_least`: it finished none, and this is a lower bound.
+    """One worker's step times in order, in seconds of computing; `at_least`: a lower bound, as it finished no step.
 
-    `died_s`: how long it was there, if it died; `last`: after how many steps its training function returned, if the others
-    went on.
+    `died_s`: how long it took part, if it died; `last`: how many steps it made, if it returned before the others.
     """
 
     worker: int
@@ -46,8 +44,8 @@ class StepTimes(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured. `steps`: of all workers, without those whose contribution was discarded.
 
-    `service_s`: what the server takes for one exchange; `latency_s`: what it is on the way, there and back each;
-    `nbytes`: what it carries, in each direction.
+    Of one exchange, `service_s` is the server's time, and `latency_s` and `nbytes` are the latency and the bytes in each
+    direction.
     """
 
     workers: tuple[StepTimes, ...]
@@ -61,7 +59,7 @@ def measured(summary: Summary) -> Measured:
     """The step and exchange times of a run.
 
     Raises:
-        ConfigurationError: it holds none.
+        ConfigurationError: it has no finished step.
     """
     by_worker: dict[int, list[Span]] = {one.worker: [] for one in summary.workers}
     for span in summary.timeline:
@@ -70,12 +68,12 @@ def measured(summary: Summary) -> Measured:
         raise ConfigurationError(
             f"the run of {summary.strategy} has no measured step times: no step was finished; run it longer"
         )
-    died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end before
+    died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end earlier
     last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}
     workers = [_steps(worker, spans, died.get(worker), last.get(worker)) for worker, spans in by_worker.items()]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0
-    called_off = summary.discarded.get(Verdict.CANCELLED.words, 0)  # of these only the parameters were sent
+    called_off = summary.discarded.get(Verdict.CANCELLED.words, 0)  # these cost only the parameters sent back
     payloads = 2 * contributions + called_off
     service_s, latency_s = _exchange(summary.timeline, contributions / summary.steps)
     return Measured(
@@ -88,7 +86,7 @@ def measured(summary: Summary) -> Measured:
 
 
 def useful_share(folded: int, discarded: Mapping[str, int]) -> float:
-    """Share of the contributions that counted; what was called off before it was sent was none.
+    """Share of the sent contributions that counted; cancelled steps sent none.
 
     >>> useful_share(30, {"stale": 10, "cancelled": 5})
     0.75
@@ -98,7 +96,7 @@ def useful_share(folded: int, discarded: Mapping[str, int]) -> float:
 
 
 def _went_early(one: WorkerSummary, summary: Summary) -> bool:
-    """Whether it returned though there was work left, as after a stop of its own: the others did it without its help."""
+    """Whether it returned while work was left, as after its own early stopping."""
     if one.left != "finished" or not one.steps:
         return False
     left_over = sum(max(0.0, other.there_s - one.there_s) * other.speed for other in summary.workers)
@@ -114,7 +112,7 @@ def _steps(worker: int, spans: Sequence[Span], died_s: float | None, last: int |
 
 
 def _exchange(timeline: Sequence[Span], a_step: float) -> tuple[float, float]:
-    """The server's time for an exchange, and the time on the way, in one direction; there are `a_step` of them a step."""
+    """Service time and latency (one way) of an exchange; there are `a_step` exchanges a step."""
     exchanges = [one for one in timeline if one.kind == "exchange"]
     number = a_step * sum(one.steps for one in timeline)
     if not exchanges or not number:
@@ -125,7 +123,7 @@ def _exchange(timeline: Sequence[Span], a_step: float) -> tuple[float, float]:
 
 
 def _lasting(timeline: Sequence[Span]) -> list[float]:
-    """How long each exchange lasted: where a worker was held in the middle of one, it is in two parts."""
+    """How long each exchange lasted; one within which the worker was held has two spans."""
     lasting: list[float] = []
     computing: dict[int, bool] = {}
     for span in sorted(timeline, key=lambda one: (one.worker, one.start_s)):
@@ -139,7 +137,7 @@ def _lasting(timeline: Sequence[Span]) -> list[float]:
 
 
 def _covered_s(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one was under way.
+    """How long at least one span was under way.
 
     >>> _covered_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0
