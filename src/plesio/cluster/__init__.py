@@ -1,7 +1,7 @@
-"""`Cluster`: the machines of a simulated run: how long steps take, how bytes travel, what goes wrong when.
+"""`Cluster`: the machines of a simulated run: step times, links and faults.
 
-Pure data, checked when it is built, and functions that draw from a random source. Each worker has a source of its own,
-seeded from (seed, worker), so that neither the number of workers nor the order of events changes another worker's draws.
+Pure data, checked when built, and functions that draw random numbers. Each worker has its own generator, seeded by
+(seed, worker): neither the number of workers nor the order of events changes its draws.
 """
 
 from __future__ import annotations

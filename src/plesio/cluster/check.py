@@ -1,4 +1,4 @@
-"""Checks of a description's own numbers: one sentence each, with the value and what was allowed."""
+"""Checks of the numbers of a cluster; an error names the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ABOVE, LEAST, OR_INFINITE = "above 0", "of at least 0", "above 0, or inf"
 
 
 def numbers(struct: object, **allowed: str) -> None:
-    """Raise unless each named field is a number as `ABOVE` (finite, above 0), `LEAST` or `OR_INFINITE` says."""
+    """Raise unless each named field is a number within its bound: `ABOVE` (finite, above 0), `LEAST` or `OR_INFINITE`."""
     for field, bound in allowed.items():
         value = getattr(struct, field)
         real = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

@@ -1,4 +1,4 @@
-"""`Cluster`: who is there, how fast, and how they are connected."""
+"""`Cluster`: the workers, their speeds and their connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plesio.errors import ConfigurationError, unknown_name
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A way to the network: what a message waits at least, and what it carries in each direction."""
+    """A network link: the latency of a message, and the bandwidth in each direction."""
 
     latency_s: float = 0.0
     bytes_per_s: float = INFINITE
@@ -25,7 +25,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`workers` alike: their steps, their link and their outages."""
+    """`workers` equal workers: their steps, their link and their outages."""
 
     workers: int
     step: StepTime
@@ -45,12 +45,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machines of a simulated run.
 
     Args:
-        groups: the workers, a group of equal ones after the other; they are numbered from 0 in that order.
-        server: the server's own link, which all messages share: this is where they contend.
+        groups: groups of equal workers, numbered from 0 in this order.
+        server: the server's link, which all messages share.
         faults: what happens to single workers, and when.
 
     Raises:
-        ConfigurationError: a number that cannot be, a fault of a worker there is not, or one that cannot happen then.
+        ConfigurationError: an invalid number, or a fault of an unknown worker or at an impossible time.
 
     >>> from plesio.cluster import Constant, Crash, LogNormal
     >>> cluster = Cluster((Group(3, Constant(0.1)), Group(1, LogNormal(0.4, sigma=0.2))), faults=(Crash(worker=3, at_s=9),))
@@ -87,11 +87,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """The number of workers."""
         return sum(group.workers for group in self.groups)
 
     def turns(self) -> list[Turn]:
-        """Who comes and goes, in order of time."""
+        """The faults by which workers come and go, in order of time."""
         return sorted((one for one in self.faults if isinstance(one, Turn)), key=lambda one: one.at_s)
 
     def absent(self) -> set[int]:
@@ -116,7 +116,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _timetable(self.group(worker), worker, seed, slows)
 
     def timetables(self, seed: int) -> list[Timetable]:
-        """Those of all workers: the same, made at once."""
+        """The timetables of all workers, made at once."""
         slows: dict[int, list[Slow]] = {}
         for one in self.faults:
             if isinstance(one, Slow):
@@ -137,7 +137,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def preset(cls, name: str, workers: int = 8, step_s: float = 0.1) -> Cluster:
-        """A cluster by name, its usual step taking about `step_s`.
+        """A cluster by name, with a usual step of about `step_s`.
 
         Raises:
             ConfigurationError: no such preset; the known ones are listed.
@@ -155,10 +155,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
-        """The cluster described by a TOML file: its keys are the fields of these classes (see examples/cluster.toml).
+        """The cluster of a TOML file, whose keys are the fields of these classes (see examples/cluster.toml).
 
         Raises:
-            ConfigurationError: the file cannot be read or does not describe a cluster; says the line and the key.
+            ConfigurationError: the file cannot be read or describes no cluster; names the line and the key.
         """
         from plesio.cluster.file import load  # it needs this class
 

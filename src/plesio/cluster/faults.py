@@ -1,4 +1,4 @@
-"""What goes wrong, and when."""
+"""Outages and faults of simulated workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plesio.errors import ConfigurationError
 
 
 class Outage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every `every_s` seconds the worker stands still for `lasts_s`; the first time at `start_s`, else at its own time."""
+    """Every `every_s` seconds the worker pauses for `lasts_s`, first at `start_s` (None: at a random time)."""
 
     every_s: float
     lasts_s: float
@@ -48,7 +48,7 @@ class Slow(Fault, frozen=True, kw_only=True):
 
 
 class Partition(Fault, frozen=True, kw_only=True):
-    """From `at_s` to `until_s` nothing passes between the worker and the server; messages wait."""
+    """From `at_s` to `until_s`, messages between the worker and the server wait."""
 
     until_s: float
 
@@ -64,7 +64,7 @@ class Crash(Fault, frozen=True, kw_only=True):
 
 
 class Leave(Fault, frozen=True, kw_only=True):
-    """The worker ends of its own accord."""
+    """The worker leaves by itself."""
 
     alive: ClassVar[bool] = False
 
@@ -76,7 +76,7 @@ class Restart(Fault, frozen=True, kw_only=True):
 
 
 class Join(Fault, frozen=True, kw_only=True):
-    """The worker is not there before `at_s`."""
+    """The worker joins at `at_s`; before, it is absent."""
 
     alive: ClassVar[bool] = True
 

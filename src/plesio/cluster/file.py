@@ -1,4 +1,4 @@
-"""Clusters from TOML files. What is wrong with one is said with its line and its key."""
+"""Clusters from TOML files; errors name the line and the key."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def load(path: Path) -> Cluster:
 
 
 def _explain(error: str) -> tuple[str, str]:
-    """The key that msgspec's message is about, such as `groups[1].step.law`, and what is wrong with it."""
+    """The key of msgspec's message, such as `groups[1].step.law`, and what is wrong with it."""
     what, _, where = error.partition(" - at `$")
     keys = where.rstrip("`").lstrip(".")
-    if (fault := re.match(r"(faults\[\d+\]): ", what)) is not None:  # found when the whole was there
+    if (fault := re.match(r"(faults\[\d+\]): ", what)) is not None:  # found when the cluster was built
         return fault[1], what[fault.end() :]
     if (value := re.match(r"Invalid value '(.*)'", what)) is not None:
         kinds = StepTime if keys.endswith(".law") else AnyFault
         what = unknown_name(keys.rpartition(".")[2], value[1], (kind.__name__.lower() for kind in get_args(kinds)))
-    # The path leads to the table only, where the message names the key itself.
+    # The path ends at the table if the message names the key itself.
     named = re.search(r"unknown field `(\w+)`", what) or (re.match(r"\w+\((\w+)=", what) if keys else None)
     return (f"{keys}.{named[1]}".lstrip(".") if named else keys), what
 
@@ -62,7 +62,7 @@ def _find_traces(data: dict[str, Any], folder: Path) -> None:
 
 
 def _line(text: str, keys: str) -> int | None:
-    """The line of `groups[1].step.sigma`, or of the nearest thing around it."""
+    """The line of `groups[1].step.sigma`, or of the nearest enclosing key."""
     lines = _lines(text)
     while keys:
         if keys in lines:
@@ -72,7 +72,7 @@ def _line(text: str, keys: str) -> int | None:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Where each table and each key of the file stands. Keys inside an inline table are on its key's line."""
+    """The line of each table and key. Keys of an inline table are on its key's line."""
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
     table = ""

@@ -1,4 +1,4 @@
-"""Clusters by name: the cases that strategies are usually told apart by."""
+"""Clusters by name: the usual cases to compare strategies in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plesio.cluster.steps import LogNormal, Pareto
 
 JITTER = 0.1
 HORIZON_STEPS = 10_000
-"""For how many usual steps the spot market takes machines away."""
+"""Usual steps over which the spot market preempts machines."""
 
 
 def _groups(workers: int, slow: int, step_s: float, factor: float) -> tuple[Group, ...]:
@@ -21,7 +21,7 @@ def _groups(workers: int, slow: int, step_s: float, factor: float) -> tuple[Grou
 
 
 def uniform(workers: int, step_s: float) -> Cluster:
-    """All alike, 10% jitter."""
+    """Equal workers with 10% jitter."""
     return Cluster((Group(workers, LogNormal(step_s, JITTER)),))
 
 
@@ -36,12 +36,12 @@ def two_speeds(workers: int, step_s: float) -> Cluster:
 
 
 def heavy_tail(workers: int, step_s: float) -> Cluster:
-    """Any step of any worker may take very long: Pareto with shape 1.5, so without a finite variance."""
+    """Any step of any worker may take very long: Pareto with shape 1.5, of infinite variance."""
     return Cluster((Group(workers, Pareto(step_s, 1.5)),))
 
 
 def spot_market(workers: int, step_s: float) -> Cluster:
-    """Machines are taken away, each after some 1,000 steps' time, and come back after some 200."""
+    """Machines are preempted, each after about 1,000 steps' time, and come back after about 200."""
     rng = random.Random(f"spot market {workers}")
     faults: list[AnyFault] = []
     for worker in range(workers):
@@ -55,7 +55,7 @@ def spot_market(workers: int, step_s: float) -> Cluster:
 
 
 def cross_region(workers: int, step_s: float) -> Cluster:
-    """Half the workers stand beside the server (10 Gbit/s); the others reach it over 40 ms and 1 Gbit/s each."""
+    """Half the workers are near the server (10 Gbit/s); the others have 40 ms and 1 Gbit/s each."""
     near, far = Link(0.0001, 1.25e9), Link(0.04, 1.25e8)
     half = workers // 2
     groups = [Group(workers - half, LogNormal(step_s, JITTER), near)]

@@ -1,4 +1,4 @@
-"""How long a step takes when nothing is wrong."""
+"""How long a step takes without faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from plesio.errors import ConfigurationError
 class Law(msgspec.Struct, frozen=True, tag_field="law", tag=str.lower, forbid_unknown_fields=True):
     """How the seconds of a worker's steps are drawn.
 
-    `draws(rank, rng)` of each law is a function that draws the next step's seconds, for the worker that is the
-    `rank`-th (from 1) of its cluster.
+    `draws(rank, rng)` of each law returns a function that draws the next step's seconds for the `rank`-th worker
+    (from 1) of its cluster.
     """
 
 
@@ -35,7 +35,7 @@ class Constant(Law, frozen=True):
 
 
 class LogNormal(Law, frozen=True):
-    """Half the steps take less than `median_s`; `sigma` is the deviation of the logarithm (0.1: about 10%)."""
+    """Half the steps take less than `median_s`; `sigma` is the logarithm's standard deviation (0.1: about 10%)."""
 
     median_s: float
     sigma: float
@@ -49,7 +49,7 @@ class LogNormal(Law, frozen=True):
 
 
 class Exponential(Law, frozen=True):
-    """At least `least_s`, and a time without memory on top: `mean_s` in all on average."""
+    """`least_s` plus an exponential time; `mean_s` is the mean of the sum."""
 
     mean_s: float
     least_s: float = 0.0
@@ -67,7 +67,7 @@ class Exponential(Law, frozen=True):
 
 
 class Pareto(Law, frozen=True):
-    """At least `least_s`, with a heavy tail: P(more than x) = (least_s/x)^shape; no finite variance up to shape 2."""
+    """At least `least_s`, with a heavy tail: P(X > x) = (least_s/x)^shape; infinite variance up to shape 2."""
 
     least_s: float
     shape: float
@@ -81,7 +81,7 @@ class Pareto(Law, frozen=True):
 
 
 class Ranked(Law, frozen=True):
-    """The i-th worker of the cluster takes `step_s` times i^power: power 1 and 0.5 are the theory papers' models."""
+    """The i-th worker of the cluster takes `step_s` times i^power; theory papers use powers 1 and 0.5."""
 
     step_s: float
     power: float = 1.0
@@ -95,7 +95,7 @@ class Ranked(Law, frozen=True):
 
 
 class Walk(Law, frozen=True):
-    """Begins at `step_s`; each step multiplies it by e^N(0, sigma), turned back at `spread` times more or less."""
+    """Starts at `step_s`; each step multiplies it by e^N(0, sigma), reflected at a factor `spread` up or down."""
 
     step_s: float
     sigma: float
@@ -120,9 +120,9 @@ class Walk(Law, frozen=True):
 
 
 class Trace(Law, frozen=True):
-    """Measured seconds, in order and from the start again; or, with `resample`, drawn from them at random.
+    """Measured seconds, repeated in order; with `resample`, drawn at random.
 
-    Give them as `seconds`, or as a `file` with one number a line (blank lines and lines that begin with # are skipped).
+    Give them as `seconds`, or as a `file` with one number per line (blank lines and lines starting with # are skipped).
     """
 
     seconds: tuple[float, ...] = ()

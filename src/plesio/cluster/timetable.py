@@ -1,4 +1,4 @@
-"""Step times as they come: what is drawn is work, done at the pace of the moment."""
+"""The step times of a worker under slowdowns and outages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plesio.cluster.faults import Outage, Slow
 
 
 class Timetable:
-    """The step times of one worker: what is drawn is work, done at the pace of the moment."""
+    """The step times of one worker: draws work, and does it at the pace of each moment."""
 
     __slots__ = ("_draw", "_outage", "_slows")
 
@@ -20,7 +20,7 @@ class Timetable:
         self._outage = outage
 
     def step_s(self, now_s: float) -> float:
-        """Seconds that the worker's next step takes if it begins at `now_s`; every call is one more step."""
+        """Seconds of the worker's next step if it begins at `now_s`; each call is a new step."""
         work_s = self._draw()
         if not self._slows and self._outage is None:
             return work_s
@@ -35,7 +35,7 @@ class Timetable:
         return time_s - now_s
 
     def _pace(self, time_s: float) -> tuple[float, float]:
-        """By what factor steps are slower at `time_s`, and until when that is so."""
+        """The slowdown factor at `time_s`, and until when it holds."""
         factor, until_s = 1.0, INFINITE
         for slow in self._slows:
             if slow.at_s <= time_s < slow.until_s:
