@@ -1,10 +1,9 @@
 """One flat, aligned buffer behind all of a model's tensors.
 
-A `Layout` says where each tensor lies; an `Arena` is a piece of memory read through a layout. Tensors are laid out so that
-what is worked on together lies together: the parameters of one optimizer group and dtype make one *segment*, which an
-elementwise optimizer can step through as a single flat tensor; then parameters no optimizer moves; then buffers.
-Each tensor starts on a 64-byte boundary, so that kernels take the same path whatever lies before it; the padding is zero
-and stays zero.
+A `Layout` says where each tensor lies; an `Arena` is a piece of memory read through a layout. Tensors that are worked on
+together lie together. The parameters of one optimizer group and dtype make one *segment*: an elementwise optimizer steps
+it as a single flat tensor. Then come parameters no optimizer moves, then buffers. Each tensor starts on a 64-byte
+boundary, so that kernels take the same path whatever lies before it; the padding is zero and stays zero.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ CPU = torch.device("cpu")
 ALIGNMENT = 64
 PAGE = 4096
 SMALL_BYTES = 1 << 20
-"""Up to here a plain memory copy is quicker than torch's, by the way there; beyond, torch's may use more than one thread."""
+"""Up to this size a plain memory copy is quicker than torch's; beyond, torch may use several threads."""
 
 
 class Kind(IntEnum):
-    """What a tensor is to training; the order in which the kinds lie in memory."""
+    """A tensor's part in training; the kinds lie in memory in this order."""
 
     TRAINED = 0
     """A parameter the optimizer moves."""
@@ -64,7 +63,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A stretch of one arena that is one flat tensor of `numel` elements (padding included)."""
+    """A part of an arena that is one flat tensor of `numel` elements (padding included)."""
 
     kind: Kind
     group: int
@@ -100,16 +99,18 @@ class Layout:
         self.starts = tuple(starts)
         self.segments = tuple(segments)
         trained = [one for one in segments if one.kind is Kind.TRAINED]
-        self.trained_elements = tuple(sum(specs[i].numel for i in one.tensors) for one in trained)  # padding is none
+        self.trained_elements = tuple(sum(specs[i].numel for i in one.tensors) for one in trained)  # without padding
         self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind is not Kind.FROZEN)
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
         moving = [spec for spec in specs if spec.kind is not Kind.FROZEN]
-        self.payload_bytes = sum(spec.numel * spec.torch_dtype.itemsize for spec in moving)  # of an exchange, each way
+        self.payload_bytes = sum(
+            spec.numel * spec.torch_dtype.itemsize for spec in moving
+        )  # of an exchange, in each direction
         self._stretches: dict[tuple[Kind, ...], list[tuple[int, int]]] = {}
 
     def stretches(self, kinds: tuple[Kind, ...]) -> list[tuple[int, int]]:
-        """From which byte to which the segments of these kinds lie (of all, if none is named)."""
+        """The byte ranges (start, end) of the segments of these kinds (of all, if none is named)."""
         known = self._stretches.get(kinds)
         if known is None:
             known = self._stretches[kinds] = []
@@ -123,7 +124,7 @@ class Layout:
         return known
 
     def difference(self, other: Layout) -> str | None:
-        """The first tensor in which `other` differs, in words: name, wanted, got; None if none does."""
+        """The first tensor in which `other` differs, in words: name, wanted, got. None if there is none."""
         for wanted, got in zip(self.specs, other.specs, strict=False):
             if wanted.name != got.name:
                 return f"tensor {wanted.name!r} was wanted, got {got.name!r}"
@@ -144,14 +145,14 @@ def _words(value: object) -> str:
 
 
 def _together(spec: TensorSpec) -> tuple[Kind, int, str]:
-    """What the tensors of a segment have in common."""
+    """The key by which tensors share a segment."""
     return spec.kind, spec.group, spec.dtype
 
 
 class Arena:
     """A piece of memory read through a layout.
 
-    `flat` holds one flat tensor a segment, `views` one tensor a spec, all over the same bytes.
+    `flat` holds one flat tensor per segment, `views` one tensor per spec, over the same bytes.
 
     >>> layout = Layout([TensorSpec("w", (2, 2), "float32", Kind.TRAINED, 0)])
     >>> arena = Arena.private(layout)
@@ -174,8 +175,8 @@ class Arena:
 
     @classmethod
     def private(cls, layout: Layout, device: torch.device = CPU) -> Arena:
-        """An arena in this process's own memory or on a device of its own, zero at first; of the process's memory, what is
-        never touched takes none."""
+        """A zeroed arena in this process's memory or on a device. Pages of the process's memory that are never touched
+        take none."""
         if device != CPU:
             return cls(layout, torch.zeros(layout.nbytes, dtype=torch.uint8, device=device))
         memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -183,7 +184,7 @@ class Arena:
 
     @cached_property
     def trained(self) -> tuple[Operand, ...]:
-        """What to write arithmetic on the trained segments with."""
+        """The trained segments as operands of arithmetic."""
         return tuple(map(operand, self.of_kind(Kind.TRAINED)))
 
     def of_kind(self, *kinds: Kind) -> list[torch.Tensor]:
@@ -191,7 +192,7 @@ class Arena:
         return [flat for flat, segment in zip(self.flat, self.layout.segments, strict=True) if segment.kind in kinds]
 
     def copy_from(self, other: Arena, *kinds: Kind) -> None:
-        """Take over the segments of these kinds (all, if none is named); they are there when it returns, on any device."""
+        """Copy the segments of these kinds (all, if none is named); done when it returns, on any device."""
         for start, end in self.layout.stretches(kinds):
             if end - start <= SMALL_BYTES and self._bytes is not None and other._bytes is not None:
                 self._bytes[start:end] = other._bytes[start:end]
@@ -200,7 +201,7 @@ class Arena:
 
 
 def _over(memory: torch.Tensor, dtype: str, start: int, numel: int) -> torch.Tensor:
-    """A flat tensor over a piece of `memory`; on the CPU with a storage of its own: `torch.save` of it saves that piece alone."""
+    """A flat tensor over a piece of `memory`; on the CPU with its own storage, so that `torch.save` saves that piece alone."""
     kind = getattr(torch, dtype)
     if numel == 0:
         return torch.empty(0, dtype=kind, device=memory.device)

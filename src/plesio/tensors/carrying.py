@@ -1,8 +1,8 @@
-"""What goes to the server before training begins: the first worker's weights, and the state its optimizer already holds.
+"""Initial weights and optimizer state, handed to the server before training begins.
 
-An optimizer that was loaded from a file, or that trained before, has momenta and step counts. If it is to step at the server,
-the worker writes them into the ring of versions, behind the weights: one buffer for each key of the state. These buffers are
-free until the first version is published.
+An optimizer that was loaded from a file, or that trained before, has momenta and step counts. If it steps at the server,
+the first worker writes them into the ring of versions after the weights, one buffer per key of the state. These buffers
+are free until the first version is published.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from plesio.tensors.arena import Arena
 
 _COUNTS = ("step", "eta", "mu", "mu_product")
-"""What torch's optimizers keep one number of for each parameter: of the size of a parameter that is one number, too."""
+"""Keys of which torch's optimizers keep one number per parameter, even if the parameter is a scalar."""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What an optimizer keeps for one parameter: the keys of tensors of its shape and dtype, and the rest as it is."""
+    """Optimizer state of one parameter: keys of tensors of its shape and dtype, and all other values."""
 
     whole: tuple[str, ...]
     rest: dict[str, Any]
@@ -32,7 +32,7 @@ class Held(msgspec.Struct, frozen=True):
         return cls(tuple(whole), {key: value for key, value in state.items() if key not in whole})
 
     def same(self, other: Held) -> bool:
-        """Whether both are of tensors that could be one."""
+        """Whether their parameters could be stepped as one tensor."""
         return set(self.whole) == set(other.whole) and str(self.rest) == str(other.rest)
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """The state of an optimizer that has stepped: for each tensor of the model what it holds, if it holds any."""
+    """The state of an optimizer that has stepped, for each tensor of the model."""
 
     held: tuple[Held, ...]
 
@@ -54,16 +54,16 @@ class Carried(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the tensors that go beside the weights, in the order in which they lie there."""
+        """Keys of the tensors handed over after the weights, in their order."""
         return tuple(sorted({key for held in self.held for key in held.whole}))
 
 
 def hand_over(
     optimizer: Optimizer, carried: Carried | None, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], first: bool
 ) -> None:
-    """The first worker puts its model's tensors into the ring's first buffer, its optimizer's state into those that follow.
+    """The first worker writes its model's tensors into the ring's first buffer, its optimizer's state into the next ones.
 
-    State that is carried lives at the server from here on, whoever's it was.
+    The state of every worker's optimizer is cleared: it lives at the server from now on.
     """
     if first:
         for tensor, view in zip(tensors, ring[0].views, strict=True):
@@ -78,19 +78,19 @@ def hand_over(
 
 
 def _has_stepped(state: dict[str, Any]) -> bool:
-    """Whether this is more than what some optimizers (Adagrad) lay out before their first step."""
+    """Whether the optimizer has stepped; some (Adagrad) allocate state before their first step."""
     return bool(state["step"] > 0) if "step" in state else any(torch.is_tensor(value) for value in state.values())
 
 
 def is_whole(key: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Whether a value of an optimizer's state is as large as its parameter, and of its type."""
+    """Whether a value of an optimizer's state has its parameter's shape and dtype."""
     if key in _COUNTS or not torch.is_tensor(value):
         return False
     return value.shape == parameter.shape and value.dtype == parameter.dtype
 
 
 def plain(value: Any) -> Any:
-    """A value of an optimizer's state for a file, where it is no large tensor; of a small one shape and dtype."""
+    """A small value of an optimizer's state for a file; of a tensor with dimensions, its shape and dtype."""
     if not isinstance(value, torch.Tensor):
         return value
     dtype = str(value.dtype).removeprefix("torch.")
@@ -98,7 +98,7 @@ def plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The other way; a small tensor is to be filled."""
+    """The inverse of `plain`; a tensor with dimensions is returned as zeros, to be filled."""
     if not isinstance(value, dict):
         return value
     dtype = getattr(torch, value["dtype"])

@@ -1,7 +1,7 @@
 """Checksums of parameters: of a window that moves from version to version, and of everything.
 
-A checksum of everything at every fold would cost as much as a small model's fold. A difference in one element is in all of
-them a few steps later, so a window finds it soon; small models lie in one window whole.
+A checksum of everything at every fold would cost as much as a small model's fold. A difference in one element spreads to
+all within a few steps, so a window finds it soon. A small model is one window.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 WINDOW = 1 << 15
-"""Bytes of a window."""
+"""Bytes per window."""
 
 
 def window_checksum(memory: torch.Tensor, version: int) -> int:
-    """xxh3-64 of the window of `memory` (bytes) that is version `version`'s turn.
+    """xxh3-64 of the window of `memory` (bytes) for `version`.
 
     >>> window_checksum(torch.zeros(100, dtype=torch.uint8), 1) == window_checksum(torch.zeros(100, dtype=torch.uint8), 7)
     True

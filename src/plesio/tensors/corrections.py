@@ -1,4 +1,4 @@
-"""Corrections of a stale gradient, made in its slot before it is folded.
+"""Corrections of a stale gradient, applied in its slot before the fold.
 
 `current` is the version it is folded into, `backup` the one it was computed from (what its worker was sent).
 """
@@ -17,7 +17,7 @@ from plesio.tensors.outer import Kept
 
 
 class Correction(Protocol):
-    """Changes a gradient in place, and learns from the step that was then made."""
+    """Changes a gradient in place, and learns from the step made with it."""
 
     def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None: ...
 
@@ -35,12 +35,12 @@ def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
 
 
 SMALLEST_ROOM = 1e-30
-"""Gaps are not measured in less, which float32 can hardly hold: where nothing moves for long, the mean step fades away."""
+"""Smallest mean gap or step to divide by: without movement the mean fades below what float32 holds."""
 
 
 @quiet
 def _shrink(slope: Operand, now: Operand, then: Operand, room: float) -> float:
-    """slope /= 1 + |now - then| / room, unless there is no room yet; the sum of the gaps |now - then|."""
+    """slope /= 1 + |now - then| / room, unless room is still 0. Returns the sum of the gaps |now - then|."""
     total = 0.0
     for g, new, old in pieces(slope, now, then):
         gap = distance(new, old)
@@ -101,7 +101,7 @@ class GapAwareness:
 
     @quiet
     def stepped(self, before: Arena, after: Arena) -> None:
-        """Take the size of the step just made into the running mean."""
+        """Update the running mean with the size of the step just made."""
         elements = before.layout.trained_elements
         self._mean_step = self._mean_step or [0.0] * len(elements)
         self._steps += 1
@@ -119,18 +119,18 @@ class GapAwareness:
 
 
 GAP_DECAY = 0.99
-"""Of the running mean gap: it remembers about a hundred folds."""
+"""Decay of the running mean gap: it covers about a hundred folds."""
 
 GAP_ROOM = 4.0
-"""Mean gaps that halve an element: an ordinary gap costs little, a run-away one is held (see docs/convergence.md)."""
+"""Mean gaps that halve an element: ordinary gaps cost little, very large ones a lot (see docs/convergence.md)."""
 
 
 class GapDamping:
     """g /= 1 + |w_t - w'| / (4 C), w' where g was computed, C the running mean of the gap |w_t - w'|, one a segment.
 
-    Gap-awareness (Barkai et al. 2020) with the gap measured against the usual gap instead of the usual step: elements
-    that moved as they always do keep about their gradient, and those that moved much further, along which the look-ahead
-    was wrong and which are the first to diverge, lose most of it. No gap at all, as with one worker, changes no bit.
+    Gap-awareness (Barkai et al. 2020), with the gap measured against the mean gap instead of the mean step. Elements with
+    a usual gap keep about their gradient. Those that moved much further lose most of it: there the look-ahead was wrong,
+    and they are the first to diverge. A gap of 0, as with one worker, changes no bit.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class GapDamping:
         self._weight: list[float] = []
 
     def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
-        """Shrink each element by how much further than usual its parameter is from where it was looked for."""
+        """Shrink each element by its gap, measured in mean gaps."""
         elements = gradient.layout.trained_elements
         if not self._sum:
             self._sum, self._weight = [0.0] * len(elements), [0.0] * len(elements)

@@ -18,7 +18,7 @@ PIECE = 1 << 13
 
 
 class FiniteCheck:
-    """Call it to hear whether all elements of `flats`, as they are by then, are finite.
+    """Calling it tells whether all elements of `flats` are finite now.
 
     >>> weights = torch.ones(3)
     >>> check = FiniteCheck([weights])

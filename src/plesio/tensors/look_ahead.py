@@ -36,11 +36,11 @@ from plesio.tensors.outer import Kept, ServerOptimizer, scale_for
 from plesio.tensors.versions import Versions
 
 RESUM_EVERY = 1024
-"""Folds after which the sum of the momenta is added up afresh, so that rounding does not pile up in it."""
+"""Folds after which the sum of the momenta is recomputed, against accumulated rounding."""
 
 
 def momentum_key(optimizer: ServerOptimizer) -> str | None:
-    """The name under which this optimizer keeps its momentum; None if it keeps none that can be looked ahead by."""
+    """The optimizer's key for its momentum; None if it has none that look-ahead supports."""
     kind, groups = type(optimizer.optimizer), optimizer.groups
     if kind in (SGD, RMSprop) and any(group["momentum"] for group in groups):
         return "momentum_buffer"
@@ -50,7 +50,7 @@ def momentum_key(optimizer: ServerOptimizer) -> str | None:
 
 
 def keeps_momentum(groups: Groups) -> bool:
-    """Whether an optimizer with these settings keeps a running mean of gradients, by the names torch gives its decay.
+    """Whether an optimizer with these settings keeps a momentum, judged by torch's names for its decay.
 
     >>> keeps_momentum([{"lr": 0.1, "betas": (0.9, 0.999)}]), keeps_momentum([{"lr": 0.1, "momentum": 0}])
     (True, False)
@@ -61,8 +61,8 @@ def keeps_momentum(groups: Groups) -> bool:
 class LookAheadFolding:
     """Folds contributions one after the other into a master copy and publishes it with look-ahead.
 
-    Args as for `plesio.tensors.folding.Folding`; `key` is where the optimizer keeps its momentum, `share` what part of
-    the learning rate is one contribution's, `held` how many contributions are kept until they are folded together.
+    Args as for `plesio.tensors.folding.Folding`; `key`: the optimizer's key for its momentum; `share`: the part of the
+    learning rate of one contribution; `held`: how many contributions are buffered until the fold.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class LookAheadFolding:
         self._held = [new_arena("buffer") for _ in range(held)]
         self._waiting = 0
         self._momenta = [new_arena("momentum") for _ in range(workers)]
-        self._begun: list[set[int]] = [set() for _ in range(workers)]  # by worker: where its momentum has begun
+        self._begun: list[set[int]] = [set() for _ in range(workers)]  # by worker: positions whose momentum has started
         self._sum = new_arena("sum of momenta")
         self._damping = GapDamping()
-        self._scale = 0.0  # running mean of what folds scale the learning rate by
+        self._scale = 0.0  # running mean of the folds' learning-rate scales
         self._steps = 0
         optimizer.set_groups([self._shared(group) for group in optimizer.groups])
 
@@ -100,26 +100,26 @@ class LookAheadFolding:
         self._optimizer.sent_groups(worker, [self._shared(group) for group in groups])
 
     def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a group, with a second moment that remembers as many samples as if workers were in step."""
+        """The settings of a group, with a second moment that covers as many samples as in synchronous training."""
         if "betas" not in group:
             return group
         first, second = group["betas"]
         return {**group, "betas": (first, second ** (1.0 / self._workers))}
 
     def hold(self, worker: int, weight: float) -> None:
-        """Keep a copy until the fold; its slot is free again, and what it was computed from need not stay pinned."""
+        """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
         self._damp(worker)
         self._held[self._waiting].copy_from(self._slots[worker])
         self._waiting += 1
 
     def fold(self, fold: Fold) -> None:
-        """Step the master copy with the momentum of each worker that contributed, in the order they came."""
+        """Step the master copy with each contributing worker's momentum, in order of arrival."""
         for place, member in enumerate(fold.members):
-            if not fold.held and member.worker in self._live:  # of who is gone it is not known what it computed from
+            if not fold.held and member.worker in self._live:  # a departed worker's base version is unknown
                 self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
             self._step(member.worker, gradient, scale_for(self._optimizer.kind, fold.scale * member.share, self._share))
-            if member.worker not in self._live:  # gone since: its momentum will not act any more
+            if member.worker not in self._live:  # departed since: its momentum will not act again
                 self._forget_momentum(member.worker)
         self._waiting = 0
 
@@ -147,11 +147,11 @@ class LookAheadFolding:
         for position, momentum in enumerate(own):
             state = self._optimizer.state_of(position)
             if self._key in state:
-                damped = self._optimizer.group_of(position).get("dampening")  # of a first gradient torch damps none:
-                state[self._key] = momentum if not damped or position in begun else None  # None makes it begin one
+                damped = self._optimizer.group_of(position).get("dampening")  # torch does not dampen a first gradient:
+                state[self._key] = momentum if not damped or position in begun else None  # None makes it start one
 
     def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
-        """At the very first step the optimizer makes its own momentum: take it over."""
+        """At the first step the optimizer makes its own momentum: copy it."""
         for position, momentum in enumerate(own):
             value = self._optimizer.state_of(position).get(self._key)
             if value is None:
@@ -170,7 +170,7 @@ class LookAheadFolding:
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Write the look-ahead for `reader` into a free buffer and pin it; its index."""
-        assert not unasked, "only in a round somebody is called off, and a round looks not ahead"
+        assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
         self._live.add(reader)
         self._versions.release(reader)
         index = self._versions.spare()
@@ -213,7 +213,7 @@ class LookAheadFolding:
         return index
 
     def forget(self, worker: int) -> None:
-        """`worker` is gone."""
+        """`worker` has left."""
         self._live.discard(worker)
         self._versions.release(worker)
         self._forget_momentum(worker)
@@ -234,7 +234,7 @@ class LookAheadFolding:
         return Kept(tensors, {"optimizer": optimizer.numbers, "look-ahead": own})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from these; the tensors that `kept` then names are to be filled."""
+        """Restore these numbers; the caller then fills the tensors that `kept` names."""
         own = numbers["look-ahead"]
         self._optimizer.restore(numbers["optimizer"])
         self._scale, self._steps = own["scale"], own["steps"]
@@ -242,9 +242,9 @@ class LookAheadFolding:
         self._begun = [set(positions) for positions in own["begun"]]
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
-        """Begin with the state that the user's optimizer held: each worker's own momentum is what everybody's was.
+        """Start with the state that the user's optimizer held; every worker's momentum starts as a copy of its momentum.
 
-        A second moment that decays by the N-th root has taken N steps for each of the user's.
+        The second moment decays by the N-th root, so its step count is N times the user's.
         """
         self._optimizer.begin_from(carried, arenas)
         if self._key == "exp_avg":
@@ -263,7 +263,7 @@ class LookAheadFolding:
             self._scale = scale_for(self._optimizer.kind, self._share, self._share)
 
     def begin_anew(self) -> None:
-        """As after a restore: nobody reads anything, and nothing is held."""
+        """Start anew, as after a restore: no pins, no held contributions."""
         self._versions.release_all()
         self._waiting = 0
         self._live.clear()

@@ -1,4 +1,4 @@
-"""Reading a user's model: its tensors in order, each once, and a copy of its structure without them."""
+"""Reads a user's model: its tensors in order, each once, and its structure without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A model's tensors and how they are called.
+    """A model's tensors and their names.
 
     `names` maps each key of the model's state_dict, in its order, to a tensor: tied weights share one.
     """
@@ -32,7 +32,7 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     """The description of `model` under `optimizer`, and its tensors in the same order.
 
     Raises:
-        ConfigurationError: a model without parameters, an optimizer over other parameters, or tensors that cannot travel.
+        ConfigurationError: a model without parameters, an optimizer over others, or tensors that cannot be shared.
     """
     groups = _groups(optimizer)
     specs: list[TensorSpec] = []
@@ -111,7 +111,7 @@ def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec
 
 
 def _state_names(model: nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:
-    """The keys of the state_dict with the tensor behind each; keys that hold something else are left out."""
+    """The state_dict's keys with the index of each tensor, without keys of other values."""
     where = {id(tensor): index for index, tensor in enumerate(tensors)}
     live = model.state_dict(keep_vars=True)
     return tuple((key, where[id(value)]) for key, value in live.items() if id(value) in where)
@@ -128,7 +128,7 @@ def check_same(wanted: Layout, got: Layout, worker: int, reference: int) -> None
 
 
 class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles a module with its tensors left out, each by its number."""
+    """Pickles a module with a number in place of each tensor."""
 
     def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file)
@@ -154,7 +154,7 @@ class _StructureUnpickler(pickle.Unpickler):
 
 
 def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
-    """`model` without its tensors, to be rebuilt in another process of this host.
+    """`model` without its tensors, for another process of this host.
 
     Raises:
         ConfigurationError: the module cannot be pickled.
@@ -171,7 +171,7 @@ def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
 
 
 def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torch.Tensor, ...]) -> nn.Module:
-    """The module of `dump_structure`, over the tensors in `views`."""
+    """The module of `dump_structure`, with the tensors in `views`."""
     tensors = [
         view if spec.kind is Kind.BUFFER else nn.Parameter(view, requires_grad=False)
         for spec, view in zip(specs, views, strict=True)

@@ -1,8 +1,8 @@
-"""Plain arithmetic on flat tensors by the shortest way: small ones through NumPy's view of the same memory.
+"""Fast arithmetic on flat tensors: small ones through NumPy's view of the same memory.
 
-torch's way to an operation on a few thousand numbers is longer than the operation, and several times longer where other
-processes have had the caches since the last one (benchmarks/README.md). Written with `+ - * /`, a rule is the same for
-both, and so are its bits: each rounds as the standard says.
+torch's overhead for a few thousand numbers exceeds the operation itself, several times so with cold caches
+(benchmarks/README.md). A rule written with `+ - * /` is the same for both, and so are its bits: both round as IEEE 754
+says.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch
 Operand = Any
 """A flat tensor, or NumPy's view of one."""
 SMALL = 1 << 17
-"""Elements up to which NumPy is quicker; beyond, torch may use more than one thread."""
+"""Elements up to which NumPy is quicker; beyond, torch may use several threads."""
 CHUNK = 1 << 18
-"""Elements worked on at a time, so that temporaries stay small and in cache."""
+"""Elements per piece, so that temporaries fit the cache."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def quiet(function: _Function) -> _Function:
-    """`function`, in which numbers that run away are not warned of, as torch warns of none."""
+    """`function` without NumPy's warnings of overflow, as torch has none."""
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")(function)
 
 
 def is_small(flat: torch.Tensor) -> bool:
-    """Whether NumPy is the shorter way to `flat`."""
+    """Whether NumPy is quicker for `flat`."""
     return flat.is_cpu and flat.numel() <= SMALL and flat.dtype in (torch.float32, torch.float64)
 
 
 def operand(flat: torch.Tensor) -> Operand:
-    """What to write arithmetic on `flat` with.
+    """`flat` as an operand of arithmetic: NumPy's view if it is small, else itself.
 
     >>> weights = torch.ones(2)
     >>> whole = operand(weights)
@@ -57,7 +57,7 @@ def distance(one: Operand, other: Operand) -> Operand:
 
 
 def pieces(*flats: Operand) -> Sequence[tuple[Operand, ...]]:
-    """Flat tensors of one length cut alike, into pieces of at most CHUNK elements.
+    """Flat tensors of equal length, split alike into pieces of at most CHUNK elements.
 
     >>> [[len(piece) for piece in both] for both in pieces(torch.zeros(CHUNK + 3), torch.ones(CHUNK + 3))]
     [[262144, 262144], [3, 3]]

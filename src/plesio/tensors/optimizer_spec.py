@@ -16,7 +16,7 @@ from plesio.errors import ConfigurationError
 from plesio.tensors.carrying import Carried
 
 SCHEDULED = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
-"""What torch's schedulers note in an optimizer's groups for themselves; no optimizer reads it."""
+"""Keys that torch's schedulers keep in an optimizer's groups; no optimizer reads them."""
 
 Groups = list[dict[str, Any]]
 

@@ -1,8 +1,8 @@
 """The user's optimizer, rebuilt at the server over flat tensors.
 
-An elementwise optimizer (SGD, Adam, ...) does the same to a flat buffer as to the tensors in it, bit for bit, so it gets
-one flat parameter for each segment and steps through it at the memory's speed. Any other optimizer (one that looks at a
-whole tensor, such as Adafactor or Muon, or one we do not know) gets the model's tensors one by one.
+An elementwise optimizer (SGD, Adam, ...) gets one flat parameter per segment, and steps it at memory speed with the same
+bits. Any other optimizer (one that uses a whole tensor, such as Adafactor or Muon, or an unknown one) gets the model's
+tensors one by one.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
 NORMALISING: tuple[type[Optimizer], ...] = (Adam, AdamW, SparseAdam, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
-"""They divide by the root of a second moment: the noisier a gradient, the shorter their step."""
+"""Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FLAT_DTYPES = ("float32", "float64")
 FUSED: tuple[type[Optimizer], ...] = (Adam, AdamW, Adagrad)
 FUSED_FROM = 1 << 17
-"""Elements from which the fused kernel is worth differing in the last bit from the plain loop (it is 7-10 times faster)."""
+"""Elements from which to use the fused kernel: 7-10 times faster, but it differs in the last bit from the plain loop."""
 
 
 class Kept(NamedTuple):
-    """What a checkpoint keeps of something that folds: tensors by name, and numbers that go into a file as they are."""
+    """What a checkpoint keeps of a folder: tensors by name, and plain numbers."""
 
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Any]
 
 
 def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
-    """What to multiply the learning rate by, where the strategy says `scale`, in which `share` is k/N.
+    """The factor of the learning rate, where the strategy says `scale`, of which `share` is k/N.
 
-    The mean of k of N workers' gradients has N/k times the noise variance of all of them, so that an optimizer which
-    divides by the root of a second moment shortens its step by itself: by nothing where gradients are mostly signal, by
-    the root of k/N where they are mostly noise (Malladi et al. 2022, arXiv 2205.10287). What is left to take is k/N in
-    the one case and its root in the other; we take their geometric mean, (k/N)^(3/4). docs/decisions/0006.
+    The mean of k of N workers' gradients has N/k times the noise variance of all of them. An optimizer that divides by
+    the root of a second moment then shortens its step by itself: by nothing if gradients are mostly signal, by the root
+    of k/N if they are mostly noise (Malladi et al. 2022, arXiv 2205.10287). What remains is k/N in the one case and its
+    root in the other; we take their geometric mean, (k/N)^(3/4). docs/decisions/0006.
 
     >>> scale_for(SGD, 0.0625, 0.0625), scale_for(Adam, 0.0625, 0.0625)
     (0.0625, 0.125)
@@ -70,7 +70,7 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
 
 @contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Without the hooks for every optimizer of a process: they are the user's, and ran in the worker."""
+    """Without torch's global optimizer hooks: they are the user's, and ran in the worker."""
     if not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks:
         yield
         return
@@ -89,8 +89,8 @@ class ServerOptimizer:
 
     Args:
         spec: the optimizer to rebuild.
-        arena: an arena of the model; its layout matters, and its values to an optimizer that looks at them when built.
-        new_arena: makes the arenas that the optimizer's state is kept in.
+        arena: an arena of the model, with its values: some optimizers read them when built.
+        new_arena: makes the arenas of the optimizer's state.
     """
 
     def __init__(self, spec: OptimizerSpec, arena: Arena, new_arena: Callable[[], Arena]) -> None:
@@ -98,7 +98,7 @@ class ServerOptimizer:
         self._new_arena = new_arena
         self._state_arenas: dict[str, Arena] = {}
         self._selected: dict[int, list[torch.Tensor]] = {}
-        self.swapped: str | None = None  # the state that look-ahead swaps for each worker's own
+        self.swapped: str | None = None  # the key that look-ahead swaps for each worker's own state
         self._pieces = _pieces(arena.layout, spec.kind in ELEMENTWISE)
         self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
@@ -108,10 +108,10 @@ class ServerOptimizer:
             grouped[group].append(parameter)
         self._fused = _pays_fused(spec, sum(one.numel() for one in self.parameters))
         self.optimizer = _build(spec, grouped)
-        self._applied = spec.groups  # what the optimizer's own groups were last told
+        self._applied = spec.groups  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(spec.groups)
-        self._move_state()  # what some (Adagrad) lay out before their first step
+        self._move_state()  # some (Adagrad) allocate state before their first step
 
     def select(self, arena: Arena) -> list[torch.Tensor]:
         """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
@@ -122,11 +122,11 @@ class ServerOptimizer:
         return known
 
     def sent_groups(self, worker: int, groups: Groups) -> None:
-        """The current hyper-parameters of `worker`, which its contributions are folded with (it may have a scheduler)."""
+        """Fold `worker`'s contributions with these hyper-parameters from now on (it may have a scheduler)."""
         self._sent[worker] = self._given if groups == self._given else groups
 
     def step_as(self, worker: int) -> None:
-        """From now on step as `worker` asked to; the others may be at another point of their schedules."""
+        """Step with the settings of `worker`; others may be at another point of their schedules."""
         groups = self._sent.get(worker, self._given)
         if groups is not self._given:
             self.set_groups(groups)
@@ -139,7 +139,7 @@ class ServerOptimizer:
         self._directly = self._flat and steps_directly(type(self.optimizer), groups)
 
     def step(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
-        """`target` = `current` (which it may be) one step along `gradient`, at `scale` times the learning rate."""
+        """`target` = `current` after one step with `gradient`, at `scale` times the learning rate; both may be one."""
         if self._directly:
             self._step_directly(target, current, gradient, scale)
             return
@@ -158,7 +158,7 @@ class ServerOptimizer:
         self._move_state()
 
     def _apply_groups(self) -> None:
-        """Tell the optimizer what is new: some keep what is their own (a count of steps) beside the settings in a group."""
+        """Update changed settings only: some optimizers keep values of their own, such as a step count, in a group."""
         if self._applied is self.groups:
             return
         for group, told, settings in zip(self.optimizer.param_groups, self._applied, self.groups, strict=True):
@@ -167,7 +167,7 @@ class ServerOptimizer:
         self._applied = self.groups
 
     def _own(self) -> Groups:
-        """What the optimizer itself changed in its groups, as far as it goes into a file; the learning rate is scaled."""
+        """Values that the optimizer itself changed in its groups, if they can be saved; without the scaled learning rate."""
         own: Groups = []
         for group, told in zip(self.optimizer.param_groups, self._applied, strict=True):
             values = {key: number(value) for key, value in group.items() if key not in ("params", "lr")}
@@ -190,7 +190,7 @@ class ServerOptimizer:
             sgd_step(new, old, slope, momentum, first, group, group["lr"] * scale)
 
     def _move_state(self) -> None:
-        """Keep the optimizer's state in arenas: it appears at the first step, then stays where it is put."""
+        """Move the optimizer's state, made at its first step, into arenas; it stays there."""
         for position, parameter in enumerate(self.parameters):
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
@@ -205,7 +205,7 @@ class ServerOptimizer:
         return self.select(self._state_arenas[key])
 
     def kept(self) -> Kept:
-        """What a checkpoint has to keep beside the parameters."""
+        """What a checkpoint keeps beside the parameters."""
         tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
         held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
         for position, one in enumerate(held):
@@ -224,7 +224,7 @@ class ServerOptimizer:
         )
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from the numbers of `kept`; its tensors, which are there after this, are to be filled.
+        """Restore the numbers of `kept`; the caller then fills its tensors.
 
         Raises:
             CheckpointError: they are another optimizer's.
@@ -251,7 +251,7 @@ class ServerOptimizer:
                 self.optimizer.state[parameter] = state
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
-        """Begin with copies of the state that a user's optimizer held; `arenas` hold what its keys name."""
+        """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
         given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
         for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
             held = carried.held[piece.tensors[0]]
@@ -274,12 +274,12 @@ class ServerOptimizer:
 
 
 def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
-    """How many tensors the size of the model this optimizer keeps: found by letting it step on tiny ones.
+    """How many tensors of the model's size this optimizer keeps, found by a step on tiny tensors.
 
-    They are of the groups, the dtypes and the numbers of dimensions that it will step on.
+    These have the groups, dtypes and numbers of dimensions of the real ones.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it cannot step.
     """
     grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
     for group, dtype, dimensions in dict.fromkeys(_forms(spec, layout)):
@@ -303,14 +303,14 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
 
 
 def _forms(spec: OptimizerSpec, layout: Layout) -> Iterator[tuple[int, torch.dtype, int]]:
-    """Of each tensor that is stepped on: group, dtype, number of dimensions."""
+    """Group, dtype and number of dimensions of each tensor to step on."""
     for piece in _pieces(layout, spec.kind in ELEMENTWISE):
         one = layout.specs[piece.tensors[0]]
         yield piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)
 
 
 class _Piece(NamedTuple):
-    """One tensor that the optimizer steps on: a segment (`flat`) or a single tensor, and the model's tensors in it."""
+    """One tensor to step on: a segment (`flat`) or a single tensor, and the model's tensors in it."""
 
     flat: bool
     place: int
@@ -319,10 +319,10 @@ class _Piece(NamedTuple):
 
 
 def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
-    """What to step on: whole segments of an elementwise optimizer, single tensors otherwise.
+    """The tensors to step on: whole segments for an elementwise optimizer, single tensors otherwise.
 
-    In half precision a kernel rounds its vector part and its rest differently, so that there only the user's own tensors
-    give the user's own bits.
+    In half precision a kernel rounds its vector part and its rest differently: there only the user's own tensors give
+    the same bits.
     """
     pieces: list[_Piece] = []
     for index, segment in enumerate(layout.segments):
@@ -336,10 +336,10 @@ def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
 
 
 def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
-    """Make sure that what is stepped as one tensor has one state.
+    """Make sure that tensors stepped as one have equal state.
 
     Raises:
-        ConfigurationError: it has not.
+        ConfigurationError: they differ.
     """
     if spec.carried is None:
         return
@@ -358,13 +358,13 @@ def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
 
 
 def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
-    """Whether to use the fused kernel: where it pays and the user did not choose another one."""
+    """Whether to use the fused kernel: it pays, and the user chose no other."""
     chose = any(group.get("fused") is not None or group.get("foreach") for group in spec.groups)
     return spec.kind in FUSED and elements >= FUSED_FROM and not chose
 
 
 def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
-    given = copy.deepcopy(spec.groups)  # lists in it are the optimizer's to write into
+    given = copy.deepcopy(spec.groups)  # the optimizer may write into lists in it
     groups = [{**settings, "params": list(members)} for settings, members in zip(given, grouped, strict=True)]
     try:
         return spec.kind(groups, **spec.defaults)

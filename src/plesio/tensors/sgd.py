@@ -1,10 +1,9 @@
-"""torch.optim.SGD's step, to the last bit, by the shortest way.
+"""torch.optim.SGD's step, bit for bit, without its overhead.
 
-`SGD.step` looks for hooks, groups of tensors, devices and graphs before it adds; at a few thousand parameters that takes
-several times as long as adding, and longer yet in a server that slept since the last contribution. This is its rule alone,
-with the same operations in the same order, for flat tensors of float32 or float64 (in half precision it matters to the last bit
-where a kernel's vectors end); piece by piece, so that a large model passes through the caches once; and with a result that may
-lie elsewhere than the weights, so that a version somebody reads need not be copied first.
+`SGD.step` looks for hooks, groups of tensors, devices and graphs. For a few thousand parameters that takes several times
+as long as the arithmetic. This is its rule alone, with the same operations in the same order, for flat tensors of float32
+or float64 (in half precision the last bit depends on where a kernel's vectors end). It works in pieces, so that a large
+model passes through the caches once. The result may be another tensor, so that a pinned version need not be copied first.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from plesio.tensors.operands import pieces
 from plesio.tensors.optimizer_spec import Groups
 
 MOMENTUM = "momentum_buffer"
-"""Under this name SGD keeps its momentum."""
+"""SGD's key for its momentum."""
 
 
 def steps_directly(kind: type[Optimizer], groups: Groups) -> bool:
-    """Whether an optimizer with these settings does what `sgd_step` does: it is SGD, and no kernel was asked for.
+    """Whether `sgd_step` does what this optimizer does: it is SGD, without a chosen kernel.
 
     >>> steps_directly(SGD, SGD([torch.ones(1)], lr=0.1).param_groups)
     True
@@ -41,7 +40,7 @@ def sgd_step(
     group: dict[str, Any],
     rate: float,
 ) -> None:
-    """out = weight - rate * (slope, or what `group` makes of it); `momentum` is changed in place (`first`: begun).
+    """out = weight - rate * (slope with the settings of `group`); changes `momentum` in place (`first`: starts it).
 
     >>> weight, momentum = torch.ones(2), torch.empty(2)
     >>> group = {"weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": False}

@@ -1,12 +1,12 @@
 """Published versions: a ring of whole-model buffers that readers pin.
 
-A reader (a worker, or the evaluator) reads the buffer it was granted until it comes back for the next one, so what it sees
-is one consistent version. The writer takes a buffer nobody pins. With as many buffers as readers, plus the current version
-and the one being written, there is always one. The buffer a worker pins is also the backup w_{t-tau} that delay
-compensation asks for: it costs nothing.
+A reader (a worker, or the evaluator) reads the buffer it was granted until it comes back for the next one, so it sees one
+consistent version. The writer takes a buffer nobody pins. With one buffer per reader, plus the current version and the
+one being written, there is always one. The buffer a worker pins is also the backup w_{t-tau} that delay compensation
+needs, at no cost.
 
-A worker whose step was called off reads its buffer until it hears of that, and then the one it was told: it pins both, and so
-there are more buffers, one for each worker that can be late.
+A worker whose step was cancelled reads its old buffer until it hears of that, and then the new one. It pins both, so each
+worker that can be late needs one buffer more.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Versions:
         self.buffers = tuple(buffers)
         self.current = 0
         self._pinned: dict[int, int] = {}
-        self._left: dict[int, int] = {}  # what a reader goes on from once it is told to leave this one
+        self._left: dict[int, int] = {}  # the old buffer of a cancelled reader, which may still read it
         self._readers = [0] * len(self.buffers)
 
     def pin(self, reader: int, index: int, unasked: bool = False) -> None:
-        """`reader` reads buffer `index` from now on; `unasked`: once it knows, and until then the one it was told last."""
+        """`reader` reads buffer `index` from now on; `unasked`: its old buffer also stays pinned until it acknowledges."""
         last = self._pinned.get(reader) if unasked else None
         self.release(reader)
         self._pinned[reader] = index
@@ -42,14 +42,14 @@ class Versions:
             self._readers[last] += 1
 
     def release(self, reader: int) -> None:
-        """`reader` reads nothing any more."""
+        """`reader` pins nothing from now on."""
         for pins in (self._pinned, self._left):
             index = pins.pop(reader, None)
             if index is not None:
                 self._readers[index] -= 1
 
     def release_all(self) -> None:
-        """Nobody reads anything any more."""
+        """Remove all pins."""
         for reader in list(self._pinned):
             self.release(reader)
 
@@ -62,4 +62,4 @@ class Versions:
         for index, readers in enumerate(self._readers):
             if readers == 0 and index != self.current:
                 return index
-        raise AssertionError("there are two buffers more than are read")
+        raise AssertionError("the ring has two buffers more than it has readers")
