@@ -252,35 +252,12 @@ def _watch(
 
 def _new_folder(job: Job) -> RunFolder:
     """The run folder, with run.toml in it."""
-    config = job.config
+    config, train = job.config, name_of(job.train)
     assert config.runs is not None
-    told = _told(job)
-    shown = {name: value for name, value in told.items() if value not in ([], "none", "nothing") and name != "train"}
-    note = ", ".join(f"{name}={value}" for name, value in shown.items())
-    document = {**config.as_document(), "run": told}
-    return RunFolder.create(config.runs, document, told["train"], note, config.until.target if config.until else None)
-
-
-def _told(job: Job) -> dict[str, Any]:
-    """The settings in words, for run.toml."""
-    config = job.config
-    return {
-        "train": name_of(job.train),
-        "plesio": version("plesio"),
-        "workers": config.workers,
-        "seed": config.seed,
-        "data": "leases" if config.stealing else "shards",
-        "timeout_s": config.timeout_s,
-        "evaluate_every_s": config.evaluate_every_s,
-        "on_worker_error": config.on_worker_error,
-        "on_nonfinite": config.on_nonfinite,
-        "faults": [str(fault) for fault in config.faults],
-        "pace": str(config.pace) if config.pace else "none",
-        "until": repr(config.until) if config.until else "the training functions return",
-        "engine": str(config.engine),
-        "checkpoint": str(config.checkpoint) if config.checkpoint is not None else "none",
-        "resumed_from": str(config.resume) if config.resume is not None else "nothing",
-    }
+    document = config.as_document()
+    document["run"] |= {"train": train, "plesio": version("plesio")}
+    target = config.until.target if config.until is not None else None
+    return RunFolder.create(config.runs, document, train, config.in_words(), target)
 
 
 def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:

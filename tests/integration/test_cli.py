@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +314,9 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
     assert "written to here/" in out
     (folder,) = Path("here").iterdir()
     assert {"run.toml", "metrics.jsonl", "weights.safetensors", "report.html"} <= {one.name for one in folder.iterdir()}
-    assert 'faults = [\n    "Slow(worker=0, factor=3.0)",' in (folder / "run.toml").read_text()
+    written = tomllib.loads((folder / "run.toml").read_text())
+    assert written["run"]["faults"] == [{"kind": "Slow", "worker": 0, "factor": 3.0}]
+    assert written["run"]["pace"] == {"step_s": 0.002, "jitter": 0.0}
 
 
 def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:

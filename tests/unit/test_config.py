@@ -24,6 +24,7 @@ from plesio.cli.simulate import simulate
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError
+from support.loops import endless
 
 FUNCTIONS = {"train", "evaluate", "watch"}
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
@@ -119,6 +120,14 @@ def test_run_toml_holds_every_setting() -> None:
 def test_run_toml_holds_simulated_machines(cluster: Any) -> None:
     config = RunConfig(strategy="async_sgd", workers=3, engine=ps.Simulated(cluster))
     assert written_and_read(config) == config
+
+
+def test_run_toml_of_a_run_is_read_back(tmp_path: Path) -> None:
+    done = ps.run(endless, "sync_sgd", workers=2, until=ps.Until(steps=4), pace=0.001, runs=tmp_path)
+    document = tomllib.loads((done.folder / "run.toml").read_text())
+    settings = {"until": ps.Until(steps=4), "pace": ps.Pace(0.001), "runs": tmp_path}
+    assert RunConfig.from_document(document) == RunConfig(strategy="sync_sgd", workers=2, **settings)
+    assert document["run"]["train"] == "endless of loops.py"
 
 
 # What it refuses

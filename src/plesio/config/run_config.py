@@ -227,6 +227,15 @@ class RunConfig:
         """The settings that a resumed run must have in common with the run that it goes on with."""
         return {name: getattr(self, name) for name, one in SETTINGS.items() if one.fixed}
 
+    def in_words(self) -> str:
+        """The settings, but for the strategy and what is not asked for.
+
+        >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words().partition(", on_")[0]
+        'workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8)'
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "strategy"}
+        return ", ".join(f"{name}={value}" for name, value in given.items() if value not in (None, ()))
+
     def as_document(self) -> dict[str, Any]:
         """The settings as run.toml holds them: the strategy in words and as data, and what is not None of the rest.
 
