@@ -77,7 +77,7 @@ def _notice(world: World, process: Process) -> None:
 
 
 def _launch(world: World, process: Process) -> None:
-    if world.seats[process.worker].processes[-1] is process and not process.buried:
+    if world.seats[process.worker].processes[-1] is process and not process.stays_dead:
         world.launch(process.worker)
 
 
@@ -101,7 +101,7 @@ def _depart(world: World, _: object) -> None:
     """Let a training function come to its end."""
     process = _dispensable(world)
     if process is not None:
-        process.departs = process.buried = True
+        process.departs = process.stays_dead = True
         world.tally["departures"] += 1
         world.tell(f"worker {process.worker} is going to leave")
 

@@ -47,7 +47,7 @@ class Process:
         self.alive = True
         self.hangs = False  # its loop stands still; its heart beats
         self.departs = False  # its function ends with this step
-        self.buried = False  # nobody is started in its place
+        self.stays_dead = False  # nobody is started in its place
         self.started_s = world.agenda.now_s
         self.answers = 0  # to its contributions,
         self.answers_before = 0  # when the network healed

@@ -190,9 +190,9 @@ class World:
         left = any(seat.processes[-1].gets_on for seat in self.seats)
         for worker, seat in enumerate(self.seats):
             process = seat.processes[-1]
-            if not process.alive and not process.buried:
-                process.buried = left and self.random() < STAYS_DEAD
-                if not process.buried:
+            if not process.alive and not process.stays_dead:
+                process.stays_dead = left and self.random() < STAYS_DEAD
+                if not process.stays_dead:
                     self.launch(worker)
         self._healed_s = self.agenda.now_s
         self.oracle.calm = True
@@ -211,12 +211,14 @@ class World:
         version = self.server.sequencer.version
         last = [seat.processes[-1] for seat in self.seats]
         held_up = [one.worker for one in last if one.gets_on and one.answers < one.answers_before + OUGHT]
-        haunted = [worker for worker, seat in enumerate(self.seats) if seat.is_dead and self.oracle.sits(worker)]
-        if held_up or haunted or self.server.down or version <= self._version_healed:
+        dead_but_seated = [
+            worker for worker, seat in enumerate(self.seats) if seat.is_dead and self.oracle.sits(worker)
+        ]
+        if held_up or dead_but_seated or self.server.down or version <= self._version_healed:
             if calm_s > LIVENESS_LEASES * PATIENCE_S:
                 raise PromiseBroken(
                     f"everybody gets on: {calm_s:.0f} s after the faults were over workers {held_up} still wait, "
-                    f"the dead {haunted} still sit, version {self._version_healed} became {version}"
+                    f"the dead {dead_but_seated} still sit, version {self._version_healed} became {version}"
                 )
         elif sum(self.server.model.folded) >= self.plan.workers * self.plan.contributions or calm_s > CALM_S:
             self.over = True
