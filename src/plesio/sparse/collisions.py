@@ -25,7 +25,7 @@ from plesio.sparse.intrinsics import fetch_add, inner, load, meet
 from plesio.sparse.threads import pool
 
 SEARCH_STEPS = 100_000_000
-"""The search for ρ ends after so many steps, some 0.3 s, with the largest overlap found."""
+"""The search for ρ ends after this many steps, about 0.3 s, with the largest overlap found."""
 CACHE_LINE = 8
 """int64 numbers in one: threads' own counters are this far apart."""
 
@@ -48,7 +48,7 @@ class Sparsity(NamedTuple):
 
 
 class Meetings(NamedTuple):
-    """What the instrumented threads saw.
+    """The measurements of the instrumented threads.
 
     Attributes:
         examples: how many were done, by all threads.
@@ -207,7 +207,7 @@ def _watched(
     """One thread's pass: (examples, collided, sum of staleness, largest staleness)."""
     read = np.empty(room, np.int64)
     examples, collided, stale_sum, stale_max = 0, 0, 0, 0
-    meet(gate, threads)  # nobody is through before the last has begun
+    meet(gate, threads)  # no thread passes before the last has begun
     while True:
         chunk = fetch_add(counter, 0, 1)
         if chunk >= len(bounds) - 1:

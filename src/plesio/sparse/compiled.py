@@ -15,7 +15,7 @@ _HOW: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 _INSIDE: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 compiled: Any = njit(nogil=True, cache=True, **_HOW)
-"""For what Python calls."""
+"""For functions called from Python."""
 
 inlined: Any = njit(**_HOW, **_INSIDE)
-"""For what kernels call: a call would pass the 50 words that tuples of arrays come to, for every rating."""
+"""For functions called by kernels: inlined, as a call per rating would pass tuples of arrays of 50 words."""

@@ -118,7 +118,7 @@ def _loops(update: Any, take: Any, has_loss: bool) -> Loops:
 
 
 def _complaint(function: Callable[..., Any], error: Exception) -> str:
-    """Two lines out of Numba's sixty: where, what stands there, and why it cannot be compiled."""
+    """Two lines out of Numba's sixty: the place, its source line, and the reason."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     number = _line_at_fault(function, text)
     source = linecache.getline(function.__code__.co_filename, number).strip() if number else ""

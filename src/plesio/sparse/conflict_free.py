@@ -59,7 +59,7 @@ def colour(indptr: NDArray[np.int64], indices: NDArray[np.uint32], rows: ArrayLi
 @njit(nogil=True, cache=True)
 def _levels(indptr: Any, indices: Any, rows: Any, parameters: int, batch: int) -> Any:
     """Each row's level: above that of every earlier row it shares a parameter with, and of every earlier batch."""
-    free = np.zeros(parameters, np.int32)  # the level from which on nobody touches it yet
+    free = np.zeros(parameters, np.int32)  # the first level at which no row touches it
     levels = np.empty(len(rows), np.int32)
     floor, top = 0, -1
     for at in range(len(rows)):

@@ -160,7 +160,7 @@ def _from_sparse(matrix: Any, threads: int) -> Rows:
 
 def _sorted(matrix: Any, found: Rows) -> Rows:
     matrix = matrix.copy()
-    matrix.has_sorted_indices = False  # whatever it was taken for before
+    matrix.has_sorted_indices = False  # recheck it
     matrix.sort_indices()
     narrow, converted, _ = _narrowed(matrix.indices[: found.nonzeros], matrix.data[: found.nonzeros])
     notes = (*found.notes, "unsorted indices to sorted ones")
@@ -218,7 +218,7 @@ def _survey(indptr, indices, bits):  # type: ignore[no-untyped-def]
 def _narrowed(
     indices: NDArray[Any], values: NDArray[Any]
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32], tuple[str, ...]]:
-    """Both in 32 bits, and what was converted."""
+    """Both in 32 bits, and notes of the conversions."""
     converted, notes = _float32(values)
     if indices.dtype.itemsize == 4:
         return indices.view(np.uint32), converted, notes  # int32 and uint32 are the same bits: none is negative

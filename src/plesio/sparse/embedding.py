@@ -73,7 +73,7 @@ class SharedEmbedding(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, with the first values. In a run: by one worker, before its `worker.prepare`, which waits for all."""
+        """Restore the initial values. In a run, one worker may call it, before its `worker.prepare`."""
         self.table.normal_(0, SPREAD, generator=torch.Generator().manual_seed(self.seed))
         self.squares.zero_()
 
@@ -99,7 +99,7 @@ class SharedEmbedding(nn.Module):
         self.table.index_add_(0, touched, total.mul_(steps[:, None]), alpha=-1)
 
     def extra_repr(self) -> str:
-        """What is printed in the brackets."""
+        """The text within the brackets of its `repr`."""
         return f"{self.rows}, {self.width}, lr={self.lr:g}, optimizer={self.optimizer!r}"
 
     def _map(self, block: SharedBlock) -> None:
@@ -109,7 +109,7 @@ class SharedEmbedding(nn.Module):
         weakref.finalize(self, block.close)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, in whatever process, is the same table: the memory has no name, its maker's descriptor leads there."""
+        """A copy in any process is the same table, opened by the owner's descriptor, as its memory has no name."""
         return {name: value for name, value in self.__dict__.items() if name not in ("table", "squares")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -72,14 +72,14 @@ def slices(total: int, length: int = 256) -> Iterator[tuple[int, int]]:
 
 
 def advance(share: float) -> None:
-    """Move the progress bar by this share of an epoch: `slices` does, and whoever cuts an epoch otherwise should."""
+    """Move the progress bar by this share of an epoch; for code that divides epochs without `slices`."""
     if move := _move.get():
         move(share)
 
 
 @contextmanager
 def part_of_epoch(share: float) -> Iterator[None]:
-    """Inside, what would move the progress bar by an epoch moves it by this share of one."""
+    """Within it, a whole epoch moves the progress bar by this share only."""
     move = _move.get()
     token = _move.set(move and (lambda whole: move(whole * share)))
     try:
@@ -97,7 +97,7 @@ def run_epochs(
     label: str = "",
     save: Callable[[Epoch], None] | None = None,
 ) -> list[Epoch]:
-    """Run `one(number)` for each of `epochs`; what each came to.
+    """Run `one(number)` for each of `epochs`; returns their results.
 
     After each: a loss that is not finite ends the run, `save` is called, then every callback; one that returns True
     stops the run in good order.

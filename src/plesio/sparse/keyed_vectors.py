@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from plesio.errors import ConfigurationError
 
 Key = str | int | NDArray[Any]
-"""A name, its place, or a vector that is nobody's."""
+"""A key, its index, or any vector."""
 Keys = Key | Sequence[Key | tuple[Key, float]]
 """One or several, each perhaps with a weight; an array of two dimensions is several vectors."""
 Question = tuple[str, ...]
@@ -224,7 +224,7 @@ class KeyedVectors:
             raise KeyError(f"there is no vector of {key!r}: it was not in the text, or too rare (min_count)") from None
 
     def _vector(self, key: Any) -> NDArray[Any]:
-        """Of length 1 for a key; a vector as it is."""
+        """The unit vector of a key; a given vector unchanged."""
         if _is_key(key):
             return self.get_vector(key, norm=True)
         vector = np.asarray(key)

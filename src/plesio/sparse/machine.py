@@ -1,4 +1,4 @@
-"""What this machine's memory can do: the two figures that decide how a sparse kernel should go about it."""
+"""Cache size and memory bandwidth of this machine, by which sparse kernels choose their way."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BUSY = 0.75
 """With less than this share of the cores asked for, threads did not really run at once."""
 
 APART = ("replica", "deterministic")
-"""Ways to train in which no thread ever writes what another is about to: there is nothing to watch."""
+"""Models without conflicting writes: there is nothing to watch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _sample(indptr: NDArray[np.int64], nonzeros: int, seed: int) -> NDArray[np.i
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """A heading and lines of name, figure and what it means, in columns."""
+    """A heading, and lines of name, figure and meaning in columns."""
     return [
         f"\n{name}" if not figure else f"  {name:<28}{figure:>16}  {meaning}".rstrip() for name, figure, meaning in rows
     ]

@@ -30,7 +30,7 @@ JSON: TypeAlias = Any
 
 FILE = "model.safetensors"
 FORMAT = 1
-_BLOCK_BYTES = 1 << 24  # what `digest` copies at most of an array that does not lie in one piece
+_BLOCK_BYTES = 1 << 24  # bytes that `digest` copies at a time of a non-contiguous array
 
 
 def save(folder: str | Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, JSON]) -> None:
@@ -117,7 +117,7 @@ def _add(data: Any, state: xxh3_64) -> None:
     if isinstance(data, tuple):
         for array in data:
             _add(array, state)
-    elif data.dtype.names:  # by field: what lies between them is anything
+    elif data.dtype.names:  # by field: the padding between them is arbitrary
         for name in data.dtype.names:
             _add(data[name], state)
     else:

@@ -42,7 +42,7 @@ def functions(callbacks: Iterable[Callable[..., object]]) -> tuple[Callable[...,
 
 
 class Shown:
-    """Its `repr` is the call that made it, without what is the default anyway."""
+    """Its `repr` is the call that made it, without defaults."""
 
     def __repr__(self) -> str:
         given = {

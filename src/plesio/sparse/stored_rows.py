@@ -79,7 +79,7 @@ def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _storable(y: NDArray[Any]) -> NDArray[Any]:
-    """Labels that a table keeps as objects, as what they are; a file of objects could hold code."""
+    """Labels of dtype object as numbers or strings; a file of objects could hold code."""
     if y.dtype != object:
         return y
     plain = np.array(y.tolist())

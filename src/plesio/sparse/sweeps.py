@@ -26,11 +26,11 @@ WORTH_A_TRIAL_S = 0.3
 SMALL_MODEL_BYTES = 256 << 20
 """Up to this size copies for a trial are made in no time; a larger model is so sparse that threads hardly meet."""
 REPLICA_WORTH = 0.8
-"""What an example teaches a replica, against the shared model: it knows nothing of the others' until the epoch's end."""
+"""The worth of an example to a replica against the shared model: others' work is merged only at the epoch's end."""
 
 
 class Work(NamedTuple):
-    """What is to be done: a compiled update on these parameters, over this data cut into chunks."""
+    """The work: a compiled update of these parameters, over this data divided into chunks."""
 
     loops: Loops
     parameters: Any

@@ -97,7 +97,7 @@ class Threads:
         try:
             assert self._call is not None
             self._results[thread] = self._call(thread)
-        except BaseException as error:  # told by the caller, who alone may raise
+        except BaseException as error:  # raised by the calling thread
             self._errors.append(error)
 
 

@@ -23,7 +23,7 @@ _ONE = np.uintp(1)
 
 
 class Triples(NamedTuple):
-    """Who rated what, and how high: three arrays of one length."""
+    """Users, items and ratings: three arrays of equal length."""
 
     users: NDArray[np.uint32]
     items: NDArray[np.uint32]
@@ -61,7 +61,7 @@ def mark(rows: NDArray[np.uint32], marks: NDArray[np.bool_], threads: int) -> No
 @compiled
 def _mark(rows, first, stop, marks):
     for at in range(uintp(first), uintp(stop)):
-        if not marks[rows[at]]:  # nearly all are set soon, and lines that nobody writes are every core's
+        if not marks[rows[at]]:  # nearly all are set soon, and unwritten cache lines stay shared
             marks[rows[at]] = True
 
 

@@ -27,7 +27,7 @@ AHEAD = 8
 (MovieLens-100k with 8 to 128 factors: .93 to .99 of the time without, medians of twelve pairs; pairwise ranking 1.00 to 1.06);
 where only the last level holds it, sweeps take .75 of the time (ML-10M's shape, 64 factors)."""
 ATTEMPTS = 16
-"""How many items are drawn before a user who likes nearly all of them is passed over."""
+"""Draws after which a user who likes nearly all items is skipped."""
 NOBODY = np.uint32(0xFFFFFFFF)
 
 _ZERO, _ONE, _LINE, _MASK = np.uintp(0), np.uintp(1), np.uintp(LANES), np.uintp(AHEAD - 1)
@@ -249,7 +249,7 @@ def _has_seen(rivals, user, item):
 
 @inlined
 def mix(number):
-    """Random bits of a number (the finisher of splitmix64): no state, so whoever draws, draws the same."""
+    """Random bits of a number (the finaliser of splitmix64): stateless, so every thread draws the same."""
     number = (number + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

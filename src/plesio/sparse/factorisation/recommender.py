@@ -1,4 +1,4 @@
-"""What a factorisation that has been learnt is good for: predictions, recommendations, scores."""
+"""Predictions, recommendations and scores of a fitted factorisation."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from plesio.sparse.threads import by_shares, shares
 SPREAD = 0.1
 """Standard deviation of the factors at first."""
 _UNIT = np.float32(SPREAD * math.sqrt(3) / 2**63)
-"""What makes 64 random bits a number of that deviation, and mean 0."""
+"""The factor that turns 64 random bits into a number of that deviation, and mean 0."""
 
 
 class Side:

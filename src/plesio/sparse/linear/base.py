@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share besides fitting: checks of the data, margins, forms of the result."""
+"""The common parts of classifier and regressor but for fitting: checks of the data, margins, forms of the result."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class HogwildLinear(Fitting):
             raise ConfigurationError(f"the rows have {rows.features} features, the model has {self.n_features_in_}.")
 
     def _margins(self, X: Any) -> NDArray[Any]:
-        """What the linear functions give: shape (rows, learners)."""
+        """The values of the linear functions: shape (rows, learners)."""
         check_is_fitted(self)
         if isinstance(X, Rows):
             self._check_width(X)

@@ -30,10 +30,10 @@ class Contest:
     def __init__(self, nonzeros_per_turn: float, *, open: bool) -> None:
         self.open, self.won = open, True
         self._nonzeros_per_turn, self._timed, self._epochs = nonzeros_per_turn, 0.0, 0
-        self._speeds = {True: 0.0, False: 0.0}  # the best: what else the machine does only ever slows threads down
+        self._speeds = {True: 0.0, False: 0.0}  # the best, since other load can only slow threads down
 
     def parts(self, order: NDArray[np.uint32]) -> Iterator[tuple[NDArray[np.uint32], bool]]:
-        """(turns, whether all threads shall do them): what the caller does with them is timed."""
+        """(turns, whether all threads do them); the caller's work on each is timed."""
         if not self.open:
             yield order, self.won
             return

@@ -12,8 +12,8 @@ from plesio.sparse.conflict_free import colour
 from plesio.sparse.csr import Rows
 
 LARGEST_CHUNK = 256
-_CHUNKS = 128  # an epoch has at least so many, or one a row: their order is the only thing shuffled
-_WINDOW = 512  # chunks of mapped rows are shuffled within so many: what is near in the file is read together
+_CHUNKS = 128  # at least this many per epoch, or one per row; only their order is shuffled
+_WINDOW = 512  # mapped rows are shuffled within this many chunks, so that neighbours in the file are read together
 _PIECE = 64  # rows of a conflict-free group a thread takes at once
 
 

@@ -68,13 +68,13 @@ class HeldOut:
 
 
 def _pieces(rows: Rows, which: NDArray[np.intp]) -> Callable[[], Iterable[Rows]]:
-    """What gives copies of some mapped rows, a few at a time."""
+    """Copies mapped rows, a few at a time."""
     few = max(1, _COPIED_AT_ONCE * len(rows) // max(rows.nonzeros, 1))
     return lambda: (rows.take(which[first : first + few]) for first in range(0, len(which), few))
 
 
 class Fitting(BaseEstimator):
-    """The part of an estimator that fits. What targets mean, the estimator itself knows."""
+    """The part of an estimator that fits; the estimator itself interprets the targets."""
 
     _losses: dict[str, int]
     coef_: Any
@@ -167,7 +167,7 @@ class Fitting(BaseEstimator):
     def _run(
         self, training: Training, problem: Problem, epochs: range, seed: int, held_out: HeldOut | None, kept: Any
     ) -> None:
-        """Do the epochs, those of a checkpoint excepted, and set what a fitted model has."""
+        """Do the epochs after the checkpoint's, and set the attributes of a fitted model."""
         about = {name: getattr(self, name) for name in _MUST_AGREE if hasattr(self, name)}
         about["shape"] = [len(problem), problem.rows.features]
         if self.checkpoint is not None or kept is not None:
@@ -224,7 +224,7 @@ class Fitting(BaseEstimator):
 
     @property
     def _advice(self) -> str:
-        """What to try when it diverged."""
+        """The advice after divergence."""
         if self.learning_rate == "optimal":  # knows no eta0
             return (
                 "Try a larger alpha, or learning_rate='invscaling' with a small eta0, or scale the features to about 1."

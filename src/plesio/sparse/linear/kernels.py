@@ -43,7 +43,7 @@ _ONE, _TWO, _THREE, _FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(
 
 
 class Data(NamedTuple):
-    """The rows and what is known of each. Place p of the order of work is the row rows[p]."""
+    """The rows, their targets and weights. Place p of the order of work is the row rows[p]."""
 
     indptr: Any
     indices: Any
@@ -54,17 +54,17 @@ class Data(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What happens when: all arrays but `bounds` and `order` have one entry for each turn, a turn being a chunk's."""
+    """The schedule: all arrays but `bounds` and `order` have one entry per turn; a turn is a chunk."""
 
     order: Any  # uint32: the chunk whose turn it is
     bounds: Any  # int64: chunk c is the places bounds[c] to bounds[c + 1] - 1
     rates: Any  # float64: the learning rate of the turn
     scales: Any  # float64: the scale at its beginning
-    shrinks: Any  # float64: what the scale is multiplied by for each row
+    shrinks: Any  # float64: the factor of the scale for each row
     truncations: Any  # float64: L1 penalty that a weight must have paid at its beginning
     clocks: Any  # float64: the sum of the scales of all averaged rows at its beginning; negative: not averaged yet
     losses: Any  # float64, written: the loss of its rows before each was learnt from
-    steps: Any  # float64, written: what its rows did to the intercept
+    steps: Any  # float64, written: the change of the intercept by its rows
     intercepts: Any  # float64, written: the sum of the intercepts after each of its rows
 
 
@@ -82,9 +82,9 @@ class Hot(NamedTuple):
 
     keys: Any  # uint32: the feature that has the slot; of an empty slot one that cannot have it
     mine: Any  # where this thread's copies begin
-    tail: Any  # what is added to the index of the other weights
+    tail: Any  # the offset added to the index of the other weights
     shared: Any  # float32: the hot weights all threads agree on
-    seen: Any  # float32: what they were when this thread last looked
+    seen: Any  # float32: their values when this thread last looked
 
 
 class Rules(NamedTuple):
@@ -96,7 +96,7 @@ class Rules(NamedTuple):
     truncation: Any  # times the learning rate is the L1 penalty of a row; 0: there is none
     flat: Any  # a slope no steeper is taken for zero
     prefetched: Any  # whether the weights are
-    held: Any  # the intercept moves only after the turn, by whoever planned it (for rows done in any order)
+    held: Any  # the planner moves the intercept after the turn (for rows done in any order)
 
 
 @inlined
@@ -149,7 +149,7 @@ def add(indices, values, weights, begin, end, factor, keys, mine, tail):
 
 @compiled
 def exchange(weights, hot):
-    """Give the others what this thread did to the hot weights since it last looked, and take what they did."""
+    """Exchange changes of the hot weights with the other threads, since this one last looked."""
     shared, seen, mine = hot.shared, hot.seen, hot.mine
     for slot in range(np.uint64(HOT_SLOTS)):
         now = shared[slot] + (weights[mine + slot] - seen[slot])
@@ -273,7 +273,7 @@ def merge(array, copies, first, stop):
 
 @inlined
 def truncate(weight, scale, owed, paid, j):
-    """Let a weight (as v) pay what it owes of the L1 penalty, but not beyond zero."""
+    """Apply the L1 penalty that a weight (as v) owes, but not beyond zero."""
     debt = owed - paid[j] if weight < 0.0 else owed + paid[j]
     if weight > 0.0:
         after = np.float32(max(0.0, weight - debt / scale))

@@ -102,7 +102,7 @@ class Replicas:
                 _Turns(data, plan, rules, begin + (number - begin) % self._count, stop, self._count)
                 for number in range(self._count)
             ]
-            ticket = count()  # the next replica is for whoever has time
+            ticket = count()  # the next free thread takes the next replica
 
             def work(_: int) -> int:
                 rows = 0

@@ -15,7 +15,7 @@ from plesio.sparse.linear.renumbering import renumber
 from plesio.sparse.machine import last_level_cache_bytes
 
 MODELS = ("auto", "hot", "replica", "shared")
-_EPOCHS_WORTH_RENUMBERING = 4  # it costs what it saves in two or three
+_EPOCHS_WORTH_RENUMBERING = 4  # it costs as much as it saves in two or three
 _WORTH_THREADS = 200_000  # non-zeros: fewer are done before another thread has begun
 _MOSTLY = 0.5  # a colouring with fewer of its rows in groups for several threads is serial, more or less
 

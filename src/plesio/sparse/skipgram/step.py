@@ -23,12 +23,12 @@ from plesio.sparse.intrinsics import prefetch
 from plesio.sparse.lanes import LANES, LINE_BYTES, fill, load, store, total
 
 PAIR = 2
-"""Output rows are worked on two at a time, which is what fits in registers; where they are odd, one is there twice."""
+"""Output rows are processed two at a time, which fits the registers; of an odd number one comes twice."""
 REACH = 6
 """The sigmoid's table covers scores from -6 to 6, as in word2vec.c; beyond it is 0 or 1."""
 CELLS = 1000
 SAMPLED = 32
-"""The loss is taken of one step in so many."""
+"""The loss is computed for one step in this many."""
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LOWEST, _HIGHEST, _CELLS_PER_UNIT = np.float32(-REACH), np.float32(REACH), np.float32(CELLS / (2 * REACH))
@@ -55,7 +55,7 @@ class Steps(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one step: hidden rows, what they are moved by, a number for each pair."""
+    """Buffers of one step: hidden rows, their changes, a number for each pair."""
 
     hidden: NDArray[np.float32]
     errors: NDArray[np.float32]

@@ -30,7 +30,7 @@ from plesio.sparse.threads import pool
 PARTS = 4
 ROUND_CHUNKS = 64
 WORTH_A_TRIAL_S = 0.5
-"""What one thread does in this time is not sped up by looking for something faster."""
+"""Work that one thread does in this time is not worth a trial."""
 TRIAL_S = 0.03
 SMALL_MODEL_BYTES = 256 << 20
 """Up to this size a copy for a trial is made in no time; threads of a larger model hardly meet."""
@@ -45,7 +45,7 @@ class Turns(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be done to which model."""
+    """The work, and the model."""
 
     text: Text
     rules: Rules
@@ -62,7 +62,7 @@ class Work(NamedTuple):
 
 
 class Hand:
-    """What one thread needs to work: its own room for steps."""
+    """The buffers of one thread."""
 
     def __init__(self, work: Work) -> None:
         text, rules, model = work.text, work.rules, work.model
