@@ -65,7 +65,7 @@ class Pushed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def work(self) -> int:
-        """How much went into it: its samples, or its steps where the loop's data is its own and nobody knows."""
+        """The work behind it: its samples, or its steps if the samples are unknown."""
         return self.samples or self.steps
 
 

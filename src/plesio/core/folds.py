@@ -1,4 +1,4 @@
-"""What contributions make when they are folded: whose, with what share of the mean, and how far it moves."""
+"""A fold: whose contributions, their shares of the mean, and its scale."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class DataLeases:
         self.opened = 0
         self._total: int | None = None
         self._whose = "another worker's"  # that number
-        self._drawn: dict[int, tuple[int, int]] = {}  # of each epoch, who asked first and what it drew
+        self._drawn: dict[int, tuple[int, int]] = {}  # by epoch: the first worker that asked, and its digest
         self._epochs = 0  # epochs opened so far
         self._gone: set[int] = set()
         self._returned: deque[Batch] = deque()
@@ -97,7 +97,7 @@ class DataLeases:
         return self._epochs - (len(self._queues[worker]) + back) / max(1, own)
 
     def agree(self, total: int) -> int:
-        """The number of batches an epoch has: what the first worker said."""
+        """The number of batches per epoch, as the first worker gave it."""
         if self._total is None:
             self._total = total
         return self._total
@@ -193,7 +193,7 @@ class DataLeases:
         return tuple([held.popleft() for _ in range(min(count, len(held)))]) if held else ()
 
     def unused(self, worker: int, count: int) -> None:
-        """`worker` will not use the `count` newest batches it holds: somebody else gets them."""
+        """`worker` returns the `count` newest batches it holds; others get them."""
         held = self._outstanding[worker]
         self.give_back(tuple(held.pop() for _ in range(min(count, len(held)))))
 
@@ -206,7 +206,7 @@ class DataLeases:
         self.skipped += len(batches)
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
-        """These batches were not folded: somebody else gets them, the earliest first."""
+        """These batches were not folded; they are leased again, the earliest first."""
         if len(batches) > FEW:
             self._returned = deque(sorted((*self._returned, *batches)))
             return
@@ -214,7 +214,7 @@ class DataLeases:
             insort(self._returned, batch)
 
     def left(self, worker: int) -> None:
-        """This worker is gone: what it held and what waited for it is open to all."""
+        """This worker left; its batches, held or queued, are open to all."""
         self._gone.add(worker)
         self.give_back(self.consume(worker, len(self._outstanding[worker])))
         self._open_to_all(worker)
@@ -224,7 +224,7 @@ class DataLeases:
         self._gone.discard(worker)
 
     def state(self, unfolded: Iterable[Batch]) -> LeasesState:
-        """All of it, for a checkpoint; what is leased, and what is `unfolded` yet, goes back in it to be leased again."""
+        """The state for a checkpoint; leased and `unfolded` batches return to the queue in it."""
         leased = [batch for held in self._outstanding.values() for batch in held]
         waiting = tuple([len(self._queues[worker]) for worker in range(self.workers)])
         gone = tuple(sorted(self._gone))

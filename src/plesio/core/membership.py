@@ -134,7 +134,7 @@ class Membership:
         self.waiting -= 1
 
     def _one_fewer_at_slowest(self) -> None:
-        """The slowest moves up when nobody is left there; with no seat at all it stays, for whoever joins next."""
+        """Advance the slowest clock when no seat is at it; without seats it stays, for the next to join."""
         self._at_slowest -= 1
         if self._at_slowest == 0 and self.seats:
             clocks = [seat.clock for seat in self.seats.values()]
@@ -157,7 +157,7 @@ class Membership:
 
     @classmethod
     def restore(cls, state: MembershipState, silence_s: float) -> Self:
-        """Nobody is a member; whoever was joins again, as a later incarnation."""
+        """Remove all members; each rejoins as a later incarnation."""
         members = cls(silence_s)
         members.slowest = state.slowest
         members._last_incarnation.update(state.last_incarnation)

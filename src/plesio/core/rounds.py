@@ -36,7 +36,7 @@ class Call(IntEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The answer to `workers`. `source`: whose state those take over that are behind; None if nobody is.
+    """The answer to `workers`. `source`: the worker whose state those behind take over; None if none is behind.
 
     `intact`: no collective broke, and nobody died; `same_settings`: what they last said their settings were is the same.
     """
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class _Place:
-    """A live worker: when it was last let go, and what it checked in with."""
+    """A live worker: when it was last released, and what it checked in with."""
 
     __slots__ = ("here", "intact", "reached", "released_s", "settings", "since_s")
 
@@ -78,7 +78,7 @@ class RollCall:
         self.members: tuple[int, ...] = ()
         self._places: dict[int, _Place] = {}
         self._dismissed = False
-        self._died = False  # somebody, since the last outcome
+        self._died = False  # a worker, since the last outcome
 
     def join(self, worker: int, now_s: float) -> None:
         """A worker is there."""
@@ -129,7 +129,7 @@ class RollCall:
         return Outcome(Call.REGROUP, here, self.generation, intact=intact, source=source)
 
     def waited_s(self, now_s: float) -> float:
-        """For how long somebody has been waiting for the others."""
+        """How long the first to arrive has been waiting."""
         return max((now_s - place.since_s for place in self._places.values() if place.here), default=0.0)
 
     def silent(self, now_s: float, silence_s: float) -> list[tuple[int, float]]:

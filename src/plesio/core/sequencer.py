@@ -61,7 +61,7 @@ _TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to bu
 
 
 class SequencerState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps of the order: the version it is at, the data, and who may not come back.
+    """What a checkpoint keeps of the order: the version, the data, and the latest incarnations.
 
     After a restore nobody is a member, so no key of before is admitted again.
     """
@@ -99,7 +99,7 @@ class Sequencer:
         self._pending: list[Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
-        self._released_at = -1  # the slowest clock when all who wait were looked through
+        self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self._effects: list[Effect] = []
@@ -119,7 +119,7 @@ class Sequencer:
         stealing: bool = False,
         silence_s: float = 300.0,
     ) -> Self:
-        """Go on from a checkpoint: versions and data as they were, but nobody is a member.
+        """Continue from a checkpoint: versions and data as they were, without members.
 
         What had come and was not folded is forgotten, and what was leased is leased again: all workers join anew, as
         later incarnations than any before. Of one that will not, `Left` is to be told, or its data waits for it.
@@ -277,7 +277,7 @@ class Sequencer:
         self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
         if self._after_fold and self._admit.admits(seat.staleness):
             self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
-        elif self._after_fold:  # of an earlier round: it takes nobody's place in this one
+        elif self._after_fold:  # of an earlier round: it does not count in this one
             self._grant(seat)
 
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
@@ -309,7 +309,7 @@ class Sequencer:
         )
 
     def _count_anew(self) -> None:
-        """Recompute how many contributions the next fold needs: who can send one has changed."""
+        """Recompute how many contributions the next fold needs, as the senders have changed."""
         self._wanted = self._gather.size(self._reachable())
 
     def _reachable(self) -> int | None:
@@ -343,13 +343,13 @@ class Sequencer:
             self._cancel_late()
 
     def _cancel_late(self) -> None:
-        """Cancel the work of all who still compute from an older version and were not told yet."""
+        """Cancel the work of all workers that compute from an older version, unless told already."""
         for seat in self.members.seats.values():
             if seat.waiting is None and seat.computing < self.version and not seat.called_off:
                 self._call_off(seat)
 
     def _call_off(self, seat: Seat) -> None:
-        """Cancel what `seat` is computing: that answers the contribution it would have sent next."""
+        """Cancel what `seat` is computing; this answers its next contribution."""
         number, staleness = seat.next_number, self.version - seat.computing
         self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
         self._effects.append(Cancel(seat.worker, number, self.version))
