@@ -89,10 +89,10 @@ class Run:
 
 @contextmanager
 def alone(refusal: str) -> Iterator[None]:
-    """Until it ends, whoever calls `run` is refused with these words.
+    """Allow one run at a time; others raise with this message.
 
     Raises:
-        ConfigurationError: somebody else is in it; its refusal.
+        ConfigurationError: another run is under way; its message.
     """
     global _refusal
     if not _turn.acquire(blocking=False):

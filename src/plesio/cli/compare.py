@@ -240,7 +240,7 @@ def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:
 
 
 def as_json(work: Work, rows: Sequence[Summary | Failed]) -> dict[str, Any]:
-    """The table for programs; what there is none of is null. A metric that is no accuracy stands in each row by its name."""
+    """The table for programs. Missing values are null. A metric other than accuracy has its own key in each row."""
     target = None if work.until.target is None else {work.until.target[0]: work.until.target[1]}
     metric = _metric(work, [row for row in rows if isinstance(row, Summary)])
     return {

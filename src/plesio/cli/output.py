@@ -14,9 +14,9 @@ class OutputLostError(OSError):
 
 
 class Output(io.TextIOWrapper):
-    """Prints a question mark for a letter that there is none of, and tells its own failures from any other file's.
+    """Prints a question mark for a character outside the encoding, and marks its own failures.
 
-    That the reader of a pipe is gone stays a `BrokenPipeError`: who reads no further has seen enough.
+    A closed pipe stays a `BrokenPipeError`: its reader has seen enough.
     """
 
     def write(self, text: str, /) -> int:

@@ -116,7 +116,7 @@ class Assembly:
         return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor)
 
     def close(self) -> None:
-        """Nobody is to use it: the one who was to fill it died."""
+        """Release the memory: the worker that should initialise it died."""
         self._ring.close()
         self._slots.close()
 

@@ -230,10 +230,10 @@ def kept_in(folder: str) -> bool:
 
 
 def check_free(folder: Path, resumed: Saved | None) -> None:
-    """Make sure that a run may write its checkpoints into `folder`: among another run's they would be told apart by nobody.
+    """Refuse a folder with another run's checkpoints, and one that cannot be written.
 
     Raises:
-        CheckpointError: what lies there is not what the run goes on from.
+        CheckpointError: its checkpoints are not those that the run resumes from.
         ConfigurationError: it is no folder, and cannot become one.
     """
     try:

@@ -119,10 +119,10 @@ def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:
-    """Move the model's buffers towards those that came: all the way for a round, which began from these, whoever is in it; by
-    the contributions' share among the workers where nobody waits for the others, and theirs began elsewhere.
+    """Move the model's buffers towards the contributions': replace them in rounds (`share` 1), else interpolate by the
+    contributions' share of the workers.
 
-    Where they are there already, or there is nothing between the two (one is infinite), they become what came.
+    Elements that are equal, or of which one is infinite, become the contributions' value.
     """
     for segment in target.layout.buffer_segments:
         new, old, came = target.flat[segment], current.flat[segment], mean.flat[segment]

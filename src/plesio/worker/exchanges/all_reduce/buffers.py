@@ -43,7 +43,7 @@ class SharedBuffers:
         self.keep()
 
     def keep(self) -> None:
-        """From now on they are to be as they are if the next step comes to nothing."""
+        """Save the current values, to restore them if the next step fails."""
         for kept, flat in zip(self._kept, self._flats, strict=True):
             kept.copy_(flat)
 
