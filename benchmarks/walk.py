@@ -9,6 +9,7 @@ of a different file, returns not counted. Up to the answer, and with what comes 
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -21,12 +22,12 @@ from typing import Any
 import torch
 
 import plesio as ps
+from plesio.config import RunConfig
 from plesio.launch.local.server_process import Server
 from plesio.protocol.journal import JournalHead, JournalWriter
 from plesio.protocol.launcher import Stop
 from plesio.protocol.worker import Contribution, Ready
 from plesio.server.checkpointer import Keeping
-from plesio.server.configs import ServerConfig
 from plesio.server.lines import Line
 from plesio.transport.channel import Channel, channel_pair
 from plesio.transport.doorbell import framed
@@ -52,7 +53,7 @@ class Walk:
 
 def told(files: list[str]) -> str:
     """How long a walk is."""
-    changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
+    changes = sum(one != other for one, other in itertools.pairwise(files))
     return f"{len(files)} calls, {len(set(files))} files, {changes} changes of file"
 
 
@@ -67,12 +68,9 @@ def server_of(strategy: ps.Strategy, folder: Path) -> tuple[Server, list[int]]:
         ends.append(Channel(theirs, object, "the server"))
         pushes.append(push)
     launcher, _ends = channel_pair()
-    config = ServerConfig(
-        workers=WORKERS, evaluates=False, journals=True, stealing=False, timeout_s=60.0, raise_on_nonfinite=False,
-        threads=1, incarnation=1, keeping=Keeping(),
-    )  # fmt: skip
+    config = RunConfig(strategy=strategy, workers=WORKERS)
     writer = JournalWriter(folder / "journal.bin", JournalHead(strategy=strategy.name, workers=WORKERS))
-    server = Server(config, strategy, Channel(launcher, Stop, "the launcher"), None, lines, writer)
+    server = Server(config, Keeping(), Channel(launcher, Stop, "the launcher"), None, lines, writer)
     model = torch.nn.Linear(100, 100)
     for worker, line in enumerate(lines):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

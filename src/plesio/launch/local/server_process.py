@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from plesio.config import RunConfig
-from plesio.core.events import Cancel, Discard, Evict, Grant
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import PlesioError
@@ -33,13 +32,11 @@ from plesio.protocol.worker import (
     Farewell,
     FromWorker,
     Hello,
-    LeaseReply,
     LeaseRequest,
     MirrorFilled,
-    Refused,
     WorkDone,
 )
-from plesio.server.answers import answer_to
+from plesio.server.answers import PipeReplies
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.configs import ServerConfig
@@ -57,55 +54,6 @@ TICK_S = 0.1
 MESSAGE_S = 10.0
 FINAL = -2
 """The reader of the ring for the engine, at the end."""
-
-
-class PipeReplies:
-    """Answers the workers at `lines`: over their pipes, and on their channels.
-
-    Attributes:
-        unresponsive: workers that there was no room to answer, to be cut off when all is done.
-        evicted_lines: those of workers that are members no longer, to be hung up.
-    """
-
-    def __init__(self, lines: list[Line], checkpointer: Checkpointer) -> None:
-        self._lines = lines
-        self._checkpointer = checkpointer
-        self.stopping = False
-        self.unresponsive: list[Line] = []
-        self.evicted_lines: list[Line] = []
-        self.now_s = time.monotonic
-
-    def granted(self, grant: Grant, buffer: int) -> float:
-        """Write into its pipe."""
-        return self._answer(grant, buffer)
-
-    def called_off(self, cancel: Cancel, buffer: int) -> float:
-        """Write into its pipe, unasked."""
-        return self._answer(cancel, buffer)
-
-    def _answer(self, effect: Grant | Cancel, buffer: int) -> float:
-        line = self._lines[effect.worker]
-        before = self._checkpointer.before[effect.worker]
-        try:
-            write_answer(line.answer, *answer_to(effect, buffer, before, self.stopping))
-        except BlockingIOError:
-            self.unresponsive.append(line)
-        return time.monotonic()
-
-    def leased(self, worker: int, reply: LeaseReply) -> None:
-        """Tell it on its channel."""
-        self._lines[worker].say(reply)
-
-    def refused(self, worker: int, why: str) -> None:
-        """Tell it on its channel: it raises that."""
-        self._lines[worker].say(Refused("ConfigurationError", why))
-
-    def repeated(self, discard: Discard) -> None:
-        """Its worker has the answer: pipes lose nothing."""
-
-    def evicted(self, evict: Evict) -> None:
-        """Its line is hung up once all is done."""
-        self.evicted_lines.append(self._lines[evict.worker])
 
 
 class Server:
