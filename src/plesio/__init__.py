@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # these lines are for type checkers, the table below for the 
     from plesio.launch.replayed.replay import Replayed as Replayed
     from plesio.launch.replayed.replay import ReplayError as ReplayError
     from plesio.launch.replayed.replay import replay as replay
+    from plesio.protocol.coding import ProtocolError as ProtocolError
     from plesio.protocol.journal import JournalError as JournalError
     from plesio.runner import EvaluateError as EvaluateError
     from plesio.runner import Run as Run
@@ -65,6 +66,7 @@ _HOMES = {
         "WorkerLostError",
     ),
     "plesio.config.faults": ("Kill", "Pace", "Slow"),
+    "plesio.protocol.coding": ("ProtocolError",),
     "plesio.protocol.journal": ("JournalError",),
     "plesio.strategy.recipes": ("recipe",),
     "plesio.launch.replayed.replay": ("Replayed", "ReplayError", "replay"),
