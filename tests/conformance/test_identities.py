@@ -71,7 +71,7 @@ def test_one_worker_with_batch_norm_is_plain_pytorch(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "to", "settings"), reductions(to_plain=False))
-def test_a_recipe_is_what_it_reduces_to(name: str, to: str, settings: Settings) -> None:
+def test_a_recipe_equals_what_it_reduces_to(name: str, to: str, settings: Settings) -> None:
     """With four simulated workers, to rounding."""
 
     def weights(strategy: Strategy) -> dict[str, torch.Tensor]:

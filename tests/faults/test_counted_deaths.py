@@ -94,7 +94,7 @@ def test_a_death_between_two_reports_is_counted_exactly(name: str, die: str) -> 
     assert run.version == (ROWS[name] // BATCH if name == "hogwild" else run.workers[0].steps)
 
 
-def test_a_death_while_writing_into_shared_memory_is_told() -> None:
+def test_a_death_while_writing_into_shared_memory_is_reported() -> None:
     """The batch may be in the weights, so it is trained again: the summary counts it."""
     run = ps.run(partial(counting, name="hogwild", die="in the step"), ps.hogwild(), workers=WORKERS, timeout_s=60)
     seen = visits(run)
@@ -105,7 +105,7 @@ def test_a_death_while_writing_into_shared_memory_is_told() -> None:
     assert "updates that workers lost by writing at the same time, without a lock, are not counted" in shown
 
 
-def test_a_death_in_the_step_is_exact_under_allreduce() -> None:
+def test_a_death_within_a_step_is_exact_under_allreduce() -> None:
     """The others completed the round, so its batches are folded."""
     run = ps.run(partial(counting, name="allreduce", die="in the step"), ps.allreduce(), workers=WORKERS, timeout_s=60)
     assert torch.equal(visits(run), torch.ones(ROWS["allreduce"], dtype=torch.long))

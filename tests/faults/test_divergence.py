@@ -1,4 +1,4 @@
-"""A model that becomes infinite: told with the versions between which it did, and kept out of the checkpoints."""
+"""A model that becomes infinite is reported with the versions between, and kept out of checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def diverge(worker: Any) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.name)
-def test_a_model_that_diverges_is_told_and_the_last_finite_checkpoint_kept(
+def test_a_diverged_model_is_reported_and_the_last_finite_checkpoint_kept(
     strategy: ps.Strategy, place: str, tmp_path: Path
 ) -> None:
     often = ps.Checkpoint(tmp_path / "kept", every_s=1e-6)
@@ -49,16 +49,16 @@ def judge(model: nn.Module) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("strategy", [ps.hogwild(), ps.allreduce()], ids=lambda one: one.name)
-def test_divergence_is_told_where_workers_step(strategy: ps.Strategy) -> None:
+def test_divergence_is_reported_where_workers_step(strategy: ps.Strategy) -> None:
     run = ps.run(diverge, strategy, workers=2, pace=ps.Pace(0.01), evaluate=judge, evaluate_every_s=0.05)
     assert sum("diverged" in one.what for one in run.incidents) == 1
 
 
-def test_divergence_ends_a_run_that_is_to_raise() -> None:
+def test_on_nonfinite_raise_ends_a_diverged_run() -> None:
     with pytest.raises(ps.NonFiniteError, match="diverged"):
         ps.run(diverge, ps.sync_sgd(), workers=1, on_nonfinite="raise", until=ps.Until(steps=BREAKS_AT + 1))
 
 
-def test_divergence_in_virtual_time_is_told() -> None:
+def test_divergence_in_virtual_time_is_reported() -> None:
     run = ps.run(diverge, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
     assert sum("diverged" in one.what for one in run.incidents) == 1

@@ -62,7 +62,7 @@ def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_keeps_what_was_simulated_and_a_second_one_ends_at_once(
+def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
     name: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.Signals[name])

@@ -1,4 +1,4 @@
-"""Checkpoints of simulated runs, and going on from them: the same code as in real runs, in virtual time."""
+"""Checkpoints and resumes of simulated runs: the code of real runs, in virtual time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
 
 @pytest.mark.parametrize("steps", [10, 17])
 @pytest.mark.parametrize("function", [train, adam])
-def test_in_lock_step_a_resumed_run_gives_the_same_weights(function: Any, steps: int, tmp_path: Path) -> None:
+def test_in_rounds_a_resumed_run_gives_the_same_weights(function: Any, steps: int, tmp_path: Path) -> None:
     whole = simulated(ps.sync_sgd(), function)
     first = simulated(
         ps.sync_sgd(), function, runs=tmp_path / "a", checkpoint=ps.Checkpoint(), until=ps.Until(steps=steps)
@@ -86,7 +86,7 @@ def test_a_replay_of_a_resumed_run_is_identical(strategy: Strategy, tmp_path: Pa
     assert all(torch.equal(value, second.state_dict[name]) for name, value in again.state_dict.items())
 
 
-def test_until_counts_what_was_before(tmp_path: Path) -> None:
+def test_until_counts_work_before_the_resume(tmp_path: Path) -> None:
     first = simulated(ps.async_sgd(), runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=20))
     second = simulated(ps.async_sgd(), runs=tmp_path, resume=first.folder, until=ps.Until(steps=30))
     assert second.ended == "30 steps were up"
@@ -94,7 +94,7 @@ def test_until_counts_what_was_before(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_written_in_virtual_time(tmp_path: Path) -> None:
-    """One every 0.24 s of it, with a version every 0.1 s; and one at the end."""
+    """One every 0.24 s and one at the end, with a version every 0.1 s."""
     even = Cluster((Group(4, Constant(0.1)),))
     run = simulated(
         ps.sync_sgd(), cluster=even, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=0.24, keep=100),

@@ -149,7 +149,7 @@ def test_options_for_real_processes_are_refused_in_simulations(setting: dict[str
 @pytest.mark.parametrize(
     "goals", [{"steps": 1.5}, {"samples": 0}, {"steps": True}, {"seconds": 0}, {"accuracy": "high"}]
 )
-def test_a_goal_that_nothing_reaches_is_refused(goals: dict[str, Any]) -> None:
+def test_an_unreachable_goal_is_refused(goals: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=rf"^Until\({next(iter(goals))}="):
         Until(**goals)
 
@@ -163,7 +163,7 @@ def test_settings_need_no_torch() -> None:
 # The folder for runs
 
 
-def test_a_link_to_nowhere_for_runs_is_called_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dangling_link_for_runs_is_named_in_the_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = tmp_path / "runs"
     link.symlink_to(tmp_path / "gone")
     script = tmp_path / "script.py"
@@ -180,13 +180,13 @@ def test_a_link_to_nowhere_for_runs_is_called_that(tmp_path: Path, capsys: pytes
     assert sorted(os.listdir(tmp_path)) == ["runs", "script.py"]
 
 
-def test_a_file_for_runs_is_called_that(tmp_path: Path) -> None:
+def test_a_file_for_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"Not a directory: '.*file'; give another folder"):
         ps.run(print, "async_sgd", workers=1, runs=tmp_path / "file")
 
 
-def test_without_room_for_run_toml_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_empty_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, *_: Any, **__: Any) -> int:
         path.open("wb").close()
         raise OSError(28, "No space left on device")

@@ -31,7 +31,7 @@ def found(account: Departures, concluded: bool = False) -> tuple[int, int, int, 
     return work.steps, work.versions, work.batches, work.samples, uncertain
 
 
-def test_shared_memory_knows_all_but_the_step_under_way() -> None:
+def test_shared_memory_records_all_but_the_step_under_way() -> None:
     _, account = departures(in_rounds=False)
     account.leave(0, now_s=9.0)
     assert found(account) == (1, 1, 2, 16, 0)
@@ -41,7 +41,7 @@ def test_shared_memory_knows_all_but_the_step_under_way() -> None:
     assert found(account) == (1, 1, 2, 16, 3)
 
 
-def test_a_step_that_was_not_finite_is_no_fold() -> None:
+def test_a_non_finite_step_is_no_fold() -> None:
     _, account = departures(in_rounds=False)
     account.report(0, WorkDone(steps=2, batches=4, samples=32, finite=False))
     account.leave(0, now_s=9.0)
@@ -60,7 +60,7 @@ def test_survivors_decide_on_a_round(completed: bool) -> None:
     assert found(account, concluded=not completed) == ((2, 0, 5, 40, 0) if completed else (1, 0, 2, 16, 0))
 
 
-def test_a_worker_that_reported_all_leaves_nothing() -> None:
+def test_a_worker_that_reported_everything_has_nothing_to_settle() -> None:
     for in_rounds in (True, False):
         _, account = departures(in_rounds)
         account.report(0, WorkDone(steps=1, batches=2, samples=16))

@@ -196,8 +196,8 @@ def test_ideal_steps_count_while_a_worker_took_part(left: str | None, seconds: i
     assert worker.ideal_steps(10.0) == pytest.approx(10.0 * seconds)
 
 
-def test_a_step_called_off_counts_in_vain_until_its_worker_heard() -> None:
-    """Word of the cancellation lay there while the worker was in the middle of a step."""
+def test_a_cancelled_step_counts_in_vain_until_its_worker_heard() -> None:
+    """Its worker was within a step when the cancellation came."""
     meter = Meter(1)
     meter.begin(0.0)
     (one,) = meter.workers

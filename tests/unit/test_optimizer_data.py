@@ -1,4 +1,4 @@
-"""An optimizer in plain data is built again as it was."""
+"""An optimizer is rebuilt from plain data unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAKE: list[Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = [
 
 @pytest.mark.parametrize("make", MAKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_class_settings_and_small_state_come_back(
+def test_class_settings_and_small_state_round_trip(
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype
 ) -> None:
     parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((3, 2), (2,))]
@@ -51,7 +51,7 @@ def test_class_settings_and_small_state_come_back(
     sent.check_same(OptimizerData.of(now, steps_elsewhere=False), 1, 0)
 
 
-def test_where_it_does_not_step_only_names_are_sent() -> None:
+def test_an_optimizer_that_stays_in_the_worker_is_sent_as_names() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.5)
     optimizer.param_groups[0]["odd"] = 1j
     sent = OptimizerData.of(OptimizerSpec.of(optimizer), steps_elsewhere=False)
@@ -62,6 +62,6 @@ def test_where_it_does_not_step_only_names_are_sent() -> None:
 @pytest.mark.parametrize(
     "name", ["nowhere:Mine", "torch.optim:Mine", "torch:Tensor", "os:system", "", ":", "a..b:c", "torch.optim:"]
 )
-def test_what_names_no_optimizer_is_refused(name: str) -> None:
+def test_a_name_of_no_optimizer_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="finds no optimizer of that name"):
         class_named(name)

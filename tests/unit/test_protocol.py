@@ -30,7 +30,7 @@ QUICK = settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(("union", "kind"), KINDS)
 @QUICK
 @given(data=st.data())
-def test_a_message_comes_back_as_it_was(union: object, kind: type, data: st.DataObject) -> None:
+def test_messages_round_trip(union: object, kind: type, data: st.DataObject) -> None:
     message = data.draw(messages(kind))
     again: Any = decoder_of(union)(encode(message))
     assert type(again) is kind
@@ -59,6 +59,6 @@ def test_an_answer_fits_into_its_record(answer: worker.Answer) -> None:
     assert len(encode(answer)) <= ANSWER_BYTES_MAX
 
 
-def test_a_message_of_another_line_is_refused() -> None:
+def test_a_message_of_another_connection_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no message"):
         decoder_of(worker.Answer)(encode(worker.Farewell()))
