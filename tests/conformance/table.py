@@ -56,6 +56,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "s": [1],
     "k": [3],
     "r": [2],
+    "c": [0.5],
     "every": [Steps(8), Seconds(0.3)],
     "cancel_late": [False],
     "lr_scale": ["full"],
@@ -344,6 +345,34 @@ ROWS: dict[str, Row] = {
                 0#6: fold v11 [0#6 tau1 1.00] lr 0.33; go 0@v11
                 2 is back: go 2@v11
                 2#1: fold v12 [2#1 tau0 1.00] lr 0.33; go 2@v12
+                """,
+            ),
+        ),
+    ),
+    "adadelay": Row(
+        settings={"c": 0.5},
+        answers=("every step", "gradient", "each", "freely", "server"),
+        reduces_to={PLAIN: {"c": 0.0}, "async_sgd": {"c": 0.0}},
+        golden=(
+            (
+                {"c": 0.5},
+                """
+                0#1: fold v1 [0#1 tau0 1.00] lr 0.33; go 0@v1
+                1#1: fold v2 [1#1 tau1 1.00] lr 0.20; go 1@v2
+                0#2: fold v3 [0#2 tau1 1.00] lr 0.18; go 0@v3
+                1#2: fold v4 [1#2 tau1 1.00] lr 0.17; go 1@v4
+                2#1: fold v5 [2#1 tau4 1.00] lr 0.14; go 2@v5
+                1#3: fold v6 [1#3 tau1 1.00] lr 0.15; go 1@v6
+                0#3: fold v7 [0#3 tau3 1.00] lr 0.13; go 0@v7
+                0#4: fold v8 [0#4 tau0 1.00] lr 0.14; go 0@v8
+                1#4: fold v9 [1#4 tau2 1.00] lr 0.13; go 1@v9
+                2#2: fold v10 [2#2 tau4 1.00] lr 0.12; go 2@v10
+                0#5: fold v11 [0#5 tau2 1.00] lr 0.12; go 0@v11
+                1#5: fold v12 [1#5 tau2 1.00] lr 0.12; go 1@v12
+                2 dies: -
+                0#6: fold v13 [0#6 tau1 1.00] lr 0.12; go 0@v13
+                2 is back: go 2@v13
+                2#1: fold v14 [2#1 tau0 1.00] lr 0.12; go 2@v14
                 """,
             ),
         ),

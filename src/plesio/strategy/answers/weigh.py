@@ -100,6 +100,24 @@ class DelayAdaptive:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaDelay:
+    """1 / (1 + c sqrt(t + tau)) at version t (Sra et al. 2016, arXiv 1508.05003)."""
+
+    c: float = 0.01
+    normalised: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check.number("AdaDelay", "c", self.c, least=0)
+
+    def weight(self, one: Arrival) -> float:
+        """The weight of this contribution."""
+        return max(1.0 / (1.0 + self.c * float((one.version + one.staleness) ** 0.5)), SMALLEST)
+
+    def __str__(self) -> str:
+        return f"1/(1+{self.c:g} sqrt(version+staleness))"
+
+
+@dataclass(frozen=True, slots=True)
 class BySamples:
     """In proportion to the samples behind the contribution (the n_k / n of federated averaging)."""
 
@@ -113,4 +131,4 @@ class BySamples:
         return "by samples"
 
 
-Weigh = Equal | Inverse | Polynomial | Hinge | DelayAdaptive | BySamples
+Weigh = Equal | Inverse | Polynomial | Hinge | DelayAdaptive | AdaDelay | BySamples

@@ -9,6 +9,7 @@ from __future__ import annotations
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
 from plesio.strategy.answers import (
+    AdaDelay,
     Adopt,
     Buffer,
     Correct,
@@ -32,7 +33,7 @@ from plesio.strategy.answers import (
 )
 from plesio.strategy.recipes.naming import call, word
 
-__all__ = ["async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
+__all__ = ["adadelay", "async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
 
 CORRECTIONS: dict[str, Correct] = {
     "dana": WorkerMomentum(),
@@ -46,6 +47,7 @@ WEIGHTS: dict[str, Weigh] = {
     "polynomial": Polynomial(),
     "hinge": Hinge(),
     "delay_adaptive": DelayAdaptive(),
+    "adadelay": AdaDelay(),
 }
 
 
@@ -223,6 +225,39 @@ def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "
     return Strategy(
         name=call(ringmaster, str(r), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
         admit=Fresh(within=r - 1),
+        gather=Each(),
+        correct=correction,
+        outer=UserOptimizer(lr_scale=lr_scale),
+        adopt=adopt,
+    )
+
+
+def adadelay(c: float = 0.01, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
+    """AdaDelay: asynchronous, with a rate that falls with the version and with the staleness of each contribution.
+
+    Rule: w -= a g with a = 1 / (L + c' sqrt(t + tau)) at version t. With lr = 1/L and c = c'/L that is
+    a = lr / (1 + c sqrt(t + tau)): about lr at first, and lr / (c sqrt(t + tau)) in the long run.
+
+    Args:
+        c: how fast the rate falls; half of it is left at version 1/c^2. 0 leaves it: `async_sgd`.
+        correct: as for `async_sgd`.
+        lr_scale: as for `async_sgd`.
+
+    A schedule of one's own multiplies with it. Versions count every worker's contributions.
+
+    Source: Sra, Yu, Li and Smola 2016, "AdaDelay: Delay Adaptive Distributed Stochastic Optimization", arXiv 1508.05003.
+
+    Raises:
+        StrategyError: `c` is no number of at least 0; unknown correction or lr_scale.
+
+    >>> adadelay(0.1).answers()["weigh"]
+    '1/(1+0.1 sqrt(version+staleness))'
+    """
+    check.number("adadelay", "c", c, least=0)
+    correction, adopt = _correction(correct)
+    return Strategy(
+        name=call(adadelay, c=c, correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
+        weigh=AdaDelay(c),
         gather=Each(),
         correct=correction,
         outer=UserOptimizer(lr_scale=lr_scale),
