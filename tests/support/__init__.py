@@ -1,1 +1,1 @@
-"""What several tests share: training functions that worker processes can import, and looks at the process table."""
+"""Shared by tests: training functions that worker processes can import, and the process table."""

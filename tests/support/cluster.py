@@ -98,7 +98,7 @@ class Cluster:
         self.deliver_event(Joined(worker, self.incarnations[worker]))
 
     def leave(self, worker: int, dial: int) -> None:
-        """It ends; what it had sent may still be on the way."""
+        """Its process ends; its messages may still be under way."""
         if worker in self.live:
             gone = self.live.pop(worker)
             self.ghosts.append(gone)
@@ -109,7 +109,7 @@ class Cluster:
             self.live[worker].read()
 
     def push(self, worker: int, dial: int) -> None:
-        """It sends, whether or not it read what came for it; nothing arrives yet."""
+        """It sends a push, whether or not it read its messages; nothing arrives yet."""
         if worker in self.live:
             self.live[worker].push(dial)
 
@@ -121,7 +121,7 @@ class Cluster:
             self.deliver_event(*message)
 
     def work(self, worker: int, dial: int) -> None:
-        """A whole exchange of a worker on a quick line."""
+        """A whole exchange of a worker without delays."""
         if worker not in self.live:
             self.join(worker, dial)
         process = self.live[worker]
@@ -132,7 +132,7 @@ class Cluster:
             self.deliver(worker, dial)
 
     def lease(self, worker: int, dial: int) -> None:
-        """It asks for data, at most once at a time; now and then its loop was left early and it returns the rest."""
+        """It asks for data, one request at a time; sometimes it returns the rest of a loop left early."""
         process = self.live.get(worker)
         if process is None or process.asks:
             return
@@ -143,13 +143,13 @@ class Cluster:
         process.outbox.append((event, rest))
 
     def repeat(self, worker: int, dial: int) -> None:
-        """A push that was delivered comes once more."""
+        """A delivered push arrives again."""
         pushes = [event for event, _ in self.delivered if isinstance(event, Pushed)]
         if pushes:
             self.deliver_event(pushes[dial % len(pushes)])
 
     def haunt(self, worker: int, dial: int) -> None:
-        """Something an earlier incarnation had sent, or says again, arrives at last."""
+        """A late or repeated message of an earlier incarnation arrives."""
         if self.ghosts:
             ghost = self.ghosts[dial % len(self.ghosts)]
             if ghost.outbox:
@@ -159,7 +159,7 @@ class Cluster:
                 self.deliver_event(event(ghost.worker, ghost.incarnation, *(() if dial % 2 else (True,))))
 
     def run_ahead(self, worker: int, dial: int) -> None:
-        """A number no honest worker could have come to."""
+        """A push with a number no honest worker could have reached."""
         if worker in self.live:
             ahead = self.referee.chairs[worker].number + 2 + dial
             event = Pushed(worker, self.live[worker].incarnation, ahead, 1, 1, 0)
@@ -175,7 +175,7 @@ class Cluster:
     # The end of a run
 
     def check_progress(self) -> None:
-        """Whoever lives, and whatever is on the way: go on driving everybody and everybody gets on."""
+        """Whatever happened before, all living workers make progress if driven on."""
         if not self.live:
             self.join(0)
         version, numbers = self.sequencer.version, {worker: one.number for worker, one in self.live.items()}
@@ -186,7 +186,7 @@ class Cluster:
         assert all(self.live[worker].number >= number + 4 for worker, number in numbers.items())
 
     def check_nothing_lost(self) -> None:
-        """Whoever lives can lease every batch that is neither done, skipped, in somebody's hands nor pending."""
+        """Living workers can lease every batch that is not done, skipped, held or pending."""
         for worker in set(range(self.workers)) - set(self.live):
             self.deliver_event(Left(worker, self.incarnations[worker] + 1, died=True))
         last = max((epoch for epoch, _ in self.referee.books.place), default=0)

@@ -1,4 +1,4 @@
-"""A device of its own on every machine: torch's lazy tensors, which record what is done and do it when somebody looks."""
+"""A device that every machine has: torch's lazy tensors, which record operations and run them when read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def lazy() -> torch.device:
-    """The device, in whatever process asks for it first."""
+    """The device, set up in the process that asks first."""
     if not _begun:
         from torch._lazy import ts_backend
 
@@ -23,7 +23,7 @@ _begun: list[torch.library.Library] = []
 
 
 def _copy(keys: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What this device lacks: copying from it into a tensor of the CPU's. (Not for gradients to flow through.)"""
+    """Copies from the device into a CPU tensor, which it lacks. (Without gradients.)"""
     if to.device.type == "cpu" and source.device.type == "lazy":
         return to.copy_(source.cpu())
     below = keys & torch._C._after_autograd_keyset

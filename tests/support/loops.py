@@ -1,4 +1,4 @@
-"""Training functions for real workers. They live in a module of their own so that a worker process can import them."""
+"""Training functions for real workers, in a module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Masked(nn.Module):
 
 
 class Tied(nn.Module):
-    """Encoder and decoder share a weight; a part of the model is used at odd steps only, another is frozen."""
+    """Encoder and decoder share a weight; one layer is used at odd steps only, another is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def follow(worker: Any, build: Build, optimizers: Optimizers, steps: int, batch:
 
 
 def leave_fingerprints(worker: Any, folder: str, steps: int) -> None:
-    """As `follow`, and write down every version's weights as this worker saw them."""
+    """As `follow`; writes down the weights of every version."""
     inputs, labels = data()
     model = mlp()
     model, optimizer, _ = worker.prepare(model, momentum(model), None)
@@ -172,7 +172,7 @@ def leave_fingerprints(worker: Any, folder: str, steps: int) -> None:
 
 
 class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
-    """Rows that know their number, so that a test can tell who visited which."""
+    """Rows with their numbers, so that tests know who visited which."""
 
     def __init__(self, rows: int) -> None:
         self.inputs, self.labels = data(rows)
@@ -185,7 +185,7 @@ class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
 
 
 def visit(worker: Any, folder: str, rows: int, epochs: int, pause_s: float = 0.0, batch: int = 4) -> None:
-    """Train over leased data and write down which rows went into contributions that were taken."""
+    """Train over leased data; writes down the rows of accepted contributions."""
     model = mlp()
     loader = DataLoader(Numbered(rows), batch_size=batch, shuffle=True)
     model, optimizer, loader = worker.prepare(model, sgd(model), loader)
@@ -320,7 +320,7 @@ def report_pids(worker: Any, folder: str, pause_s: float = 0.005) -> None:
 
 
 def never_prepares(worker: Any) -> None:
-    """Worker 1 does something else instead."""
+    """Worker 1 never calls prepare."""
     if worker.rank == 1:
         time.sleep(600)
     model = mlp()

@@ -1,4 +1,4 @@
-"""Looks at the process table: who is left, and what is still open."""
+"""Reads the process table: remaining processes and open descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def descendants(root: int | None = None) -> set[int]:
-    """Live processes below that one; below this one."""
+    """Live descendants of a process (None: of this one)."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

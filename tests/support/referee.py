@@ -42,7 +42,7 @@ Key = tuple[int, int, int]
 
 @dataclass
 class Chair:
-    """A live worker, as the promises see it: `number` is computed or, if `waits`, came in and is not answered.
+    """A live worker: `number` is being computed or, if `waits`, has arrived and is not answered.
 
     `told`: the number before it was called off, and nothing it sent since has come.
     """
@@ -73,7 +73,7 @@ class Came:
 
 @dataclass
 class Books:
-    """Where every batch is, by the referee's own account."""
+    """The place of every batch, by the referee's own account."""
 
     place: dict[Batch, str] = field(default_factory=dict)
     tally: Counter[str] = field(default_factory=Counter)
@@ -160,7 +160,7 @@ class Referee:
         assert [type(one) for one in self.effects] == [Discard, Cancel] * again
 
     def knows(self, chair: Chair) -> bool:
-        """This worker heard that it was called off: whether it is behind again."""
+        """The worker heard its cancellation; returns whether it is behind again."""
         told, chair.told = chair.told, False
         again = told and chair.computed_from < self.version
         self.seen["called off again"] += again
@@ -267,7 +267,7 @@ class Referee:
         return (min(1.0, folded / self.sequencer.workers) if shared else 1.0) * mean_weight
 
     def close_empty_round(self) -> None:
-        """Everything came, and nothing of it was finite: no fold, but nobody is held for it."""
+        """A round without finite contributions makes no fold, and holds nobody."""
         if self.pending and self.all_came() and all(came.fate is Verdict.NOT_FINITE for came in self.pending):
             self.close_round()
 
@@ -341,7 +341,7 @@ class Referee:
     # When all is done
 
     def check_calm(self) -> None:
-        """Nothing that could be done was left undone."""
+        """Every possible fold and grant was made."""
         chairs = self.chairs.values()
         assert self.sequencer.version == self.version
         assert self.sequencer.pending == len(self.pending)

@@ -1,4 +1,4 @@
-"""Training functions with all that makes a run hard to do again: chance, pauses, stragglers, deaths."""
+"""Training functions that are hard to replay: random numbers, pauses, stragglers, deaths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.loops import CLASSES, FEATURES, data
 
 
 class Augmented(Dataset[tuple[torch.Tensor, int]]):
-    """Each item is blurred by all three random sources as it is read."""
+    """Adds noise of all three random generators to each item read."""
 
     def __init__(self) -> None:
         self.inputs, self.labels = data(96)
@@ -95,7 +95,7 @@ def chancy(
 
 
 def fills_the_disk(worker: Any) -> None:
-    """As `chancy`; from worker 0's fifth step on the server can write no byte more into files."""
+    """As `chancy`; from worker 0's fifth step on, the server cannot write to files."""
     import resource
 
     model = build()

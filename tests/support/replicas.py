@@ -21,7 +21,7 @@ from support import loops
 
 
 def bits(model: nn.Module) -> str:
-    """Every bit of a model's parameters and buffers, in short."""
+    """A hash of a model's parameters and buffers."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(name.encode() + value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -102,7 +102,7 @@ def _notice_nothing() -> None:
 
 
 class _Unnoticed:
-    """gloo's work as it is if it does not notice that a neighbour hung up."""
+    """A gloo operation that does not notice a neighbour's closed connection."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -120,7 +120,7 @@ class _Unnoticed:
 
 
 def _die_at(call: int) -> None:
-    """Die when the `call`-th bucket is full, its predecessor being on its way."""
+    """Die when the `call`-th bucket is full and the one before is being reduced."""
     from plesio.transport.collective import Group
 
     mean, calls = Group.mean, iter(range(call))
@@ -147,7 +147,7 @@ def one_norm_step(worker: Any, folder: str) -> None:
 
 
 class Forked(nn.Module):
-    """Which of its branches a loss goes through is up to the caller; one is never used."""
+    """The caller chooses the branch; one is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Forked(nn.Module):
 
 
 def forked(worker: Any, folder: str, steps: int = 5) -> None:
-    """Worker 0 goes left, the others right."""
+    """Worker 0 uses the left branch, the others the right."""
     inputs, labels = loops.data()
     model = Forked()
     model, optimizer, _ = worker.prepare(model, loops.momentum(model), None)
@@ -187,7 +187,7 @@ def poisoned_data(worker: Any, folder: str, at: int, steps: int = 8) -> None:
 
 
 def misused(worker: Any, how: str) -> None:
-    """What all-reduce cannot do."""
+    """Misuse of all-reduce."""
     inputs, labels = loops.data()
     plain = loops.mlp()
     model, optimizer, _ = worker.prepare(plain, loops.sgd(plain), None)
@@ -220,7 +220,7 @@ def _torn(mine: Arena, other: Arena, *_: Any) -> None:
 
 
 def without_a_loader(worker: Any, folder: str, slow_s: float = 0.0) -> None:
-    """Goes on until it is told not to; worker 1's third step takes `slow_s`."""
+    """Runs until stopped; worker 1's third step takes `slow_s`."""
     inputs, labels = loops.data()
     model = loops.mlp()
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)

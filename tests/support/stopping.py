@@ -42,7 +42,7 @@ class SlowDisk:
 
 
 class SlowToLoad:
-    """A training function that takes half a minute to arrive where it is called, and tells in the folder when it began to."""
+    """A training function that takes half a minute to unpickle, and notes the start of that in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class SlowToLoad:
 
 
 def lingering(worker: Any, pause_s: float) -> None:
-    """Worker 1 does something else between a step and its next batch, and hears only there that the run is to stop."""
+    """Worker 1 pauses between a step and its next batch, and hears of the stop only there."""
     torch.manual_seed(3)
     inputs, labels = loops.data(96)
     model = loops.mlp()
@@ -71,7 +71,7 @@ def lingering(worker: Any, pause_s: float) -> None:
 
 
 class Unlucky(Exception):
-    """While its message is made up, a DataLoader's process is killed."""
+    """An error during whose formatting a DataLoader's process is killed."""
 
     def __str__(self) -> str:
         for child in active_children():
@@ -81,7 +81,7 @@ class Unlucky(Exception):
 
 
 def unlucky(worker: Any) -> None:
-    """Worker 1 raises, and is told of a DataLoader's process that was killed while that is being told."""
+    """Worker 1 raises; a DataLoader's process dies while the error is reported."""
     model = loops.mlp()
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
     inputs, labels = loops.data()
@@ -97,7 +97,7 @@ def unlucky(worker: Any) -> None:
 
 
 def late_for_data(worker: Any) -> None:
-    """A batch an epoch for each worker; worker 0 asks for its next one late, when the others have done theirs."""
+    """One batch per epoch and worker; worker 0 asks for its next one after the others have finished theirs."""
     inputs, labels = loops.data(3)
     model = loops.mlp()
     loader = DataLoader(TensorDataset(inputs, labels), batch_size=1)
@@ -112,7 +112,7 @@ def late_for_data(worker: Any) -> None:
 
 
 def only_reads(worker: Any) -> None:
-    """A step, and then go through the data again and again."""
+    """One step, then only iterates over the data."""
     inputs, labels = loops.data(24)
     model = loops.mlp()
     loader = DataLoader(TensorDataset(inputs, labels), batch_size=1)
