@@ -18,7 +18,7 @@ import msgspec
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.faults import Fault, Kill, Pace, Slow
-from plesio.config.setting import Option, Setting, a, as_folder, as_place, as_seed, setting
+from plesio.config.setting import Option, Setting, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
@@ -42,52 +42,6 @@ UNTIL = (
 )
 
 
-def as_strategy(name: str, value: Any) -> Strategy:
-    """A strategy, given as one, as the name of a recipe, or as the recipe itself.
-
-    >>> as_strategy("strategy", "sync_sgd").name
-    'sync_sgd'
-    """
-    if isinstance(value, Strategy):
-        return value
-    called = value if isinstance(value, str) else getattr(value, "__name__", None)
-    if called in RECIPES or isinstance(value, str):
-        return recipe(str(called))
-    raise StrategyError(
-        f"{name}={value!r}: give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
-    )
-
-
-def as_pace(name: str, value: Any) -> Pace | None:
-    """A pace, given as one or as the seconds of a step.
-
-    >>> as_pace("pace", 0.02)
-    Pace(step_s=0.02, jitter=0.0)
-    """
-    if value is None or isinstance(value, Pace):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return Pace(step_s=value)
-    raise ConfigurationError(f"{name}={value!r}: seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)")
-
-
-def as_faults(name: str, value: Any) -> tuple[Fault, ...]:
-    """Faults, given as a list."""
-    if not isinstance(value, (list, tuple)):
-        raise ConfigurationError(f"{name}={value!r}: a list of ps.Slow(...) and ps.Kill(...)")
-    for fault in value:
-        if not isinstance(fault, (Slow, Kill)):
-            raise ConfigurationError(f"{name}={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
-    return tuple(value)
-
-
-def as_engine(name: str, value: Any) -> str | Simulated:
-    """Where a run takes place."""
-    if isinstance(value, Simulated) or value == "local":
-        return value if isinstance(value, Simulated) else "local"
-    raise ConfigurationError(f"{name}={value!r}: 'local', or ps.Simulated(cluster), as ps.Simulated('one-straggler')")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of a run.
@@ -100,18 +54,14 @@ class RunConfig:
         MISSING,
         Option("--strategy", "How workers keep step: a name that `plesio strategies` lists.", "NAME", str, "async_sgd"),
         Option("--set", "A setting of the strategy: every=16, every=0.3s. May be repeated.", "KEY=VALUE"),
-        check=as_strategy,
         fixed=True,
     )
     workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
     engine: str | Simulated = setting(
         "local",
         Option("--cluster", f"The machines: {', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
-        check=as_engine,
     )
-    seed: int = setting(
-        0, help="Seeds everything random: initial weights, order of data, jitter.", check=as_seed, fixed=True
-    )
+    seed: int = setting(0, help="Seeds everything random: initial weights, order of data, jitter.", fixed=True)
     data: str = setting(
         "leases",
         help="leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always "
@@ -122,14 +72,16 @@ class RunConfig:
         (),
         Option("--slow", "Make a worker slower; 0:10 is ten times. May be repeated.", "WORKER:FACTOR"),
         Option("--kill", "Kill a worker (or: server) that long into training. May be repeated.", "WORKER:SECONDS"),
-        check=as_faults,
+        kind=tuple,
+        example="a list of ps.Slow(...) and ps.Kill(...)",
         processes_only=ON_MACHINES,
     )
     pace: Pace | None = setting(
         None,
         Option("--pace", "Make a step last at least this long, in place of an accelerator.", "SECONDS", float | None),
         Option("--jitter", "Let paced steps vary by this share (normal, 0 to 1).", "SHARE", float, 0.0),
-        check=as_pace,
+        kind=Pace | None,
+        example="seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)",
         processes_only=ON_MACHINES,
     )
     evaluate_every_s: float = setting(
@@ -139,7 +91,8 @@ class RunConfig:
         None,
         Option("--until", UNTIL, "NAME=VALUE"),
         Option("--budget-s", "Stop after this long.", "SECONDS", float | None),
-        check=a(Until, "ps.Until(accuracy=0.95, seconds=30)"),
+        kind=Until | None,
+        example="such as ps.Until(accuracy=0.95, seconds=30)",
     )
     on_worker_error: str = setting(
         "raise",
@@ -160,41 +113,74 @@ class RunConfig:
     checkpoint: Checkpoint | None = setting(
         None,
         Option("--checkpoint-every-s", "Write a checkpoint into the run folder this often.", "SECONDS", float | None),
-        check=a(Checkpoint, "ps.Checkpoint(every_s=60)"),
+        kind=Checkpoint | None,
+        example="such as ps.Checkpoint(every_s=60)",
     )
     resume: Path | None = setting(
         None,
         Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
-        check=as_place,
     )
     runs: Path | None = setting(
-        None, Option("--runs", "Where run folders go.", "DIR", Path, Path("runs")), check=as_folder
+        None,
+        Option("--runs", "Where run folders go.", "DIR", Path, Path("runs")),
+        kind=Path | None,
+        example="a folder for run folders, such as 'runs'",
     )
 
     def __post_init__(self) -> None:
+        self._convert()
         for name, one in SETTINGS.items():
-            object.__setattr__(self, name, one.checked(name, getattr(self, name)))
+            one.check(name, getattr(self, name))
         self._check_numbers()
         self.strategy.check_workers(self.workers)
-        for fault in self.faults:
-            if fault.worker is not None and not 0 <= fault.worker < self.workers:
-                raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
+        self._check_faults()
         if self.simulated:
             self._check_simulated()
+        elif self.engine != "local":
+            such = "'local', or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
+            raise ConfigurationError(f"engine={self.engine!r}: {such}")
         if self.checkpoint is not None or self.resume is not None:
             self._check_checkpoints()
+
+    def _convert(self) -> None:
+        """What may be given in a shorter form: a recipe by its name, a pace in seconds, faults as a list, paths as text."""
+        given = dict(vars(self))
+        strategy = given["strategy"]
+        if not isinstance(strategy, Strategy):
+            name = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", None)
+            if name not in RECIPES and not isinstance(strategy, str):
+                such = f"give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
+                raise StrategyError(f"strategy={strategy!r}: {such}")
+            given["strategy"] = recipe(str(name))
+        if _is_number(given["pace"]):
+            given["pace"] = Pace(step_s=given["pace"])
+        if isinstance(given["faults"], list):
+            given["faults"] = tuple(given["faults"])
+        for name in ("resume", "runs"):
+            if isinstance(given[name], str):
+                given[name] = Path(given[name])
+        vars(self).update(given)  # the class is frozen
 
     def _check_numbers(self) -> None:
         """No process waits for virtual time: it may be as long as one likes."""
         most = SIMULATED_MAX if self.simulated else PROCESSES_MAX
         longest_s = inf if self.simulated else LONGEST_S
         within = "" if self.simulated else f" and of at most {LONGEST_S:,.0f}, eleven days"
-        if not isinstance(self.workers, int) or isinstance(self.workers, bool) or not 1 <= self.workers <= most:
+        if not _is_whole(self.workers) or not 1 <= self.workers <= most:
             raise ConfigurationError(f"workers={self.workers!r}: a whole number from 1 to {most} on one host")
+        if not _is_whole(self.seed) or not 0 <= self.seed < 2**63:
+            raise ConfigurationError(f"seed={self.seed!r}: a whole number of at least 0 and below 2**63")
         for name in ("evaluate_every_s", "timeout_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= longest_s:
+            if not _is_number(value) or not 0 < value <= longest_s:
                 raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0{within}")
+
+    def _check_faults(self) -> None:
+        for fault in self.faults:
+            if not isinstance(fault, (Slow, Kill)):
+                raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
+            if fault.worker is not None and not 0 <= fault.worker < self.workers:
+                raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
 
     def _check_simulated(self) -> None:
         for field in fields(self):
@@ -263,6 +249,14 @@ class RunConfig:
 
 
 SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(RunConfig)}
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _plain(value: object) -> object:

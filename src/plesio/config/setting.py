@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from plesio.errors import ConfigurationError, unknown_name
-
-Check = Callable[[str, Any], Any]
-"""Takes a setting's name and value; returns the value to keep, or raises `ConfigurationError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +29,8 @@ class Setting:
         metavar: what stands for the value in `--help`.
         typed_default: the command line's default, where it is not Python's.
         words: the values that there are, if they are few.
-        check: called with the name and the value when a `RunConfig` is built.
+        kind: the class that a value must be of, for `isinstance`; None: it is checked elsewhere.
+        example: what a refusal of another kind recommends.
         fixed: a resumed run must have the same value.
         processes_only: why a simulated run refuses the setting; empty: it does not.
     """
@@ -44,51 +40,19 @@ class Setting:
     metavar: str | None = None
     typed_default: Any = None
     words: tuple[str, ...] = ()
-    check: Check | None = None
+    kind: Any = None
+    example: str = ""
     fixed: bool = False
     processes_only: str = ""
 
-    def checked(self, name: str, value: Any) -> Any:
-        """The value to keep.
-
-        Raises:
-            ConfigurationError: it cannot work.
-        """
+    def check(self, name: str, value: Any) -> None:
+        """Raise `ConfigurationError` for a value of the wrong kind, or one that is not among the `words`."""
         if self.words and value not in self.words:
             raise ConfigurationError(unknown_name(name, str(value), self.words))
-        return value if self.check is None else self.check(name, value)
+        if self.kind is not None and not isinstance(value, self.kind):
+            raise ConfigurationError(f"{name}={value!r}: {self.example}")
 
 
 def setting(default: Any, *options: Option, **about: Any) -> Any:
     """A field of `RunConfig`; `about` are the arguments of `Setting`."""
     return field(default=default, metadata={"setting": Setting(options=options, **about)})
-
-
-def a(kind: type, example: str) -> Check:
-    """None, or an object of that class."""
-
-    def check(name: str, value: Any) -> Any:
-        if value is not None and not isinstance(value, kind):
-            raise ConfigurationError(f"{name}={value!r}: such as {example}")
-        return value
-
-    return check
-
-
-def as_folder(name: str, value: Any) -> Path | None:
-    """None, or the name of a folder."""
-    if value is not None and not isinstance(value, (str, Path)):
-        raise ConfigurationError(f"{name}={value!r}: a folder for run folders, such as 'runs'")
-    return None if value is None else Path(value)
-
-
-def as_place(name: str, value: Any) -> Any:
-    """A path; what is none is refused by who looks for it."""
-    return Path(value) if isinstance(value, str) else value
-
-
-def as_seed(name: str, value: Any) -> int:
-    """A whole number that all random sources take."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ConfigurationError(f"{name}={value!r}: a whole number of at least 0 and below 2**63")
-    return value
