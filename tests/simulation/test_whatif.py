@@ -301,7 +301,7 @@ def test_steps_of_a_span_share_its_time_and_a_cancelled_one_has_none() -> None:
         ("compute", 2),
         ("wait", 0),
     ]
-    summary = msgspec.structs.replace(synchronous(), workers=(one.summary(0),), timeline=meter.timeline())
+    summary = msgspec.structs.replace(synchronous(), workers=(one.summary(),), timeline=meter.timeline())
     assert measured(summary).workers[0].seconds == pytest.approx([0.1] * 4 + [0.3] * 2)
 
 

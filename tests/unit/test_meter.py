@@ -24,7 +24,7 @@ def test_cancelled_steps_do_not_lower_the_speed() -> None:
     one.granted(2.0, None)
     one.cancelled(5.0)
     one.cancelled(6.0)
-    found = one.summary(0)
+    found = one.summary()
     assert found.compute_s == pytest.approx(6.0)
     assert found.speed == pytest.approx(2.0)
     assert found.called_off_s == pytest.approx(3.0)
@@ -35,7 +35,7 @@ def test_a_worker_without_finished_steps_has_an_ideal_from_cancelled_ones() -> N
     one.cancelled(0.1)
     one.cancelled(0.5)
     one.left = "stopped"
-    found = one.summary(0)
+    found = one.summary()
     assert found.speed == 0.0
     assert found.ideal_steps(2.0) == pytest.approx(2.0 / 0.4)
 
@@ -58,7 +58,7 @@ def test_a_push_crossing_its_cancellation_is_in_vain() -> None:
     one.cancelled(1.0, number=7)
     one.pushed(1.001, steps=1, samples=1, number=7)
     one.pushed(2.0, steps=1, samples=1, number=8)
-    done = one.summary(0)
+    done = one.summary()
     assert (done.steps, done.in_vain) == (2, 1)
     assert done.speed == pytest.approx(1.0)
 
@@ -69,7 +69,7 @@ def test_a_crossing_push_is_counted_once() -> None:
     one.pushed(0.9, steps=1, samples=1)
     meter.dropped(0, "stale")
     assert counted(one) == (1, 1)
-    found = one.summary(0)
+    found = one.summary()
     assert (found.compute_s, found.speed) == (1.0, 0.0)
 
 
@@ -84,7 +84,7 @@ def test_a_step_cut_by_the_end_counts_as_time_only(
     _, one = a_meter()
     one.granted_s = granted_s
     one.ended_amid(5.0, ready_s)
-    found = one.summary(0)
+    found = one.summary()
     assert (found.compute_s, found.exchange_s, found.wait_s) == (computed_s, exchanged_s, 0.0)
     assert (found.steps, found.speed, found.called_off_s, one.spans) == (0, 0.0, 0.0, [])
 
@@ -101,11 +101,11 @@ def test_time_counted_beyond_the_end_is_removed(end_s: float, computed_s: float,
     one.pushed(7.0, steps=1, samples=1)
     one.granted(8.0, None)
     one.cut(end_s)
-    found = one.summary(0)
+    found = one.summary()
     assert (found.compute_s, found.exchange_s, found.wait_s) == (computed_s, exchanged_s, 0.0)
     assert len(meter.timeline()) == kept
     one.cancelled(end_s)
-    assert one.summary(0).there_s == end_s
+    assert one.summary().there_s == end_s
 
 
 def test_a_wait_until_the_end_counts_as_wait() -> None:
@@ -113,7 +113,7 @@ def test_a_wait_until_the_end_counts_as_wait() -> None:
     one.pushed(2.0, steps=1, samples=1)
     one.held_since_s = 2.5
     one.ended_held(5.0)
-    found = one.summary(0)
+    found = one.summary()
     assert (found.compute_s, found.exchange_s, found.wait_s) == (2.0, 0.5, 2.5)
     assert [(span.kind, span.start_s, span.end_s) for span in meter.timeline()] == [
         ("compute", 0.0, 2.0), ("wait", 2.5, 5.0),
@@ -136,7 +136,7 @@ def test_the_timeline_has_every_part_of_an_exchange() -> None:
         ("compute", 0.0, 2.0, 3), ("exchange", 2.0, 2.5, 0), ("wait", 2.5, 5.0, 0), ("exchange", 5.0, 5.5, 0),
         ("compute", 5.5, 7.0, 0), ("compute", 7.0, 8.0, 1), ("exchange", 8.0, 8.5, 0),
     ]  # fmt: skip
-    found = one.summary(0)
+    found = one.summary()
     assert (found.compute_s, found.wait_s, found.exchange_s) == (4.5, 2.5, 1.5)
 
 
@@ -147,7 +147,7 @@ def test_reported_steps_are_compute_then_wait_then_exchange() -> None:
     assert [(span.kind, span.start_s, span.end_s, span.steps) for span in meter.timeline()] == [
         ("compute", 0.0, 6.0, 4), ("wait", 6.0, 9.0, 0), ("exchange", 9.0, 10.0, 0), ("compute", 10.0, 20.0, 5),
     ]  # fmt: skip
-    found = one.summary(0)
+    found = one.summary()
     assert (found.compute_s, found.wait_s, found.exchange_s) == (16.0, 3.0, 1.0)
     assert (found.steps, found.samples, meter.steps, meter.samples) == (9, 144, 9, 144)
     assert found.waiting_share == pytest.approx(3 / 20)
@@ -157,7 +157,7 @@ def test_discarded_contributions_are_counted_by_worker_and_reason() -> None:
     meter = Meter(2)
     for worker, reason in ((0, "stale"), (1, "stale"), (1, "cancelled")):
         meter.dropped(worker, reason)
-    assert [one.summary(0).discarded for one in meter.workers] == [1, 2]
+    assert [one.summary().discarded for one in meter.workers] == [1, 2]
     assert meter.discarded == {"stale": 2, "cancelled": 1}
 
 
@@ -166,7 +166,7 @@ def test_a_discard_of_reported_steps_loses_one_step() -> None:
     one.reported(1.0, steps=10, samples=10, wait_s=0.0)
     meter.dropped(0, "not finite")
     assert counted(one) == (10, 1)
-    assert one.summary(0).speed == pytest.approx(10.0)
+    assert one.summary().speed == pytest.approx(10.0)
 
 
 def test_the_waiting_share_is_of_all_workers_time() -> None:

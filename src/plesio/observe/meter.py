@@ -12,6 +12,9 @@ vain); or it was cancelled (not counted as a step; only its time is known).
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import msgspec
 
 from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
@@ -22,58 +25,35 @@ AHEAD = 3
 """Most spans a simulated worker is ahead of the clock: an answer, a cancelled step, and its cancellation."""
 
 
+@dataclass(slots=True, eq=False)
 class WorkerMeter:
     """One worker's totals and timeline; times on the monotonic clock."""
 
-    __slots__ = (
-        "_began_s",
-        "_called_off",
-        "_crossed",
-        "_finished",
-        "_finished_s",
-        "_latest",
-        "_recent",
-        "_spans_max",
-        "called_off_s",
-        "compute_s",
-        "discarded",
-        "exchange_s",
-        "folded",
-        "granted_s",
-        "held_since_s",
-        "in_vain",
-        "left",
-        "ready_s",
-        "samples",
-        "spans",
-        "staleness",
-        "steps",
-        "wait_s",
-    )
-
-    def __init__(self, spans_max: int = SPANS_MAX) -> None:
-        self._spans_max = spans_max
-        self._latest = 0  # steps of the last contribution
-        self._recent: deque[tuple[str, float, float, int]] = deque(maxlen=AHEAD)  # the last spans, kept or not
-        self._called_off = 0  # number of the last cancelled contribution,
-        self._began_s = 0.0  # and when its worker began it
-        self._crossed = 0  # number of a contribution counted before its arrival
-        self._finished, self._finished_s = 0, 0.0  # steps whose time is known, and that time
-        self.called_off_s = 0.0
-        self.in_vain = 0
-        self.steps = 0
-        self.samples = 0
-        self.folded = 0
-        self.discarded = 0
-        self.compute_s = 0.0
-        self.wait_s = 0.0
-        self.exchange_s = 0.0
-        self.granted_s = 0.0
-        self.ready_s = 0.0
-        self.held_since_s = 0.0
-        self.left: str | None = None
-        self.staleness: Counter[int] = Counter()
-        self.spans: list[tuple[str, float, float, int]] = []
+    worker: int
+    spans_max: int = SPANS_MAX
+    steps: int = 0
+    samples: int = 0
+    folded: int = 0
+    discarded: int = 0
+    in_vain: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    exchange_s: float = 0.0
+    called_off_s: float = 0.0
+    granted_s: float = 0.0
+    ready_s: float = 0.0
+    held_since_s: float = 0.0
+    left: str | None = None
+    staleness: Counter[int] = field(default_factory=Counter)
+    spans: list[tuple[str, float, float, int]] = field(default_factory=list)
+    # The last spans, kept or not.
+    _recent: deque[tuple[str, float, float, int]] = field(default_factory=lambda: deque(maxlen=AHEAD))
+    _latest: int = 0  # steps of the last contribution
+    _called_off: int = 0  # number of the last cancelled contribution,
+    _began_s: float = 0.0  # and when its worker began it
+    _crossed: int = 0  # number of a contribution counted before its arrival
+    _finished: int = 0  # steps whose time is known,
+    _finished_s: float = 0.0  # and that time
 
     def pushed(self, ready_s: float, steps: int, samples: int, number: int = 0) -> None:
         """Contribution `number` arrived; its worker finished it at `ready_s`."""
@@ -191,32 +171,24 @@ class WorkerMeter:
     def _span(self, kind: str, start_s: float, end_s: float, steps: int = 0) -> None:
         span = kind, start_s, end_s, steps
         self._recent.append(span)
-        if len(self.spans) < self._spans_max:
+        if len(self.spans) < self.spans_max:
             self.spans.append(span)
 
-    def summary(self, worker: int) -> WorkerSummary:
+    @property
+    def speed(self) -> float:
+        """Local steps a second while computing steps it finished."""
+        return self._finished / self._finished_s if self._finished_s > 0 else 0.0
+
+    def summary(self) -> WorkerSummary:
         """The totals."""
-        return WorkerSummary(
-            worker=worker,
-            steps=self.steps,
-            samples=self.samples,
-            folded=self.folded,
-            discarded=self.discarded,
-            compute_s=self.compute_s,
-            wait_s=self.wait_s,
-            exchange_s=self.exchange_s,
-            speed=self._finished / self._finished_s if self._finished_s > 0 else 0.0,
-            left=self.left,
-            in_vain=self.in_vain,
-            called_off_s=self.called_off_s,
-        )
+        return msgspec.convert(self, WorkerSummary, from_attributes=True)
 
 
 class Meter:
     """All workers of a run."""
 
     def __init__(self, workers: int, spans_max: int = SPANS_MAX) -> None:
-        self.workers = [WorkerMeter(spans_max) for _ in range(workers)]
+        self.workers = [WorkerMeter(worker, spans_max) for worker in range(workers)]
         self.discarded: Counter[str] = Counter()
         self.missing_gradients = 0
         self.exchanges = 0  # contributions received

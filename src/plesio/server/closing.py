@@ -28,7 +28,7 @@ def final_figures(
         bytes=(meter.exchanges + meter.answers) * built.layout.payload_bytes if built else 0,
         shared_bytes=built.shared_bytes if built else 0,
         staleness=meter.staleness(),
-        workers=tuple(one.summary(worker) for worker, one in enumerate(meter.workers)),
+        workers=tuple(one.summary() for one in meter.workers),
         timeline=meter.timeline(),
         buffer=buffer,
         buffers=len(built.ring) if built else 0,

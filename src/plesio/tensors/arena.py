@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
+from math import prod
 
 import msgspec
 import torch
@@ -56,10 +57,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
 
 class Segment(msgspec.Struct, frozen=True):

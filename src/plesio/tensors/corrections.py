@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,16 +16,22 @@ from plesio.tensors.operands import Operand, distance, pieces, quiet
 from plesio.tensors.outer import Kept
 
 
-class Correction(Protocol):
+class Correction:
     """Changes a gradient in place, and learns from the step made with it."""
 
-    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None: ...
+    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
+        """Change `gradient`."""
+        raise NotImplementedError
 
-    def stepped(self, before: Arena, after: Arena) -> None: ...
+    def stepped(self, before: Arena, after: Arena) -> None:
+        """Learn from the step that was made with it."""
 
-    def kept(self) -> Kept: ...
+    def kept(self) -> Kept:
+        """What a checkpoint keeps."""
+        raise NotImplementedError
 
-    def restore(self, numbers: dict[str, Any]) -> None: ...
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from the numbers of `kept`."""
 
 
 def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
@@ -52,7 +58,7 @@ def _shrink(slope: Operand, now: Operand, then: Operand, room: float) -> float:
     return total
 
 
-class DelayCompensation:
+class DelayCompensation(Correction):
     """g += lam g*g*(w_t - w_{t-tau}); adaptive: lam = lam0 / sqrt(EMA(g*g) + eps). Zheng et al. 2017."""
 
     def __init__(self, rule: DelayCompensated, mean_square: Arena | None) -> None:
@@ -71,18 +77,12 @@ class DelayCompensation:
             mean_square.mul_(rule.decay).add_(square, alpha=1 - rule.decay)
             g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
 
-    def stepped(self, before: Arena, after: Arena) -> None:
-        """Nothing to learn from the step."""
-
     def kept(self) -> Kept:
         """The running mean of squares."""
         return Kept({} if self._mean_square is None else {"mean square": self._mean_square.memory}, {})
 
-    def restore(self, numbers: dict[str, Any]) -> None:
-        """There are no numbers."""
 
-
-class GapAwareness:
+class GapAwareness(Correction):
     """g /= 1 + |w_t - w_{t-tau}| / C, C the running mean of a step's size, one number a segment. Barkai et al. 2020."""
 
     def __init__(self, rule: GapAware) -> None:
@@ -125,7 +125,7 @@ GAP_ROOM = 4.0
 """Mean gaps that halve an element: ordinary gaps cost little, very large ones a lot (see docs/convergence.md)."""
 
 
-class GapDamping:
+class GapDamping(Correction):
     """g /= 1 + |w_t - w'| / (4 C), w' where g was computed, C the running mean of the gap |w_t - w'|, one a segment.
 
     Gap-awareness (Barkai et al. 2020), with the gap measured against the mean gap instead of the mean step. Elements with
@@ -149,9 +149,6 @@ class GapDamping:
             if 0.0 < gap < math.inf:
                 self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
                 self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
-
-    def stepped(self, before: Arena, after: Arena) -> None:
-        """Nothing to learn from the step."""
 
     def kept(self) -> Kept:
         """The running mean."""

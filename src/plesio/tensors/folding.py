@@ -7,7 +7,7 @@ barrier's workers, which still pin the version before, hold a whole one to save 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from plesio.core.events import Fold
 from plesio.strategy import Strategy
@@ -31,30 +31,6 @@ CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
     GapAware: lambda rule, _: GapAwareness(rule),
 }
 """The arithmetic of each answer to `correct`. Nothing else asks of which class an answer is."""
-
-
-class Folder(Protocol):
-    """The tensor side of a strategy at the server."""
-
-    def set_groups(self, worker: int, groups: Groups) -> None: ...
-
-    def hold(self, worker: int, weight: float) -> None: ...
-
-    def fold(self, fold: Fold) -> None: ...
-
-    def publish(self, reader: int, unasked: bool = False) -> int: ...
-
-    def snapshot(self, reader: int) -> int: ...
-
-    def forget(self, worker: int) -> None: ...
-
-    def kept(self) -> Kept: ...
-
-    def restore(self, numbers: dict[str, Any]) -> None: ...
-
-    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None: ...
-
-    def begin_anew(self) -> None: ...
 
 
 class Folding:
@@ -169,6 +145,10 @@ class Folding:
         self._versions.release_all()
         if self._held is not None:
             self._held.empty()
+
+
+Folder = Folding | LookAheadFolding
+"""The tensor side of a strategy at the server."""
 
 
 def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:

@@ -34,7 +34,8 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     Raises:
         ConfigurationError: a model without parameters, an optimizer over others, or tensors that cannot be shared.
     """
-    groups = _groups(optimizer)
+    param_groups = optimizer.param_groups if optimizer is not None else ()
+    groups = {id(one): position for position, group in enumerate(param_groups) for one in group["params"]}
     specs: list[TensorSpec] = []
     tensors: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
@@ -84,16 +85,6 @@ def self_limiting(model: nn.Module) -> list[nn.Module]:
     [Embedding(3, 2, max_norm=1.0)]
     """
     return [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
-
-
-def _groups(optimizer: Optimizer | None) -> dict[int, int]:
-    if optimizer is None:
-        return {}
-    return {
-        id(parameter): position
-        for position, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
 
 
 def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import load, save
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError
@@ -114,22 +115,14 @@ def _below(kind: type[Optimizer]) -> Iterator[type[Optimizer]]:
 
 def _packed(state: dict[str, Any]) -> dict[str, Any]:
     """What an optimizer keeps of a parameter, with its small tensors as bytes."""
-    return {key: _bytes_of(value) if isinstance(value, torch.Tensor) else value for key, value in state.items()}
-
-
-def _bytes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return {"tensor": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
-
-
-def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: _tensor_of(value) if isinstance(value, dict) and "tensor" in value else value
+        key: {"tensor": save({"": value.detach().contiguous()})} if isinstance(value, torch.Tensor) else value
         for key, value in state.items()
     }
 
 
-def _tensor_of(value: dict[str, Any]) -> torch.Tensor:
-    tensor = torch.empty(value["shape"], dtype=getattr(torch, value["tensor"]))
-    tensor.reshape(-1).view(torch.uint8).numpy()[:] = bytearray(value["data"])
-    return tensor
+def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: load(value["tensor"])[""] if isinstance(value, dict) and "tensor" in value else value
+        for key, value in state.items()
+    }

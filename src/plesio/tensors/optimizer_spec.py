@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import reprlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -131,7 +131,12 @@ def check_sendable(optimizer: str, values: dict[str, Any]) -> None:
     """Raise `ConfigurationError` for the first of these named values of an optimizer that cannot be sent."""
     for what, value in values.items():
         if reason := unsendable(value):
-            _refuse(f"the {what} of {optimizer}", value, reason)
+            kind = full_name(type(value)).removeprefix("builtins.")
+            raise ConfigurationError(
+                f"the {what} of {optimizer} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it "
+                f"steps: {reason}; allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or take "
+                "a strategy whose optimizer stays in the worker, such as local_sgd"
+            )
 
 
 def unsendable(value: Any) -> str:
@@ -145,15 +150,6 @@ def unsendable(value: Any) -> str:
     except (TypeError, OverflowError) as error:
         return str(error)
     return ""
-
-
-def _refuse(what: str, value: Any, reason: str) -> NoReturn:
-    kind = full_name(type(value)).removeprefix("builtins.")
-    raise ConfigurationError(
-        f"{what} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it steps: {reason}; "
-        "allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or take a strategy whose "
-        "optimizer stays in the worker, such as local_sgd"
-    )
 
 
 def settings_of(optimizer: Optimizer) -> Groups:

@@ -13,21 +13,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-    SparseAdam,
-)
+from torch import optim
+from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import CheckpointError, ConfigurationError
@@ -37,12 +24,16 @@ from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, full_name, numb
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD,
+    optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
+    optim.RAdam, optim.Rprop, optim.ASGD,
 )  # fmt: skip
-NORMALISING: tuple[type[Optimizer], ...] = (Adam, AdamW, SparseAdam, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
+NORMALISING: tuple[type[Optimizer], ...] = (
+    optim.Adam, optim.AdamW, optim.SparseAdam, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,
+    optim.Adadelta,
+)  # fmt: skip
 """Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FLAT_DTYPES = ("float32", "float64")
-FUSED: tuple[type[Optimizer], ...] = (Adam, AdamW, Adagrad)
+FUSED: tuple[type[Optimizer], ...] = (optim.Adam, optim.AdamW, optim.Adagrad)
 FUSED_FROM = 1 << 17
 """Elements from which to use the fused kernel: 7-10 times faster, but it differs in the last bit from the plain loop."""
 
@@ -62,7 +53,7 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
     of k/N if they are mostly noise (Malladi et al. 2022, arXiv 2205.10287). What remains is k/N in the one case and its
     root in the other; we take their geometric mean, (k/N)^(3/4). docs/decisions/0006.
 
-    >>> scale_for(SGD, 0.0625, 0.0625), scale_for(Adam, 0.0625, 0.0625)
+    >>> scale_for(optim.SGD, 0.0625, 0.0625), scale_for(optim.Adam, 0.0625, 0.0625)
     (0.0625, 0.125)
     """
     return scale / share**0.25 if issubclass(kind, NORMALISING) else scale
@@ -282,7 +273,9 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
         ConfigurationError: it cannot step.
     """
     grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
-    for group, dtype, dimensions in dict.fromkeys(_forms(spec, layout)):
+    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, spec.kind in ELEMENTWISE))
+    forms = ((piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)) for piece, one in pieces)
+    for group, dtype, dimensions in dict.fromkeys(forms):
         parameter = torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype))
         parameter.grad = torch.zeros_like(parameter)
         grouped[group].append(parameter)
@@ -300,13 +293,6 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
         ) from error
     state = optimizer.state.items()
     return len({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
-
-
-def _forms(spec: OptimizerSpec, layout: Layout) -> Iterator[tuple[int, torch.dtype, int]]:
-    """Group, dtype and number of dimensions of each tensor to step on."""
-    for piece in _pieces(layout, spec.kind in ELEMENTWISE):
-        one = layout.specs[piece.tensors[0]]
-        yield piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)
 
 
 class _Piece(NamedTuple):
