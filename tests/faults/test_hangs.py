@@ -20,7 +20,7 @@ import torch
 import plesio as ps
 import plesio.worker.worker
 from plesio.launch.job import Job, Live
-from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.processes import Processes
 from plesio.launch.local.server_process import Server
 from plesio.observe.summary import Incident
@@ -36,10 +36,10 @@ SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=20)
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No process but a fork server, no descriptor more than before."""
-    ForkServer.shared(PRELOAD)
+    ForkServer.shared()
     open_before = open_descriptors()
     yield
-    assert gone_within(descendants() - {ForkServer.shared(PRELOAD).pid}, 1.0)
+    assert gone_within(descendants() - {ForkServer.shared().pid}, 1.0)
     assert open_descriptors() <= open_before
 
 
@@ -240,7 +240,7 @@ def test_a_fork_server_learns_of_a_raised_descriptor_limit(limit: Callable[[int]
     """Otherwise it would silently lose the descriptors passed to it."""
     ForkServer.close_shared()
     limit(limit_that_leaves(24))
-    fork_server = ForkServer.shared(PRELOAD).pid
+    fork_server = ForkServer.shared().pid
     limit(3000)
     assert ps.run(SHORT, "async_sgd", workers=20, timeout_s=30).steps == 400
     assert ForkServer.shared().pid == fork_server

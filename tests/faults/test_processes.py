@@ -30,13 +30,7 @@ RECIPES = {**makers(), "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.0
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No process but the fork server, no descriptor more than before."""
-    ForkServer.shared(
-        (
-            "plesio.launch.local.server_process",
-            "plesio.launch.local.evaluator_process",
-            "plesio.launch.local.worker_process",
-        )
-    )
+    ForkServer.shared()
     before, open_before = descendants(), open_descriptors()
     yield
     assert gone_within(descendants() - before, 1.0)

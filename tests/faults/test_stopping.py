@@ -20,7 +20,7 @@ import plesio as ps
 from plesio.launch.job import Live
 from plesio.launch.local import worker_process
 from plesio.launch.local.forker import Spawned
-from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.forkserver import ForkServer
 from plesio.observe.files import RunFolder
 from plesio.server.checkpoints import FOLDER, PREFIX, latest
 from support import loops, stopping
@@ -35,7 +35,7 @@ SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=20)
 def nothing_left_behind() -> Iterator[None]:
     """No process but the fork server."""
     yield
-    assert gone_within(descendants() - {ForkServer.shared(PRELOAD).pid}, 1.0)
+    assert gone_within(descendants() - {ForkServer.shared().pid}, 1.0)
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def test_the_last_round_is_complete(strategy: str) -> None:
 
 def test_ctrl_c_does_not_wait_for_what_train_refers_to(tmp_path: Path) -> None:
     """Nor does the next run get an answer that nobody waits for any more."""
-    first = ForkServer.shared(PRELOAD).pid
+    first = ForkServer.shared().pid
     pressed = press_when(tmp_path / "loading")
     with pytest.raises(ps.RunInterrupted, match="interrupted before there was a result; there is no checkpoint"):
         ps.run(stopping.SlowToLoad(tmp_path), "sync_sgd", workers=2)
@@ -331,7 +331,7 @@ def test_ctrl_c_does_not_wait_for_what_train_refers_to(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_next_run_works_after_a_start_that_timed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ForkServer.shared(PRELOAD)
+    ForkServer.shared()
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
     with monkeypatch.context() as brief:
         brief.setattr("plesio.launch.local.forkserver.START_S", 0.2)

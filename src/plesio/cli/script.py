@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError, PlesioError, words_of
-from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.working_directory import check_working_directory
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load(path: Path, metrics: Mapping[str, float], arguments: Sequence[str] = ()
     sys.path.insert(0, str(path.resolve().parent))
     sys.argv = [str(path), *arguments]  # as the program, here and in its workers: our options are not its own
     if processes:
-        ForkServer.shared(PRELOAD)
+        ForkServer.shared()
     names = _execute(path)
     train, evaluate = names.get("train"), names.get("evaluate")
     if not callable(train):

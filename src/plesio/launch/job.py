@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,11 @@ class Job:
     keeping: Keeping = Keeping()
     journal: Path | None = None
     """The file to keep the journal in; one that is there already is gone on with."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads torch has in the server's process and in each worker's."""
+        return max(1, (os.cpu_count() or 1) // (self.config.workers + 1))
 
 
 @dataclass(slots=True)

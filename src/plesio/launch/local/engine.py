@@ -10,7 +10,6 @@ import contextlib
 import select
 import time
 import warnings
-from itertools import count
 
 from msgspec.structs import replace
 
@@ -26,7 +25,7 @@ from plesio.errors import (
 )
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal
 from plesio.launch.job import Job, Live, Outcome, Watch
-from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import Process, Processes, descriptors_for
 from plesio.observe.summary import Incident
@@ -49,8 +48,6 @@ from plesio.server.checkpoints import latest
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.memory import SharedBlock
-
-_runs = count(1)
 
 
 class LocalEngine:
@@ -89,8 +86,8 @@ class LocalEngine:
             KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
         """
         with descriptors_for(self._job.config.workers):
-            fork_server = ForkServer.shared(PRELOAD)
-        self._processes = Processes(fork_server, next(_runs))
+            fork_server = ForkServer.shared()
+        self._processes = Processes(fork_server)
         try:
             with descriptors_for(self._job.config.workers):
                 with self._ctrl_c.at_once():  # it may take long, and there is nothing to lose yet

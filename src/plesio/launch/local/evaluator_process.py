@@ -6,13 +6,10 @@ snapshot. It always judges the last snapshot, which comes when no worker is left
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import nn
 
-from plesio.config import RunConfig
 from plesio.errors import traceback_of, words_of
+from plesio.launch.job import Job
 from plesio.launch.local.children import end_children, keep_to_itself
 from plesio.observe.summary import Evaluation
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
@@ -31,20 +28,12 @@ FOREVER_S = 10.0**6
 class Evaluator:
     """One run's evaluator."""
 
-    def __init__(
-        self,
-        every_s: float,
-        evaluate: Callable[[nn.Module], object],
-        server: Channel[Snapshot],
-        engine: Channel[object],
-    ) -> None:
-        self._every_s = every_s
-        self._judgement = Judge(evaluate)
+    def __init__(self, job: Job, server: Channel[Snapshot], engine: Channel[object]) -> None:
+        assert job.evaluate is not None, "otherwise there is no evaluator"
+        self._every_s = job.config.evaluate_every_s
+        self._judgement = Judge(job.evaluate)
         self._server = server
         self._engine = engine
-        self._ring: tuple[Arena, ...] = ()
-        self._own: Arena | None = None
-        self._model: nn.Module | None = None
 
     def run(self) -> None:
         """Judge snapshots until the last one, which comes unasked."""
@@ -56,37 +45,27 @@ class Evaluator:
     def _judge_next(self) -> bool:
         """Judge the next snapshot; whether it was the last one."""
         snapshot, descriptors = self._server.receive(FOREVER_S, "a snapshot")
-        if snapshot.model is not None:
-            self._map(snapshot, descriptors[0])
-        self._judge(snapshot)
-        return snapshot.final
-
-    def _map(self, snapshot: Snapshot, descriptor: int) -> None:
-        assert snapshot.model is not None
-        layout = Layout(snapshot.model.specs)
-        block = SharedBlock.attach(descriptor, layout.nbytes * snapshot.buffers)
-        self._ring = arenas(block, layout, snapshot.buffers)
-        self._own = Arena.private(layout)
-        self._model = load_structure(snapshot.structure, layout.specs, self._own.views)
-
-    def _judge(self, snapshot: Snapshot) -> None:
-        assert self._own is not None and self._model is not None
+        if snapshot.model is not None:  # the first one says where they are
+            layout = Layout(snapshot.model.specs)
+            block = SharedBlock.attach(descriptors[0], layout.nbytes * snapshot.buffers)
+            self._ring = arenas(block, layout, snapshot.buffers)
+            self._own = Arena.private(layout)
+            self._model = load_structure(snapshot.structure, layout.specs, self._own.views)
         self._own.copy_from(self._ring[snapshot.buffer])
         metrics = self._judgement(self._model)
         evaluation = Evaluation(snapshot.time_s, snapshot.version, snapshot.samples, metrics)
         self._engine.send(Evaluated(evaluation, snapshot.final, self._judgement.raised))
+        return snapshot.final
 
 
-def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+def main(job: Job, descriptors: list[int]) -> None:
     """Entry of the evaluator process. `descriptors`: engine, server."""
     torch.set_num_threads(1)
     engine: Channel[object] = Channel.attach(descriptors[0], Snapshot, "the engine")
     server: Channel[Snapshot] = Channel.attach(descriptors[1], Snapshot, "the server")
     keep_to_itself(descriptors, engine, server)
-    config, evaluate = objects["config"], objects["evaluate"]
-    assert isinstance(config, RunConfig) and callable(evaluate)
     try:
-        Evaluator(config.evaluate_every_s, evaluate, server, engine).run()
+        Evaluator(job, server, engine).run()
     except ChannelClosedError:
         pass  # the server or the engine is gone: there is nothing to judge, or nobody to tell
     except Exception as error:

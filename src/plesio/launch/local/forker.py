@@ -33,9 +33,8 @@ PR_SET_PDEATHSIG = 1
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine: take over these settings of its process, unpickle the file (a dict of objects) and keep it for `run`."""
+    """The engine, with the descriptor of a file: take over these settings of its process, and unpickle the job in the file."""
 
-    run: int
     path: tuple[str, ...]
     program: tuple[bytes, ...]
     folder: str
@@ -45,18 +44,15 @@ class Load(msgspec.Struct, tag=True, frozen=True):
 
 
 class Drop(msgspec.Struct, tag=True, frozen=True):
-    """The engine: `run` is over, forget what it brought."""
-
-    run: int
+    """The engine: the run is over, forget its job."""
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """The engine, with descriptors: fork a process that calls `entry` (module:function)."""
+    """The engine, with descriptors: fork a process that calls `main(job, descriptors, *numbers)` of `module`."""
 
-    run: int
-    entry: str
+    module: str
     title: str
-    arguments: bytes
+    numbers: tuple[int, ...]
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):
@@ -83,7 +79,7 @@ class Forker:
 
     def __init__(self, channel: Channel[Load | Drop | Spawn]) -> None:
         self._channel = channel
-        self._objects: dict[int, dict[str, object]] = {}
+        self._job: object = None
         self._imported = set(sys.modules)
         self._children: set[int] = set()
         self._wake, self._waker = socket.socketpair()
@@ -119,7 +115,7 @@ class Forker:
                 failure = self._load(message, payload)
             self._channel.send(Loaded(failure, self._files_imported()))
         elif isinstance(message, Drop):
-            self._objects.pop(message.run, None)
+            self._job = None
             # A class is in a cycle with itself and holds what its functions use. Without this, later processes inherit both.
             # What was imported at first is frozen: its pages stay shared.
             gc.collect()
@@ -141,7 +137,7 @@ class Forker:
             os.chdir(message.folder)
             _allow_descriptors(message.descriptors)
             message.torch.apply()
-            self._objects[message.run] = cloudpickle.load(payload)
+            self._job = cloudpickle.load(payload)
             message.torch.apply()  # an imported module may have changed them
         except BaseException as error:
             return traceback_of(error)
@@ -167,9 +163,7 @@ class Forker:
             self._channel.close()
             self._wake.close()
             self._waker.close()
-            module, function = message.entry.split(":")
-            objects = self._objects[message.run]
-            getattr(importlib.import_module(module), function)(message.arguments, descriptors, objects)
+            importlib.import_module(message.module).main(self._job, descriptors, *message.numbers)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1

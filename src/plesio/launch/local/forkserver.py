@@ -30,7 +30,7 @@ START_S = 120.0
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
 """What it runs first. Python would import from the current folder, which may hold a `select.py` or a `plesio`. (Python has
 imported `os` and `sys` by then.)"""
-FORKING = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+FORKING = {b"OMP_NUM_THREADS": b"1", b"PYTORCH_NVML_BASED_CUDA_CHECK": b"1"}
 """Its environment: libraries start no threads, and `torch.cuda.is_available()` in a user's module does not initialise CUDA,
 which would keep the forked processes from using the GPU."""
 
@@ -44,7 +44,7 @@ class ForkServer:
 
     _shared: ForkServer | None = None
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str]) -> None:
         mine, theirs = channel_pair()
         program = FROM_THE_SAME_PATH + "from plesio.launch.local.forker import main; main()"
         main_thread = threading.current_thread() is threading.main_thread()
@@ -56,7 +56,7 @@ class ForkServer:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
-                    env={**os.environ, **FORKING, "PLESIO_PATH": os.pathsep.join(_module_path())},
+                    env={**os.environb, **FORKING, b"PLESIO_PATH": os.fsencode(os.pathsep.join(_module_path()))},
                 )
         except BaseException:
             mine.close()
@@ -67,7 +67,7 @@ class ForkServer:
         self._owner = os.getpid()
 
     @classmethod
-    def shared(cls, preload: Sequence[str] = ()) -> ForkServer:
+    def shared(cls, preload: Sequence[str] = PRELOAD) -> ForkServer:
         """The one of this process, started if need be; it imports the modules in `preload` before it forks.
 
         One that has ended, or that imported a file which has changed since, is replaced.
@@ -96,17 +96,20 @@ class ForkServer:
         """Readable when a child ended."""
         return self._channel.fileno()
 
-    def load(self, run: int, payload: int) -> None:
-        """Send what the processes of `run` share: `payload` is the descriptor of the file with the pickle.
+    def load(self, payload: int) -> None:
+        """Send the job of the next run: `payload` is the descriptor of the file with the pickle.
 
         Raises:
             ConfigurationError: it cannot be unpickled there; the message holds the traceback.
         """
-        environment = {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in FORKING.items()}}
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        program = tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ()))
-        told = TorchSettings.of_this_process()
-        order = Load(run, _module_path(), program, os.getcwd(), environment, descriptors, told)
+        order = Load(
+            path=_module_path(),
+            program=tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ())),
+            folder=os.getcwd(),
+            environment={**os.environb, **FORKING},
+            descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            torch=TorchSettings.of_this_process(),
+        )
         reply = self._ask(order, [payload])
         assert isinstance(reply, Loaded)
         self._files.update(reply.files)
@@ -116,18 +119,17 @@ class ForkServer:
                 f"exists in this one:\n{reply.failure}"
             )
 
-    def spawn(self, run: int, entry: str, title: str, arguments: bytes, descriptors: Sequence[int]) -> int:
+    def spawn(self, order: Spawn, descriptors: Sequence[int]) -> int:
         """Fork a process; its pid. The descriptors are copied: close yours."""
-        reply = self._ask(Spawn(run, entry, title, arguments), descriptors)
+        reply = self._ask(order, descriptors)
         assert isinstance(reply, Spawned)
         return reply.pid
 
-    def drop(self, run: int) -> None:
-        """Forget what `run` brought."""
-        if self._closed:
-            return
-        with contextlib.suppress(ChannelClosedError):
-            self._channel.send(Drop(run))
+    def drop(self) -> None:
+        """Forget what the run brought."""
+        if not self._closed:
+            with contextlib.suppress(ChannelClosedError):
+                self._channel.send(Drop())
 
     def poll_exits(self) -> set[int]:
         """The processes that have ended since last asked.
@@ -146,10 +148,7 @@ class ForkServer:
     def _ask(self, question: Load | Spawn, descriptors: Sequence[int] = ()) -> Loaded | Spawned:
         """The answer to it; exits that come before it are kept."""
         with self._in_step():
-            try:
-                self._channel.send(question, descriptors)
-            except ChannelClosedError as error:
-                raise self._gone() from error
+            self._channel.send(question, descriptors)
             while True:
                 message, _ = self._receive()
                 if not isinstance(message, Exited):
@@ -159,11 +158,24 @@ class ForkServer:
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
         """Use the line inside. An exception there (Ctrl-C, a deadline) ends this fork server: it may leave a message half read,
-        or an answer that the next question would take for its own. The next run gets a fresh fork server."""
-        if self._closed:
-            raise self._gone()
+        or an answer that the next question would take for its own. The next run gets a fresh fork server.
+
+        Raises:
+            ServerLostError: the fork server has ended.
+        """
         try:
+            if self._closed:
+                raise ChannelClosedError
             yield
+        except ChannelClosedError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # its line closes a moment before it is gone
+            code = self._process.returncode
+            self.close(0.0)
+            raise ServerLostError(
+                f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
+                f"{code}); its own messages, if it left any, are above"
+            ) from error
         except BaseException:
             self.close(0.0)
             raise
@@ -173,18 +185,7 @@ class ForkServer:
         return self._channel.fileno() < 0
 
     def _receive(self) -> tuple[Loaded | Spawned | Exited, list[int]]:
-        try:
-            return self._channel.receive(START_S, "the start of processes")
-        except ChannelClosedError as error:
-            raise self._gone() from error
-
-    def _gone(self) -> ServerLostError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)  # its line closes a moment before it is gone
-        return ServerLostError(
-            f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
-            f"{self._process.returncode}); its own messages, if it left any, are above"
-        )
+        return self._channel.receive(START_S, "the start of processes")
 
     def close(self, grace_s: float = 5.0) -> None:
         """End it, and with it every process it started; kill it if that takes longer than `grace_s`."""

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
-import msgspec
 
 from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.launch.job import Job
-from plesio.launch.local.forkserver import ForkServer
+from plesio.launch.local.forker import Spawn
+from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.provenance import begun, head_of
 from plesio.protocol import launcher
-from plesio.server.configs import ServerConfig, WorkerConfig
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 from plesio.transport.memory import anonymous_file
 
-ENTRY_SERVER = "plesio.launch.local.server_process:main"
-ENTRY_EVALUATOR = "plesio.launch.local.evaluator_process:main"
-ENTRY_WORKER = "plesio.launch.local.worker_process:main"
+SERVER, EVALUATOR, WORKER = PRELOAD
 
 
 @dataclass(slots=True)
@@ -47,25 +44,15 @@ class Process:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLine:
-    """The descriptors between one worker and the server: a channel and two pipes."""
-
-    server_ends: tuple[int, int, int]
-    worker_ends: tuple[int, int, int]
-
-    @classmethod
-    def open(cls, ours: contextlib.ExitStack) -> WorkerLine:
-        """Open new ones, which `ours` closes in this process."""
-
-        def kept(*ends: int) -> tuple[int, ...]:
-            ours.callback(close_quietly, *ends)
-            return ends
-
-        server, worker = kept(*(end.detach() for end in channel_pair()))
-        push_read, push_write = kept(*os.pipe())
-        answer_read, answer_write = kept(*os.pipe())
-        return cls((server, push_read, answer_write), (worker, push_write, answer_read))
+def _line(ours: contextlib.ExitStack) -> tuple[list[int], list[int]]:
+    """A channel and two pipes between the server and one worker: its ends and theirs, which `ours` closes in this process."""
+    server, worker = (ours.enter_context(end).fileno() for end in channel_pair())
+    pipes: list[tuple[int, int]] = []
+    for _ in ("push", "answer"):
+        pipes.append(os.pipe())
+        ours.callback(close_quietly, *pipes[-1])
+    push, answer = pipes
+    return [server, push[0], answer[1]], [worker, push[1], answer[0]]
 
 
 @contextlib.contextmanager
@@ -92,12 +79,10 @@ class Processes:
 
     Args:
         fork_server: what starts them.
-        run: the run's number at the fork server.
     """
 
-    def __init__(self, fork_server: ForkServer, run: int) -> None:
+    def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
-        self._run = run
         self.all: list[Process] = []
 
     @property
@@ -117,41 +102,33 @@ class Processes:
             ConfigurationError: it cannot be sent, or not be loaded where it arrives.
             SharedMemoryError: there is no room for what it refers to.
         """
-        with _payload(job) as payload:
-            self._fork_server.load(self._run, payload)
+        with _packed(job) as payload:
+            self._fork_server.load(payload)
 
     def start(self, job: Job) -> None:
         """Start them all."""
-        threads = max(1, (os.cpu_count() or 1) // (job.config.workers + 1))
         with contextlib.ExitStack() as ours:  # what is open here for others only
-            lines = [WorkerLine.open(ours) for _ in range(job.config.workers)]
-            to_evaluator = [ours.enter_context(end) for end in channel_pair()] if job.evaluate else []
-            written = () if job.journal is None else (begun(job.journal, head_of(job, threads)).detach(),)
+            lines = [_line(ours) for _ in range(job.config.workers)]
+            to_evaluator = [ours.enter_context(end).fileno() for end in channel_pair()] if job.evaluate else []
+            written = [] if job.journal is None else [begun(job.journal, head_of(job, job.threads)).detach()]
             ours.callback(close_quietly, *written)
-            ends = [*(end.fileno() for end in to_evaluator[:1]), *written]
-            ends += [end for line in lines for end in line.server_ends]
-            settings = ServerConfig(threads, job.incarnation, job.keeping)
-            server = self._spawn(ENTRY_SERVER, "the server", settings, ends, launcher.FromServer)
-            for worker, line in enumerate(lines):
-                told = WorkerConfig(worker, threads, server.pid)
-                self._spawn(ENTRY_WORKER, f"worker {worker}", told, line.worker_ends, launcher.FromWorker, worker)
+            ends = [*to_evaluator[:1], *written, *(end for line in lines for end in line[0])]
+            self._spawn(Spawn(SERVER, "the server", ()), ends, launcher.FromServer)
+            for worker, (_, own_ends) in enumerate(lines):
+                order = Spawn(WORKER, f"worker {worker}", (worker, self.server.pid))
+                self._spawn(order, own_ends, launcher.FromWorker, worker)
             for end in to_evaluator[1:]:
-                self._spawn(ENTRY_EVALUATOR, "the evaluator", None, [end.fileno()], launcher.FromEvaluator)
+                self._spawn(Spawn(EVALUATOR, "the evaluator", ()), [end], launcher.FromEvaluator)
 
-    def _spawn(
-        self, entry: str, title: str, settings: object, ends: Sequence[int], kinds: object, worker: int | None = None
-    ) -> Process:
+    def _spawn(self, order: Spawn, ends: Sequence[int], kinds: object, worker: int | None = None) -> None:
         mine, theirs = channel_pair()
         try:
             with theirs:
-                arguments = msgspec.msgpack.encode(settings)
-                pid = self._fork_server.spawn(self._run, entry, title, arguments, [theirs.fileno(), *ends])
+                pid = self._fork_server.spawn(order, [theirs.fileno(), *ends])
         except BaseException:
             mine.close()
             raise
-        process = Process(title, pid, Channel(mine, kinds, title), worker)
-        self.all.append(process)
-        return process
+        self.all.append(Process(order.title, pid, Channel(mine, kinds, order.title), worker))
 
     def note_exits(self) -> None:
         """Learn which of them are gone.
@@ -180,7 +157,7 @@ class Processes:
                 if late:
                     process.kill()
             time.sleep(0.002)
-        self._fork_server.drop(self._run)
+        self._fork_server.drop()
 
 
 def _alive(pid: int) -> bool:
@@ -195,22 +172,17 @@ def _alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def _payload(job: Job) -> Iterator[int]:
-    """The descriptor of a file in memory with what the processes share. It may be large: it holds all data that the training
-    function refers to."""
-    packed = _packed(job)
-    with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
-        file.write(packed)
-        del packed
-        file.seek(0)  # for the reader, too: the place in it is shared
-        yield file.fileno()
-
-
-def _packed(job: Job) -> bytes:
+def _packed(job: Job) -> Iterator[int]:
+    """The descriptor of a file in memory with the job. It holds all data that the training function refers to."""
     try:
-        return bytes(cloudpickle.dumps({"train": job.train, "evaluate": job.evaluate, "config": job.config}))
+        packed: bytes = cloudpickle.dumps(job)
     except Exception as error:
         raise ConfigurationError(
             f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA tensors "
             "cannot travel: make them inside the function"
         ) from error
+    with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
+        file.write(packed)
+        del packed
+        file.seek(0)  # for the reader, too: the place in it is shared
+        yield file.fileno()

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
-
-from plesio.config import RunConfig
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import PlesioError
+from plesio.launch.job import Job
 from plesio.observe.meter import Meter
 from plesio.protocol.evaluator import SnapshotRequest
 from plesio.protocol.journal import JournalError, JournalWriter
@@ -38,8 +36,7 @@ from plesio.protocol.worker import (
 )
 from plesio.server.answers import PipeReplies
 from plesio.server.assembly import Assembly
-from plesio.server.checkpointer import Checkpointer, Keeping
-from plesio.server.configs import ServerConfig
+from plesio.server.checkpointer import Checkpointer
 from plesio.server.departures import Departures
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
@@ -60,8 +57,7 @@ class Server:
     """One run's server process.
 
     Args:
-        config: the run's settings.
-        keeping: what it is told of checkpoints.
+        job: what is run.
         engine: the channel to the engine.
         evaluator: the channel to the evaluator, if there is one.
         lines: one for each worker.
@@ -70,14 +66,13 @@ class Server:
 
     def __init__(
         self,
-        config: RunConfig,
-        keeping: Keeping,
+        job: Job,
         engine: Channel[Stop],
         evaluator: Channel[SnapshotRequest] | None,
         lines: list[Line],
         writer: JournalWriter | None = None,
     ) -> None:
-        strategy = config.strategy
+        config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
         self._via = strategy.via
         self._engine = engine
@@ -85,7 +80,7 @@ class Server:
         self._opening = Opening(strategy, config.workers, evaluator is not None, lines)
         self._meter = Meter(config.workers)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
-        checkpointer = Checkpointer(keeping, strategy, config.workers)
+        checkpointer = Checkpointer(job.keeping, strategy, config.workers)
         self._replies = PipeReplies(lines, checkpointer)
         leases = DataLeases(config.workers, config.stealing)
         self._program = program = Program(
@@ -396,19 +391,16 @@ class Server:
             raise SystemExit(0) from None
 
 
-def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+def main(job: Job, descriptors: list[int]) -> None:
     """Entry of the server process. `descriptors`: engine, evaluator, journal, then channel, push, answer of each worker."""
     import torch
 
-    own = msgspec.msgpack.decode(arguments, type=ServerConfig)
-    torch.set_num_threads(own.threads)
-    config = objects["config"]
-    assert isinstance(config, RunConfig)
+    torch.set_num_threads(job.threads)
     rest = iter(descriptors)
     engine: Channel[Stop] = Channel.attach(next(rest), Stop, "the engine")
     evaluator: Channel[SnapshotRequest] | None = None
-    if objects["evaluate"] is not None:
+    if job.evaluate is not None:
         evaluator = Channel.attach(next(rest), SnapshotRequest, "the evaluator")
-    writer = JournalWriter.begun(next(rest), own.keeping.journal) if own.keeping.journal else None
-    lines = [Line.open(worker, own.incarnation, rest) for worker in range(config.workers)]
-    Server(config, own.keeping, engine, evaluator, lines, writer).run()
+    writer = JournalWriter.begun(next(rest), job.keeping.journal) if job.keeping.journal else None
+    lines = [Line.open(worker, job.incarnation, rest) for worker in range(job.config.workers)]
+    Server(job, engine, evaluator, lines, writer).run()

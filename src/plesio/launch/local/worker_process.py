@@ -8,19 +8,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.config import RunConfig
 from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class, traceback_of, words_of
+from plesio.launch.job import Job
 from plesio.launch.local.children import end_children, ignore_children, keep_to_itself
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
 from plesio.protocol.worker import Farewell, LeaseReply, LeaseRequest, Ready, Refused, Regrouped, ToWorker, Welcome
 from plesio.server.assembly import arenas
-from plesio.server.configs import WorkerConfig
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import device_of
@@ -49,22 +47,21 @@ class ProcessContext:
 
     def __init__(
         self,
-        own: WorkerConfig,
-        config: RunConfig,
-        evaluates: bool,
+        job: Job,
+        rank: int,
+        server_pid: int,
         engine: Channel[object],
         server: Channel[Welcome | Refused | LeaseReply | Regrouped],
         doorbell: Doorbell,
     ) -> None:
-        self.rank = own.worker
-        self.workers = config.workers
-        self.seed = config.seed
-        self.server_pid = own.server_pid
-        self.state = WorkerState(own.worker, config.seed)
-        self._config = config
-        self._evaluates = evaluates
-        self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
-        self._strategy = config.strategy
+        self.rank = rank
+        self.workers = job.config.workers
+        self.seed = job.config.seed
+        self.server_pid = server_pid
+        self.state = WorkerState(rank, self.seed)
+        self._job = job
+        self._strategy = job.config.strategy
+        self._timeout_s = 2 * job.config.timeout_s  # the server notices first, and knows who is waited for
         self._engine = engine
         self._server = server
         self._doorbell = doorbell
@@ -92,7 +89,7 @@ class ProcessContext:
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
         self._check_device(device_of(model))
-        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._evaluates)
+        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._job.evaluate is not None)
         self._server.send(hello)
         welcome, descriptors = self._ask("every worker to prepare its model")
         assert isinstance(welcome, Welcome)
@@ -128,7 +125,7 @@ class ProcessContext:
         used: DataUse,
     ) -> Exchange:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
-        config, state, via = self._config, self.state, self._strategy.via
+        config, state, via = self._job.config, self.state, self._strategy.via
         pacer = Pacer(config.pace, slowness(config.faults, self.rank), random.Random(self.seed * 7919 + self.rank))
         if via.in_shared_memory:
             shared = SharedReplica(layout, model, tensors, ring)
@@ -191,20 +188,16 @@ def _renew(view: CopyOnWriteView, nbytes: int, buffer: int) -> None:
     view.renew(buffer * nbytes, (buffer + 1) * nbytes)
 
 
-def main(arguments: bytes, descriptors: list[int], objects: dict[str, object]) -> None:
+def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     """Entry of a worker process. `descriptors`: engine, server, push, answer."""
-    own = msgspec.msgpack.decode(arguments, type=WorkerConfig)
-    config, train, evaluates = objects["config"], objects["train"], objects["evaluate"] is not None
-    assert isinstance(config, RunConfig) and callable(train)
-    torch.set_num_threads(own.threads)
-    seed_everything(config.seed)
+    torch.set_num_threads(job.threads)
+    seed_everything(job.config.seed)
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
     server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
-    doorbell = Doorbell(descriptors[2], descriptors[3], own.worker)
+    doorbell = Doorbell(descriptors[2], descriptors[3], rank)
     keep_to_itself(descriptors, engine, server)
-    worker = Worker(ProcessContext(own, config, evaluates, engine, server, doorbell))
     try:
-        call(train, worker)
+        call(job.train, Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell)))
         engine.send(Finished())
     except ChannelClosedError:
         pass  # nobody is left to tell
