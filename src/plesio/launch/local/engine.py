@@ -14,37 +14,16 @@ import warnings
 from msgspec.structs import replace
 
 from plesio.config.faults import Kill
-from plesio.errors import (
-    CheckpointError,
-    DeadlineError,
-    PlesioError,
-    ServerLostError,
-    WorkerError,
-    WorkerLostError,
-    error_class,
-)
+from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import Process, Processes, descriptors_for
-from plesio.observe.summary import Incident
-from plesio.observe.summary import Logged as LoggedMean
-from plesio.protocol.launcher import (
-    Begun,
-    Evaluated,
-    Failed,
-    Final,
-    Finished,
-    Logged,
-    Progress,
-    Stop,
-    StopRequest,
-    Trouble,
-    Writing,
-)
+from plesio.launch.resume import resumable
+from plesio.observe.summary import Incident, Logged
+from plesio.protocol import launcher
 from plesio.server.assembly import arenas
-from plesio.server.checkpoints import latest
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.memory import SharedBlock
@@ -186,36 +165,41 @@ class LocalEngine:
             self._hung_up(process)
             return False
         if process is self._processes.server:
-            self._patience.heard()
-        if isinstance(message, Logged):
-            self._logged(process, message)
-        elif isinstance(message, StopRequest):
-            self._ask_to_stop(message.why)
-        elif isinstance(message, Progress):
-            live = self._live
-            live.time_s, live.version = message.time_s, message.version
-            live.steps, live.samples = message.steps, message.samples
-        elif isinstance(message, Writing):
-            self._patience.writes(message.under_way)
-        elif isinstance(message, Evaluated):
-            self._evaluated(message)
-        elif isinstance(message, Finished):
-            process.done = True
-        elif isinstance(message, Failed):
-            self._failed(process, message)
-        elif isinstance(message, Begun):
-            self._patience.begun_s = time.monotonic()
-            self._outcome.start_up_s = self._patience.begun_s - self._patience.started_s
-            self._live.time_s = 0.0
-        elif isinstance(message, Trouble):
-            self._outcome.incidents.append(message.incident)
-            if message.died:
-                self._deaths.append(message.incident)
-            if message.fatal:
-                self._fail((error_class(message.kind) or PlesioError)(message.fatal))
-        elif isinstance(message, Final):
-            self._hear_workers_out()
-            self._final(message, descriptors)
+            self._patience.heard_s = time.monotonic()
+        match message:
+            case launcher.Begun():
+                self._patience.begun_s = time.monotonic()
+                self._outcome.start_up_s = self._patience.begun_s - self._patience.started_s
+                self._live.time_s = 0.0
+            case launcher.Progress(time_s, version, steps, samples):
+                live = self._live
+                live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples
+            case launcher.Logged(time_s, steps, metrics):
+                if self._patience.begun_s is not None and process.worker is not None:
+                    self._outcome.logged.add(Logged(time_s, process.worker, steps, metrics))
+            case launcher.Evaluated():
+                self._outcome.judged(message.evaluation, message.raised)
+                self._live.judged(message.evaluation.metrics, message.raised)
+                self._patience.judged_s = time.monotonic()
+                self._final_judged = self._final_judged or message.final
+            case launcher.Writing(under_way):
+                self._patience.writes(under_way)
+            case launcher.StopRequest(why):
+                self._ask_to_stop(why)
+            case launcher.Trouble():
+                self._outcome.incidents.append(message.incident)
+                if message.died:
+                    self._deaths.append(message.incident)
+                if message.fatal:
+                    self._fail((error_class(message.kind) or PlesioError)(message.fatal))
+            case launcher.Finished():
+                process.done = True
+            case launcher.Failed():
+                process.done = True
+                self._failed(process.worker, message)
+            case launcher.Final():
+                self._hear_workers_out()
+                self._final(message, descriptors)
         return True
 
     def _hear_workers_out(self) -> None:
@@ -224,29 +208,19 @@ class LocalEngine:
             while readable(process.channel.fileno(), 0.0) and self._hear(process):
                 pass
 
-    def _logged(self, process: Process, message: Logged) -> None:
-        assert process.worker is not None
-        if self._patience.begun_s is not None:
-            self._outcome.logged.add(LoggedMean(message.time_s, process.worker, message.steps, message.metrics))
-
-    def _evaluated(self, message: Evaluated) -> None:
-        self._outcome.judged(message.evaluation, message.raised)
-        self._live.judged(message.evaluation.metrics, message.raised)
-        self._patience.judged_s = time.monotonic()
-        self._final_judged = self._final_judged or message.final
-
-    def _failed(self, process: Process, message: Failed) -> None:
-        process.done = True
-        if process.worker is None:
+    def _failed(self, worker: int | None, message: launcher.Failed) -> None:
+        """Plesio's own errors keep their class; anything else is the user's."""
+        what = f"worker {worker} raised {message.kind}: {message.why}"
+        if worker is None:
             self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
         elif message.kind == "ServerLostError":
             pass  # the server's own end is told once
         elif self._job.config.on_worker_error == "continue" and self._patience.begun_s is not None:
-            what = f"worker {process.worker} raised {message.kind}: {message.why}"
-            self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{what}; the others go on"))
-            self._raised[process.worker] = what
+            self._outcome.incidents.append(Incident(self._live.time_s, worker, f"{what}; the others go on"))
+            self._raised[worker] = what
         else:
-            self._fail(_worker_error(process.worker, message))
+            kind = error_class(message.kind)
+            self._fail(kind(message.why) if kind is not None else WorkerError(f"{what}\n{message.traceback}"))
 
     def _hung_up(self, process: Process) -> None:
         if process is self._processes.server and self._outcome.final is None:
@@ -268,27 +242,39 @@ class LocalEngine:
 
     def _what_is_left(self) -> str:
         """What is left of a run whose server is lost."""
-        if not self._job.config.strategy.via.at_server:
+        config, folder = self._job.config, self._job.keeping.folder
+        if not config.strategy.via.at_server:
             how = "worker 0's training function can save the model"
-            return f"the weights are lost ({self._job.config.strategy.name} keeps no checkpoints; {how})"
-        keeping = self._job.keeping
-        for place in filter(None, (keeping.folder, keeping.resume)):
-            with contextlib.suppress(CheckpointError):
-                latest(place)
-                return f"go on from the last checkpoint with resume={place!r}"
-        why = (
-            f"there is no checkpoint in {keeping.folder!r} yet"
-            if keeping.folder
-            else "checkpoint=ps.Checkpoint(...), --checkpoint-every-s on the command line, would have kept them"
-        )
+            return f"the weights are lost ({config.strategy.name} keeps no checkpoints; {how})"
+        place = resumable(self._job)
+        if place is not None:
+            return f"go on from the last checkpoint with resume={str(place)!r}"
+        why = "checkpoint=ps.Checkpoint(...), --checkpoint-every-s on the command line, would have kept them"
+        if folder:
+            why = f"there is no checkpoint in {folder!r} yet"
         return f"the weights were in its memory and are lost ({why})"
 
-    def _mind_the_server(self) -> None:
-        """Give up on a server that is silent for too long."""
-        workers_left = not all(process.gone for process in self._processes.workers)
-        silence_s = self._patience.silence_s(workers_left)
-        if silence_s is None or self._outcome.final is not None:
-            return
+    def _supervise(self) -> None:
+        """Do what is due: faults, targets, and the end of a server that is silent and of workers that were asked to end."""
+        processes, patience = self._processes, self._patience
+        workers_left = not all(process.gone for process in processes.workers)
+        silence_s = patience.silence_s(workers_left)
+        if silence_s is not None and self._outcome.final is None:
+            self._give_up_on_server(silence_s, workers_left)
+        if patience.begun_s is not None:
+            while self._kills and time.monotonic() - patience.begun_s >= self._kills[0].after_s:
+                worker = self._kills.pop(0).worker
+                (processes.server if worker is None else processes.workers[worker]).kill()
+            reason = self._watch(self._live)
+            if reason is not None:
+                self._ask_to_stop(reason)
+        if patience.workers_are_late():
+            for worker, process in enumerate(processes.workers):
+                if not process.done:
+                    self._stopped.add(worker)
+                    process.kill()
+
+    def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"
         if self._patience.writing:
             why = f"it is writing a checkpoint into {self._job.keeping.folder!r} and does not get done"
@@ -297,25 +283,6 @@ class LocalEngine:
         what = f"{who}{all_gone}: {why} (timeout_s={self._job.config.timeout_s:g})"
         self._fail(DeadlineError(f"{what}; {self._what_is_left()}"))
 
-    def _supervise(self) -> None:
-        """Do what is due: faults, targets, and the end of processes that were asked to end."""
-        self._mind_the_server()
-        while self._kills and self._patience.trained_s >= self._kills[0].after_s:
-            self._kill(self._kills.pop(0))
-        if self._patience.begun_s is not None:
-            reason = self._watch(self._live)
-            if reason is not None:
-                self._ask_to_stop(reason)
-        if self._patience.workers_are_late():
-            for worker, process in enumerate(self._processes.workers):
-                if not process.done:
-                    self._stopped.add(worker)
-                    process.kill()
-
-    def _kill(self, fault: Kill) -> None:
-        processes = self._processes
-        (processes.server if fault.worker is None else processes.workers[fault.worker]).kill()
-
     def _ask_to_stop(self, reason: str) -> None:
         """The first reason counts."""
         if self._patience.asked:
@@ -323,24 +290,23 @@ class LocalEngine:
         self._patience.ask()
         self._outcome.ended = reason
         with contextlib.suppress(ChannelClosedError):
-            self._processes.server.channel.send(Stop())
+            self._processes.server.channel.send(launcher.Stop())
 
-    def _final(self, message: Final, descriptors: list[int]) -> None:
+    def _final(self, message: launcher.Final, descriptors: list[int]) -> None:
         """Take the weights over; the server may go."""
         self._patience.judged_s = time.monotonic()
         self._outcome.final = message
+        all_died = all(one.left == "died" for one in message.workers)
         if message.model is None:
-            died = sum(one.left == "died" for one in message.workers)
-            if died == len(message.workers):
-                self._fail(WorkerLostError(f"all {died} workers died before training began"))
+            if all_died:
+                self._fail(WorkerLostError(f"all {len(message.workers)} workers died before training began"))
             return
         layout = Layout(message.model.specs)
         block = SharedBlock.attach(descriptors[0], layout.nbytes * message.buffers)
-        views = arenas(block, layout, message.buffers)[message.buffer].views
-        kept = [view.clone() for view in views]
+        kept = [view.clone() for view in arenas(block, layout, message.buffers)[message.buffer].views]
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         block.close()
-        if all(one.left == "died" for one in message.workers) and not self._patience.asked:
+        if all_died and not self._patience.asked:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
             self._fail(WorkerLostError(f"every worker died; {last}{raised}"))
@@ -348,11 +314,3 @@ class LocalEngine:
             self._outcome.state_dict = {}
             self._outcome.incidents.append(Incident(message.wall_s, None, message.lost))
             self._fail(WorkerLostError(message.lost))
-
-
-def _worker_error(worker: int, message: Failed) -> PlesioError:
-    """What a worker's exception means for the run: plesio's own keep their class, anything else is the user's."""
-    kind = error_class(message.kind)
-    if kind is not None:
-        return kind(message.why)
-    return WorkerError(f"worker {worker} raised {message.kind}: {message.why}\n{message.traceback}")

@@ -32,6 +32,7 @@ class Patience:
     Attributes:
         started_s: when it was started, on the monotonic clock.
         begun_s: when training began.
+        heard_s: when the server last said something.
         judged_s: when the evaluator last returned, or training ended.
         writing: whether the server writes a checkpoint.
         asked: whether the run was asked to stop.
@@ -40,23 +41,14 @@ class Patience:
     def __init__(self, timeout_s: float, ctrl_c: CtrlC) -> None:
         self._timeout_s = timeout_s
         self._ctrl_c = ctrl_c
-        self.started_s = self.judged_s = self._heard_s = self._worked_s = time.monotonic()
+        self.started_s = self.judged_s = self.heard_s = self._worked_s = time.monotonic()
         self.begun_s: float | None = None
         self.asked = self.writing = False
         self._asked_s = self._written_s = 0.0
 
-    @property
-    def trained_s(self) -> float:
-        """How long ago training began; -1 before."""
-        return -1.0 if self.begun_s is None else time.monotonic() - self.begun_s
-
     def ask(self) -> None:
         """The run is asked to stop now."""
         self.asked, self._asked_s = True, time.monotonic()
-
-    def heard(self) -> None:
-        """The server said something."""
-        self._heard_s = time.monotonic()
 
     def writes(self, under_way: bool) -> None:
         """The server begins to write a checkpoint, or has written it."""
@@ -99,7 +91,7 @@ class Patience:
             allowed_s = START_S + self._timeout_s
         else:  # workers who wait for it say so after twice the time; there are those that never do
             allowed_s = GRACE_S + self._timeout_s * (2 if workers_left and not self.asked else 1)
-        since_s = self._heard_s if workers_left else max(self._heard_s, self._worked_s)
+        since_s = self.heard_s if workers_left else max(self.heard_s, self._worked_s)
         return allowed_s if now_s - since_s > allowed_s else None
 
     def _waited_s(self, asked_s: float) -> float:
