@@ -23,6 +23,7 @@ from plesio.launch.local.forker import Spawned
 from plesio.launch.local.forkserver import ForkServer
 from plesio.observe.files import RunFolder
 from plesio.server.checkpoints import FOLDER, PREFIX, latest
+from plesio.transport.channel import Channel
 from support import loops, stopping
 from support.processes import descendants, gone_within
 
@@ -344,17 +345,17 @@ def test_a_start_interrupted_half_way_leaves_no_process(monkeypatch: pytest.Monk
     """Ctrl-C after the server and one worker were started."""
     started: list[int] = []
 
-    def receive(self: ForkServer) -> Any:
+    def receive(self: Channel[Any], *waiting: Any) -> Any:
         if len(started) == 2:
             raise KeyboardInterrupt
-        message, descriptors = as_ever(self)
+        message, descriptors = as_ever(self, *waiting)
         if isinstance(message, Spawned):
             started.append(message.pid)
         return message, descriptors
 
-    as_ever = ForkServer._receive
+    as_ever = Channel.receive
     with monkeypatch.context() as once:
-        once.setattr(ForkServer, "_receive", receive)
+        once.setattr(Channel, "receive", receive)
         with pytest.raises(KeyboardInterrupt):
             ps.run(SHORT, "sync_sgd", workers=2)
     assert gone_within(set(started), 1.0)

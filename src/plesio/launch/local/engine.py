@@ -79,8 +79,9 @@ class LocalEngine:
         finally:
             try:
                 self._processes.end(0.0 if self._error else self._patience.left_s())
-            finally:  # a second Ctrl-C while they were given time
+            except BaseException:  # a second Ctrl-C while they were given time
                 self._processes.end(0.0)
+                raise
         self._outcome.interrupted = self._ctrl_c.pressed > 0
         if self._error is not None and not self._outcome.interrupted:
             raise self._error
@@ -118,9 +119,10 @@ class LocalEngine:
         while not self._over():
             for descriptor, _ in poller.poll(50):
                 sender = by_descriptor.get(descriptor)
-                if sender is not None and not readable(descriptor, 0.0):
-                    continue  # `_hear_workers_out` has read it
-                if not (self._note_exits() if sender is None else self._hear(sender)):
+                if sender is None:
+                    poller.unregister(descriptor)
+                    self._fork_server_died(fork_server)
+                elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_workers_out` may have read it
                     poller.unregister(descriptor)
             self._supervise()
 
@@ -146,16 +148,10 @@ class LocalEngine:
             self._outcome.incidents.append(Incident(final.wall_s, None, what))
         return True
 
-    def _note_exits(self) -> bool:
-        """Learn who is gone; False when the fork server is, and with it soon everybody."""
-        try:
-            self._processes.note_exits()
-        except PlesioError as error:
-            if self._outcome.final is None:
-                why = f"{error}; it took the run along {self._where()}; {self._what_is_left()}"
-                self._fail(ServerLostError(why))
-            return False
-        return True
+    def _fork_server_died(self, fork_server: ForkServer) -> None:
+        why = f"{fork_server.lost()}; it took the run along {self._where()}; {self._what_is_left()}"
+        if self._outcome.final is None:
+            self._fail(ServerLostError(why))
 
     def _hear(self, process: Process) -> bool:
         """Take one message; False when the line is closed."""
@@ -231,7 +227,7 @@ class LocalEngine:
                 what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
                 self._outcome.incidents.append(Incident(self._live.time_s, None, what))
             self._final_judged = True
-        process.done = True
+        process.done = process.gone = True
 
     def _fail(self, error: PlesioError) -> None:
         """Keep the first error: the others are its consequences."""

@@ -14,10 +14,9 @@ import gc
 import importlib
 import os
 import resource
-import select
 import signal
-import socket
 import sys
+import time
 from typing import BinaryIO
 
 import msgspec
@@ -25,10 +24,10 @@ import msgspec
 from plesio.errors import traceback_of
 from plesio.launch.ctrl_c import stay_deaf
 from plesio.launch.torch_settings import TorchSettings
-from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
+from plesio.transport.channel import Channel, ChannelClosedError, close_quietly, readable
 
-ORDER_S = 120.0
-"""How long it waits for the rest of an order once the first bytes are there."""
+FOREVER_S = 10.0**6
+"""It has no deadline: it ends with the engine's line."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -43,16 +42,18 @@ class Load(msgspec.Struct, tag=True, frozen=True):
     torch: TorchSettings
 
 
-class Drop(msgspec.Struct, tag=True, frozen=True):
-    """The engine: the run is over, forget its job."""
-
-
 class Spawn(msgspec.Struct, tag=True, frozen=True):
     """The engine, with descriptors: fork a process that calls `main(job, descriptors, *numbers)` of `module`."""
 
     module: str
     title: str
     numbers: tuple[int, ...]
+
+
+class End(msgspec.Struct, tag=True, frozen=True):
+    """The engine: let the processes end, kill those that take longer than `grace_s`, and forget the job."""
+
+    grace_s: float
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):
@@ -68,62 +69,56 @@ class Spawned(msgspec.Struct, tag=True, frozen=True):
     pid: int
 
 
-class Exited(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: a process ended."""
-
-    pid: int
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """The fork server: no process of the run is left."""
 
 
 class Forker:
-    """The fork server itself."""
+    """The fork server itself. A child that ended keeps its number until `End`: nobody else can be killed in its place."""
 
-    def __init__(self, channel: Channel[Load | Drop | Spawn]) -> None:
+    def __init__(self, channel: Channel[Load | Spawn | End]) -> None:
         self._channel = channel
         self._job: object = None
         self._imported = set(sys.modules)
         self._children: set[int] = set()
-        self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self._waker.setblocking(False)
 
     def run(self) -> None:
         """Serve until the engine hangs up, then leave no child behind."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        poller = select.poll()
-        for line in (self._channel, self._wake):
-            poller.register(line.fileno(), select.POLLIN)
         try:
             while True:
-                ready = dict(poller.poll())
-                if self._wake.fileno() in ready:
-                    self._reap()
-                if self._channel.fileno() in ready:
-                    self._serve()
+                self._serve(*self._channel.receive(FOREVER_S))
         except ChannelClosedError:
             pass
         finally:
-            signal.set_wakeup_fd(-1)
-            for pid in self._children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._end_children(0.0)
 
-    def _serve(self) -> None:
-        message, descriptors = self._channel.receive(ORDER_S)
+    def _serve(self, message: Load | Spawn | End, descriptors: list[int]) -> None:
         if isinstance(message, Load):
             with open(descriptors[0], "rb") as payload:
                 failure = self._load(message, payload)
             self._channel.send(Loaded(failure, self._files_imported()))
-        elif isinstance(message, Drop):
-            self._job = None
-            # A class is in a cycle with itself and holds what its functions use. Without this, later processes inherit both.
-            # What was imported at first is frozen: its pages stay shared.
-            gc.collect()
-        else:
+        elif isinstance(message, Spawn):
             pid = self._fork(message, descriptors)
             self._children.add(pid)
             close_quietly(*descriptors)
             self._channel.send(Spawned(pid))
+        else:
+            self._end_children(message.grace_s)
+            self._channel.send(Ended())
+            self._job = None
+            # A class is in a cycle with itself and holds what its functions use. Without this, later processes inherit both.
+            # What was imported at first is frozen: its pages stay shared.
+            gc.collect()
+
+    def _end_children(self, grace_s: float) -> None:
+        """Wait until the children have ended; kill those that are left in the end, or when the engine hangs up."""
+        end_s = time.monotonic() + grace_s
+        while self._children and time.monotonic() < end_s and not readable(self._channel.fileno(), 0.002):
+            self._children = {pid for pid in self._children if not os.waitpid(pid, os.WNOHANG)[0]}
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        while self._children:
+            os.waitpid(self._children.pop(), 0)
 
     def _load(self, message: Load, payload: BinaryIO) -> str:
         """The failure, or nothing."""
@@ -156,13 +151,9 @@ class Forker:
             return pid
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             stay_deaf()
             die_with_parent(parent)
             self._channel.close()
-            self._wake.close()
-            self._waker.close()
             importlib.import_module(message.module).main(self._job, descriptors, *message.numbers)
             code = 0
         except SystemExit as end:
@@ -174,17 +165,6 @@ class Forker:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
-
-    def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wake.recv(4096):
-                pass
-        while self._children:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            self._children.discard(pid)
-            self._channel.send(Exited(pid))
 
 
 def written_at(file: str) -> int:
@@ -227,4 +207,4 @@ def main() -> None:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
-    Forker(Channel.attach(int(sys.argv[1]), Load | Drop | Spawn, "the engine")).run()
+    Forker(Channel.attach(int(sys.argv[1]), Load | Spawn | End, "the engine")).run()

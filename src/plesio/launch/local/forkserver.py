@@ -13,12 +13,12 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from plesio.errors import ConfigurationError, ServerLostError
-from plesio.launch.local.forker import Drop, Exited, Load, Loaded, Spawn, Spawned, written_at
+from plesio.errors import ConfigurationError, DeadlineError, ServerLostError
+from plesio.launch.local.forker import End, Ended, Load, Loaded, Spawn, Spawned, written_at
 from plesio.launch.torch_settings import TorchSettings
-from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, readable
+from plesio.transport.channel import Channel, ChannelClosedError, channel_pair
 
 PRELOAD = (
     "plesio.launch.local.server_process",
@@ -27,6 +27,9 @@ PRELOAD = (
 )
 """The modules that the processes of a run need."""
 START_S = 120.0
+"""How long it may take to load a job, or to start a process."""
+END_S = 2.0
+"""How long it may take to kill the processes of a run. One that takes longer stands still, and is killed itself."""
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
 """What it runs first. Python would import from the current folder, which may hold a `select.py` or a `plesio`. (Python has
 imported `os` and `sys` by then.)"""
@@ -61,8 +64,7 @@ class ForkServer:
         except BaseException:
             mine.close()
             raise
-        self._channel: Channel[Loaded | Spawned | Exited] = Channel(mine, Loaded | Spawned | Exited, "the fork server")
-        self._exits: set[int] = set()
+        self._channel: Channel[Loaded | Spawned | Ended] = Channel(mine, Loaded | Spawned | Ended, "the fork server")
         self._files: dict[str, int] = {}
         self._owner = os.getpid()
 
@@ -93,7 +95,7 @@ class ForkServer:
             cls._shared.close(grace_s)
 
     def fileno(self) -> int:
-        """Readable when a child ended."""
+        """Readable, between questions, when it has ended."""
         return self._channel.fileno()
 
     def load(self, payload: int) -> None:
@@ -125,67 +127,42 @@ class ForkServer:
         assert isinstance(reply, Spawned)
         return reply.pid
 
-    def drop(self) -> None:
-        """Forget what the run brought."""
-        if not self._closed:
-            with contextlib.suppress(ChannelClosedError):
-                self._channel.send(Drop())
+    def end(self, grace_s: float) -> None:
+        """Return when no process of the run is left; after `grace_s` they are killed."""
+        if self._channel.fileno() < 0:
+            return  # they ended with it
+        with contextlib.suppress(ServerLostError, DeadlineError):
+            self._ask(End(grace_s), timeout_s=grace_s + END_S)
 
-    def poll_exits(self) -> set[int]:
-        """The processes that have ended since last asked.
-
-        Raises:
-            ServerLostError: the fork server has ended.
-        """
-        with self._in_step():
-            while readable(self._channel.fileno(), 0.0):
-                message, _ = self._receive()
-                assert isinstance(message, Exited)
-                self._exits.add(message.pid)
-        exits, self._exits = self._exits, set()
-        return exits
-
-    def _ask(self, question: Load | Spawn, descriptors: Sequence[int] = ()) -> Loaded | Spawned:
-        """The answer to it; exits that come before it are kept."""
-        with self._in_step():
-            self._channel.send(question, descriptors)
-            while True:
-                message, _ = self._receive()
-                if not isinstance(message, Exited):
-                    return message
-                self._exits.add(message.pid)
-
-    @contextlib.contextmanager
-    def _in_step(self) -> Iterator[None]:
-        """Use the line inside. An exception there (Ctrl-C, a deadline) ends this fork server: it may leave a message half read,
-        or an answer that the next question would take for its own. The next run gets a fresh fork server.
+    def _ask(
+        self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = 0.0
+    ) -> Loaded | Spawned | Ended:
+        """The answer to it. An exception here (Ctrl-C, a deadline) ends this fork server: the next question would take a late
+        answer for its own. The next run gets a fresh fork server.
 
         Raises:
             ServerLostError: the fork server has ended.
         """
         try:
-            if self._closed:
-                raise ChannelClosedError
-            yield
+            self._channel.send(question, descriptors)
+            answer, _ = self._channel.receive(timeout_s or START_S, "the start of processes")
+            return answer
         except ChannelClosedError as error:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # its line closes a moment before it is gone
-            code = self._process.returncode
-            self.close(0.0)
-            raise ServerLostError(
-                f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
-                f"{code}); its own messages, if it left any, are above"
-            ) from error
+            raise self.lost() from error
         except BaseException:
             self.close(0.0)
             raise
 
-    @property
-    def _closed(self) -> bool:
-        return self._channel.fileno() < 0
-
-    def _receive(self) -> tuple[Loaded | Spawned | Exited, list[int]]:
-        return self._channel.receive(START_S, "the start of processes")
+    def lost(self) -> ServerLostError:
+        """What to raise when its line is closed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)  # its line closes a moment before it is gone
+        code = self._process.returncode
+        self.close(0.0)
+        return ServerLostError(
+            f"the fork server (process {self.pid}), which starts the processes of a run, ended unexpectedly (exit code "
+            f"{code}); its own messages, if it left any, are above"
+        )
 
     def close(self, grace_s: float = 5.0) -> None:
         """End it, and with it every process it started; kill it if that takes longer than `grace_s`."""

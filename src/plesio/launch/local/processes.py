@@ -7,14 +7,12 @@ import errno
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import cloudpickle
 
-from plesio.errors import ConfigurationError, PlesioError, words_of
+from plesio.errors import ConfigurationError, words_of
 from plesio.launch.job import Job
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
@@ -38,10 +36,9 @@ class Process:
     gone: bool = False
 
     def kill(self) -> None:
-        """End it outright, unless it is gone: its number may be another process's by now."""
-        if not self.gone:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        """End it outright. It keeps its number until all of them have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _line(ours: contextlib.ExitStack) -> tuple[list[int], list[int]]:
@@ -130,45 +127,11 @@ class Processes:
             raise
         self.all.append(Process(order.title, pid, Channel(mine, kinds, order.title), worker))
 
-    def note_exits(self) -> None:
-        """Learn which of them are gone.
-
-        Raises:
-            PlesioError: nobody tells any more: the fork server itself is gone.
-        """
-        exits = self._fork_server.poll_exits()
-        for process in self.all:
-            process.gone = process.gone or process.pid in exits
-
     def end(self, grace_s: float) -> None:
         """Leave no process behind: close the lines, give them `grace_s`, kill."""
         for process in self.all:
             process.channel.close()
-        deadline_s = time.monotonic() + grace_s
-        while not all(process.gone for process in self.all):
-            late, bereft = time.monotonic() >= deadline_s, False
-            try:
-                self.note_exits()
-            except PlesioError:
-                bereft = True
-            for process in self.all:
-                if late or bereft:  # the fork server may stand still, or is gone
-                    process.gone = process.gone or not _alive(process.pid)
-                if late:
-                    process.kill()
-            time.sleep(0.002)
-        self._fork_server.drop()
-
-
-def _alive(pid: int) -> bool:
-    """Whether that process still runs. It is no child of this one. A zombie counts as gone."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (ProcessLookupError, PermissionError):  # the latter: another user's process has its number by now
-        return False
-    except FileNotFoundError:  # gone between the two; or there is no such table on this system
-        return not Path("/proc/self/stat").exists()
+        self._fork_server.end(grace_s)
 
 
 @contextlib.contextmanager
