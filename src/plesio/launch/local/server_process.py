@@ -13,28 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from plesio.core.events import Cancel, Discard, Evict, Grant
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import PlesioError
 from plesio.launch.job import Job
 from plesio.observe.meter import Meter
+from plesio.protocol import worker as protocol
 from plesio.protocol.evaluator import SnapshotRequest
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Final, Progress, Stop, Trouble, Writing
-from plesio.protocol.worker import (
-    CheckedOut,
-    CheckIn,
-    CheckOut,
-    Contribution,
-    DroppedStep,
-    Farewell,
-    FromWorker,
-    Hello,
-    LeaseRequest,
-    MirrorFilled,
-    WorkDone,
-)
-from plesio.server.answers import PipeReplies
+from plesio.server.answers import answer_to
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.departures import Departures
@@ -54,7 +43,7 @@ FINAL = -2
 
 
 class Server:
-    """One run's server process.
+    """One run's server process. It answers the workers for its program: over their pipes, and on their channels.
 
     Args:
         job: what is run.
@@ -80,16 +69,18 @@ class Server:
         self._opening = Opening(strategy, config.workers, evaluator is not None, lines)
         self._meter = Meter(config.workers)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
-        checkpointer = Checkpointer(job.keeping, strategy, config.workers)
-        self._replies = PipeReplies(lines, checkpointer)
+        self._checkpointer = Checkpointer(job.keeping, strategy, config.workers)
+        self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
+        self._evicted: list[Line] = []  # members no longer: hung up when all is done
+        self.now_s = time.monotonic
         leases = DataLeases(config.workers, config.stealing)
         self._program = program = Program(
             strategy,
             Sequencer(strategy, config.workers, leases, config.timeout_s),
-            self._replies,
+            self,
             self._meter,
             recorder=self._recorder,
-            checkpointer=checkpointer,
+            checkpointer=self._checkpointer,
             tell=self._tell,
             raise_on_nonfinite=config.on_nonfinite == "raise",
         )
@@ -98,14 +89,14 @@ class Server:
         self._departures: Departures | None = None
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._hear: dict[type[FromWorker], Callable[[int, int, Any, float], None]] = {
-            Contribution: program.pushed,
-            DroppedStep: program.abandoned,
-            WorkDone: self._work_done,
-            CheckIn: self._checked_in,
-            MirrorFilled: self._mirror_filled,
-            CheckOut: self._checked_out,
-            Farewell: self._farewell,
+        self._hear: dict[type[protocol.FromWorker], Callable[[int, int, Any, float], None]] = {
+            protocol.Contribution: program.pushed,
+            protocol.DroppedStep: program.abandoned,
+            protocol.WorkDone: self._work_done,
+            protocol.CheckIn: self._checked_in,
+            protocol.MirrorFilled: self._mirror_filled,
+            protocol.CheckOut: self._checked_out,
+            protocol.Farewell: self._farewell,
         }
         self._next_tick_s = 0.0
         self._started_s = time.monotonic()
@@ -114,6 +105,35 @@ class Server:
     def _memory(self) -> Assembly:
         assert self._program.memory is not None, "nobody contributes before the model is there"
         return self._program.memory
+
+    # Answers
+
+    def granted(self, effect: Grant | Cancel, buffer: int) -> float:
+        """Write into its pipe."""
+        line = self._lines[effect.worker]
+        before = self._checkpointer.before[effect.worker]
+        try:
+            write_answer(line.answer, *answer_to(effect, buffer, before, self._program.stopping))
+        except BlockingIOError:
+            self._unresponsive.append(line)
+        return time.monotonic()
+
+    called_off = granted  # unasked
+
+    def leased(self, worker: int, reply: protocol.LeaseReply) -> None:
+        """Tell it on its channel."""
+        self._lines[worker].say(reply)
+
+    def refused(self, worker: int, why: str) -> None:
+        """Tell it on its channel: it raises that."""
+        self._lines[worker].say(protocol.Refused("ConfigurationError", why))
+
+    def repeated(self, discard: Discard) -> None:
+        """Its worker has the answer: pipes lose nothing."""
+
+    def evicted(self, evict: Evict) -> None:
+        """Its line is hung up once all is done."""
+        self._evicted.append(self._lines[evict.worker])
 
     # The loop
 
@@ -152,7 +172,8 @@ class Server:
         self._next_tick_s = now_s + TICK_S
         program = self._program
         if not program.begun and now_s - self._started_s > self._timeout_s:
-            self._begin_is_late()
+            why = f"{self._opening.lacking()} did not get as far as prepare within {self._timeout_s:g} s"
+            program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
         program.tick(now_s)
         if program.begun:
             meter = self._meter
@@ -166,14 +187,13 @@ class Server:
 
     def _hang_up(self) -> None:
         """Part with those who are members no longer, and with those who do not read what they are answered."""
-        replies = self._replies
-        while replies.evicted_lines:
-            line = replies.evicted_lines.pop()
+        while self._evicted:
+            line = self._evicted.pop()
             line.finished = True
             self._close(line)
             self._part(line.worker, died=False)
-        while replies.unresponsive:
-            line = replies.unresponsive.pop()
+        while self._unresponsive:
+            line = self._unresponsive.pop()
             if not line.gone:
                 self._program.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
                 self._lost(line)
@@ -188,7 +208,6 @@ class Server:
         assert isinstance(message, Stop)
         if self._opening.assembly is not None:
             self._opening.assembly.board.stop()
-        self._replies.stopping = True
         self._program.stop(time.monotonic())
 
     def _from_evaluator(self, descriptor: int) -> None:
@@ -203,13 +222,13 @@ class Server:
         except ChannelClosedError:
             self._unwatch(line.channel.fileno())  # its doorbell tells the rest
             return
-        if isinstance(message, LeaseRequest):
+        if isinstance(message, protocol.LeaseRequest):
             if readable(line.messages.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
             if not line.gone:
                 self._settle(concluded=False)
                 self._program.lease(line.worker, line.incarnation, message, time.monotonic())
-        elif isinstance(message, Hello):
+        elif isinstance(message, protocol.Hello):
             line.hello = message
             self._begin()
         else:
@@ -224,25 +243,25 @@ class Server:
         for message in messages:
             self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
 
-    def _work_done(self, worker: int, incarnation: int, work: WorkDone, now_s: float) -> None:
+    def _work_done(self, worker: int, incarnation: int, work: protocol.WorkDone, now_s: float) -> None:
         if self._departures is not None:
             self._departures.report(worker, work)
         self._program.reported(worker, incarnation, work, now_s)
 
-    def _mirror_filled(self, worker: int, incarnation: int, mirror: MirrorFilled, now_s: float) -> None:
+    def _mirror_filled(self, worker: int, incarnation: int, mirror: protocol.MirrorFilled, now_s: float) -> None:
         self._snapshots.mirrored(self._memory, mirror.number)
 
-    def _farewell(self, worker: int, incarnation: int, farewell: Farewell, now_s: float) -> None:
+    def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._lines[worker].finished = True
         if self._rendezvous is not None:
             self._memory.last_weights.handed_over(worker)
         self._part(worker, died=False)
 
-    def _checked_out(self, worker: int, incarnation: int, check_out: CheckOut, now_s: float) -> None:
+    def _checked_out(self, worker: int, incarnation: int, check_out: protocol.CheckOut, now_s: float) -> None:
         place = self._memory.last_weights.place(worker, check_out.version)
-        write_answer(self._lines[worker].answer, CheckedOut(place is not None), place or 0)
+        write_answer(self._lines[worker].answer, protocol.CheckedOut(place is not None), place or 0)
 
-    def _checked_in(self, worker: int, incarnation: int, check_in: CheckIn, now_s: float) -> None:
+    def _checked_in(self, worker: int, incarnation: int, check_in: protocol.CheckIn, now_s: float) -> None:
         assert self._rendezvous is not None, "workers are told to begin before they check in"
         if self._rendezvous.arrived(worker, check_in, now_s):
             self._settle(concluded=True)
@@ -299,11 +318,6 @@ class Server:
 
     # Beginning
 
-    def _begin_is_late(self) -> None:
-        """Training did not begin in time: say for whom everybody waits."""
-        why = f"{self._opening.lacking()} did not get as far as prepare within {self._timeout_s:g} s"
-        self._program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
-
     def _begin(self) -> None:
         """Training is one step nearer; when every live worker is ready it begins."""
         self._opening.proceed(self._program.stopping)
@@ -323,25 +337,21 @@ class Server:
         if memory.mirrored:
             answers = {line.worker: line.answer for line in self._opening.live()}
             self._rendezvous = Rendezvous(
-                answers, memory.board, self._say_to, self._progress, self._timeout_s, time.monotonic()
+                answers,
+                memory.board,
+                lambda worker, message: self._lines[worker].say(message),
+                lambda: (self._program.version, self._snapshots.mirrors_made, self._program.stopping),
+                self._timeout_s,
+                time.monotonic(),
             )
-        self._seat(now_s)
-        self._snapshots.serve(memory)
-
-    def _seat(self, now_s: float) -> None:
-        """Tell the program who is here; the data that was to be another's is for these."""
-        for line in self._lines:
+        for line in sorted(
+            self._lines, key=lambda line: not line.gone
+        ):  # the data of those that are gone is for the others
             if line.gone:
                 self._program.left(line.worker, line.incarnation, not line.finished, now_s)
-        for line in self._lines:
-            if not line.gone:
+            else:
                 self._program.joined(line.worker, line.incarnation, now_s)
-
-    def _say_to(self, worker: int, message: object) -> None:
-        self._lines[worker].say(message)
-
-    def _progress(self) -> tuple[int, int, bool]:
-        return self._program.version, self._snapshots.mirrors_made, self._program.stopping
+        self._snapshots.serve(memory)
 
     # Ending
 
