@@ -154,7 +154,7 @@ def test_descriptors_travel_with_a_message() -> None:
     block = SharedBlock.create(PAGE, "a test")
     one.send("here", (block.fd,))
     _, descriptors = other.receive(1.0)
-    twin = SharedBlock.attach(descriptors[0], PAGE)
+    twin = SharedBlock(descriptors[0], PAGE)
     block.memory[11] = 7
     assert int(twin.memory[11]) == 7
     for end in (one, other, block, twin):
@@ -255,7 +255,7 @@ def test_memory_without_memfd_is_unlinked_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_the_board_is_shared_by_all_attached_processes() -> None:
     block = SharedBlock.create(PAGE, "a test")
-    twin = SharedBlock.attach(os.dup(block.fd), PAGE)
+    twin = SharedBlock(os.dup(block.fd), PAGE)
     mine, theirs = Board(block, 3), Board(twin, 3)
     mine.count_fold(0)
     theirs.count_fold(2)

@@ -66,7 +66,7 @@ class CtrlC:
         self.pressed = 0
         self.first_s = 0.0
         self.number = int(signal.SIGINT)
-        self._first: Callable[[], object] = _nothing
+        self._first: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}  # who handles them otherwise
         self._process = os.getpid()
 
@@ -95,7 +95,7 @@ class CtrlC:
                 first()
             yield
         finally:
-            self._first = _nothing
+            self._first = None
 
     def at_once(self) -> AbstractContextManager[None]:
         """Inside, already the first one raises `EndedBySignal`."""
@@ -108,13 +108,10 @@ class CtrlC:
         self.pressed += 1
         if self.pressed == 1:
             self.number, self.first_s = number, time.monotonic()
-            self._first()
+            if self._first is not None:
+                self._first()
         elif self.pressed == 2:
             end_at_once(number)
-
-
-def _nothing() -> None:
-    pass
 
 
 def name_of(number: int) -> str:

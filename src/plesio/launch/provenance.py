@@ -23,7 +23,6 @@ from plesio.protocol.journal import JournalHead, JournalWriter
 
 def head_of(job: Job, threads: int) -> JournalHead:
     """What has to be the same for a replay to come out the same."""
-    script = source_of(job.train)
     return JournalHead(
         strategy=job.config.strategy.name,
         fields=job.config.strategy.as_data(),
@@ -35,7 +34,7 @@ def head_of(job: Job, threads: int) -> JournalHead:
         versions=versions(),
         platform=f"{sys.platform} {platform.machine()}",
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        script=script,
+        script=source_of(job.train),
         train_hash=train_hash(job.train),
         local_steps=str(job.config.strategy.every),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
@@ -49,12 +48,12 @@ def begun(journal: Path, head: JournalHead) -> JournalWriter:
 
 def versions() -> dict[str, str]:
     """Of what decides the bits."""
-    own = importlib.metadata.version("plesio")
+    ours = importlib.metadata.version("plesio")
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "plesio": own,
+        "plesio": ours,
     }
 
 

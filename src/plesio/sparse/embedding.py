@@ -126,4 +126,4 @@ class SharedEmbedding(nn.Module):
         if [found.st_dev, found.st_ino] != file:
             os.close(mine)
             raise SharedMemoryError(f"{what} is gone: process {maker}, which made it, has let go of it; keep it there.")
-        self._map(SharedBlock.attach(mine, 4 * self.rows * (self.width + 1)))
+        self._map(SharedBlock(mine, 4 * self.rows * (self.width + 1)))

@@ -40,7 +40,7 @@ class Board:
     @classmethod
     def attach(cls, descriptor: int, workers: int) -> Board:
         """The board behind a descriptor."""
-        return cls(SharedBlock.attach(descriptor, PAGE), workers)
+        return cls(SharedBlock(descriptor, PAGE), workers)
 
     @property
     def descriptor(self) -> int:

@@ -8,9 +8,11 @@ running out then is a bus error and not an exception.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
+import re
 import resource
 import tempfile
 from pathlib import Path
@@ -27,10 +29,10 @@ _THERE, _FILES = np.uint64(1 << 63 | 1 << 62), np.uint64(1 << 61)
 
 
 class SharedBlock:
-    """`nbytes` of memory, zero at first, that other processes can map by its descriptor `fd`.
+    """`nbytes` of memory that processes share: each maps it by a descriptor `fd` of its own, which this takes over.
 
     >>> block = SharedBlock.create(4096, "an example")
-    >>> twin = SharedBlock.attach(os.dup(block.fd), 4096)
+    >>> twin = SharedBlock(os.dup(block.fd), 4096)
     >>> block.memory[7] = 42; int(twin.memory[7])
     42
     >>> block.close(); twin.close()
@@ -43,17 +45,12 @@ class SharedBlock:
 
     @classmethod
     def create(cls, nbytes: int, what: str) -> SharedBlock:
-        """A new block for `what`.
+        """A new block for `what`, zero at first.
 
         Raises:
             SharedMemoryError: there is not that much memory to be had.
         """
         return cls(anonymous_file(nbytes, what), nbytes)
-
-    @classmethod
-    def attach(cls, fd: int, nbytes: int) -> SharedBlock:
-        """The block behind a descriptor that came from another process; takes the descriptor over."""
-        return cls(fd, nbytes)
 
     def close(self) -> None:
         """Let go of the descriptor; the memory goes when the last tensor over it does."""
@@ -73,7 +70,7 @@ class CopyOnWriteView:
     >>> view = CopyOnWriteView(block.fd, 8192)
     >>> view.memory[7] = 42; int(block.memory[7])
     0
-    >>> block.memory[7] = 1; view.renew(0, 8192); int(view.memory[7])
+    >>> block.memory[7] = 1; view.renew(4096, 0); int(view.memory[7])
     1
     """
 
@@ -88,20 +85,20 @@ class CopyOnWriteView:
         """Whether this system can tell what a process wrote: Linux can."""
         return PAGEMAP.exists() and hasattr(mmap, "MADV_DONTNEED")
 
-    def renew(self, start: int, end: int) -> None:
-        """Drop what this process wrote between these bytes, both at pages' ends.
+    def renew(self, nbytes: int, part: int) -> None:
+        """Drop what this process wrote into a part of it. Each part has `nbytes`, which are whole pages.
 
         To write is a page fault: where there was none since last time, there is nothing to look for.
         """
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        if faults != self._faults and self._written(start, end):
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        if faults != self._faults and self._written(nbytes, part * nbytes):
+            self._map.madvise(mmap.MADV_DONTNEED, part * nbytes, nbytes)
         self._faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-    def _written(self, start: int, end: int) -> bool:
+    def _written(self, nbytes: int, start: int) -> bool:
         """Whether a page there is this process's own, and no longer the file's."""
         first = (self.memory.data_ptr() + start) // mmap.PAGESIZE
-        pages = np.frombuffer(os.pread(self._pages, 8 * ((end - start) // mmap.PAGESIZE), 8 * first), dtype=np.uint64)
+        pages = np.frombuffer(os.pread(self._pages, 8 * (nbytes // mmap.PAGESIZE), 8 * first), dtype=np.uint64)
         return bool((((pages & _THERE) != 0) & ((pages & _FILES) == 0)).any())
 
 
@@ -112,7 +109,11 @@ def anonymous_file(nbytes: int, what: str) -> int:
         SharedMemoryError: there is not that much memory to be had.
     """
     check_room(nbytes, what)
-    fd = _empty_file()
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("plesio", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="plesio-", dir=_folder())
+        os.unlink(path)
     try:
         os.ftruncate(fd, nbytes)
     except OSError as error:
@@ -125,14 +126,6 @@ def anonymous_file(nbytes: int, what: str) -> int:
             f"of {human(most)} at most; raise that limit (ulimit -f)"
         ) from error
     return fd
-
-
-def _empty_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("plesio", os.MFD_CLOEXEC)
-    handle, path = tempfile.mkstemp(prefix="plesio-", dir=_folder())
-    os.unlink(path)
-    return handle
 
 
 def _folder() -> str:
@@ -155,24 +148,15 @@ def room() -> dict[str, int]:
     if not hasattr(os, "memfd_create"):
         free = os.statvfs(_folder())
         found[_folder()] = free.f_bavail * free.f_frsize
-    available = _meminfo("MemAvailable")
-    if available is not None:
-        found["the host's memory"] = available
+    with contextlib.suppress(OSError, ValueError):
+        available = re.search(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if available is not None:
+            found["the host's memory"] = int(available[1]) * 1024
     limit = _read_number("/sys/fs/cgroup/memory.max")
     used = _read_number("/sys/fs/cgroup/memory.current")
     if limit is not None and used is not None:
         found["the container's memory limit"] = max(0, limit - used)
     return found
-
-
-def _meminfo(key: str) -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def _read_number(path: str) -> int | None:

@@ -298,7 +298,7 @@ class LocalEngine:
                 self._fail(WorkerLostError(f"all {len(message.workers)} workers died before training began"))
             return
         layout = Layout(message.model.specs)
-        block = SharedBlock.attach(descriptors[0], layout.nbytes * message.buffers)
+        block = SharedBlock(descriptors[0], layout.nbytes * message.buffers)
         kept = [view.clone() for view in arenas(block, layout, message.buffers)[message.buffer].views]
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         block.close()

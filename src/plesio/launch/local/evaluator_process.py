@@ -47,7 +47,7 @@ class Evaluator:
         snapshot, descriptors = self._server.receive(FOREVER_S, "a snapshot")
         if snapshot.model is not None:  # the first one says where they are
             layout = Layout(snapshot.model.specs)
-            block = SharedBlock.attach(descriptors[0], layout.nbytes * snapshot.buffers)
+            block = SharedBlock(descriptors[0], layout.nbytes * snapshot.buffers)
             self._ring = arenas(block, layout, snapshot.buffers)
             self._own = Arena.private(layout)
             self._model = load_structure(snapshot.structure, layout.specs, self._own.views)

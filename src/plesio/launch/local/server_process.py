@@ -344,9 +344,7 @@ class Server:
                 self._timeout_s,
                 time.monotonic(),
             )
-        for line in sorted(
-            self._lines, key=lambda line: not line.gone
-        ):  # the data of those that are gone is for the others
+        for line in sorted(self._lines, key=lambda line: not line.gone):  # the data of the gone is for the others
             if line.gone:
                 self._program.left(line.worker, line.incarnation, not line.finished, now_s)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -88,31 +89,28 @@ class ProcessContext:
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
-        self._check_device(device_of(model))
+        device = device_of(model)
+        if device.type != "cpu" and self._strategy.via.in_shared_memory:
+            raise ConfigurationError(
+                f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
+                f"{device}; every other strategy takes a model on any device"
+            )
         hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._job.evaluate is not None)
         self._server.send(hello)
         welcome, descriptors = self._ask("every worker to prepare its model")
         assert isinstance(welcome, Welcome)
         layout = Layout(hello.model.specs)
-        ring_block = SharedBlock.attach(descriptors[0], layout.nbytes * welcome.buffers)
-        ring = arenas(ring_block, layout, welcome.buffers)
+        block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
+        ring = arenas(block, layout, welcome.buffers)
         hand_over(optimizer, spec.carried, tensors, ring, welcome.first)
         exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
-        ring_block.close()
+        block.close()
         self._server.send(Ready())
         self.state.begin(0)
         exchange.begin()
         self._begun_s = time.monotonic()
         self._exchange = exchange
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else model
-
-    def _check_device(self, device: torch.device) -> None:
-        """Refuse a device whose memory the workers cannot share."""
-        if device.type != "cpu" and self._strategy.via.in_shared_memory:
-            raise ConfigurationError(
-                f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
-                f"{device}; every other strategy takes a model on any device"
-            )
 
     def _build(
         self,
@@ -141,16 +139,15 @@ class ProcessContext:
                 state, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
                 self._timeout_s,
             )  # fmt: skip
-        slots = SharedBlock.attach(descriptors[1], layout.nbytes * self.workers)
+        slots = SharedBlock(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
         in_place = CopyOnWriteView.possible() and reads_in_place(layout, model)
-        renew = None
+        renew: Callable[[int], None] | None = None
         if in_place:
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
-            renew = partial(_renew, view, layout.nbytes)
+            renew = partial(view.renew, layout.nbytes)
         replica = make_replica(self._strategy, layout, model, tensors, ring, slot, in_place, renew)
-        slots.close()
         return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, self._timeout_s)
 
     def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
@@ -182,10 +179,6 @@ class ProcessContext:
         reply, _ = self._ask("the group it is in from now on")
         assert isinstance(reply, Regrouped)
         return reply
-
-
-def _renew(view: CopyOnWriteView, nbytes: int, buffer: int) -> None:
-    view.renew(buffer * nbytes, (buffer + 1) * nbytes)
 
 
 def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
