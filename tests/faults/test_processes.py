@@ -252,12 +252,12 @@ def test_too_little_shared_memory_is_an_error_before_allocation(monkeypatch: pyt
         memory.SharedBlock.create(2_000_000_000, "this model")
 
 
-def test_a_hundred_runs_leave_nothing_open() -> None:
+def test_forty_runs_leave_nothing_open() -> None:
     """The fixture looks for leaked processes and descriptors after the test as well."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=2)
     ps.run(train, ps.async_sgd(), workers=1)
     before = open_descriptors(), len(descendants())
-    for _ in range(100):
+    for _ in range(40):
         ps.run(train, ps.async_sgd(), workers=1)
         assert (open_descriptors(), len(descendants())) == before
     server = ForkServer.shared()
@@ -442,7 +442,7 @@ def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
             os.kill(frozen[0], signal.SIGSTOP)
 
     train = partial(loops.report_pids, folder=str(tmp_path))
-    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=8.0, until=ps.Until(seconds=18.0), watch=freeze)
+    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=5.0, until=ps.Until(seconds=11.0), watch=freeze)
     assert any("worker 1 was silent for" in one.what and "evicted" in one.what for one in run.incidents)
     assert [one.left for one in run.workers] == ["finished", "evicted", "finished"]
     assert run.workers[0].steps > run.workers[1].steps

@@ -201,12 +201,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("name", ["select.py", "plesio/__init__.py"])
-def test_processes_import_from_the_scripts_paths(name: str, tmp_path: Path) -> None:
+def test_processes_import_from_the_scripts_paths(tmp_path: Path) -> None:
     """From sys.path as the script left it, not from the current folder."""
-    script, shadow = tmp_path / "script" / "train.py", tmp_path / "current" / name
-    for file, text in ((script, ELSEWHERE), (shadow, "raise SystemExit('the current folder was searched')")):
-        file.parent.mkdir(parents=True)
+    script, shadows = tmp_path / "script" / "train.py", ("select.py", "plesio/__init__.py")
+    shadow = "raise SystemExit('the current folder was searched')"
+    for file, text in ((script, ELSEWHERE), *((tmp_path / "current" / name, shadow) for name in shadows)):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, str(script)]
