@@ -6,12 +6,14 @@ A figure without data becomes a sentence that says so.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import starmap
 
 from plesio.observe import svg
 from plesio.observe.amounts import percent
-from plesio.observe.summary import EXTREMES, Evaluation, Span, Summary, telling
+from plesio.observe.summary import EXTREMES, Evaluation, Summary, WorkerSummary, telling
 from plesio.observe.svg import number
 
 Target = tuple[str, float]
@@ -150,10 +152,11 @@ def timelines(summaries: Sequence[Summary]) -> str:
     length = _window([s for _, s in drawn])
     axis = svg.linear_axis(0.0, length, 8, tight=True)
     kinds = [("compute", "computing"), ("wait", "waiting for others"), ("exchange", "exchanging: push, fold, pull")]
-    if any(_leaves_blank(s, length) for _, s in drawn):
+    shown = [(k, s, *_shown(s, length)) for k, s in drawn]
+    if any(lane.count("") > _VISIBLE * len(lane) for *_, lanes in shown for _, lane in lanes):
         kinds.append(("none", "gone, or nothing recorded"))
     legend = "".join(f'<span><i class="k-{kind}"></i>{word}</span>' for kind, word in kinds)
-    groups = "".join(_lanes(k, s, length) for k, s in drawn)
+    groups = "".join(starmap(_lanes, shown))
     run = "each run" if len(summaries) > 1 else "the run"
     words = f"{length:.2g} s from the middle of {run}, one lane a worker. Right: waiting over the whole run."
     missing = [s.strategy for s in summaries if not s.timeline]
@@ -188,36 +191,25 @@ def _extent(s: Summary) -> tuple[float, float]:
     return min(span.start_s for span in s.timeline), max(span.end_s for span in s.timeline)
 
 
-def _shown(s: Summary, length: float) -> tuple[float, dict[int, list[Span]]]:
-    """Where the window of a run begins, and each worker's spans."""
+def _shown(s: Summary, length: float) -> tuple[float, list[tuple[WorkerSummary, list[str]]]]:
+    """Where the window of a run begins, and the lanes of the workers to show."""
     begin, end = _extent(s)
-    spans: dict[int, list[Span]] = {}
+    start = max(begin, (begin + end - length) / 2)
+    spans: dict[int, list[tuple[str, float, float]]] = {}
     for span in s.timeline:
-        spans.setdefault(span.worker, []).append(span)
-    return max(begin, (begin + end - length) / 2), spans
+        spans.setdefault(span.worker, []).append((span.kind, span.start_s, span.end_s))
+    workers = telling([one for one in s.workers if one.worker in spans])
+    return start, [(one, svg.columns(spans[one.worker], start, length)) for one in workers]
 
 
-def _leaves_blank(s: Summary, length: float) -> bool:
-    """Whether a lane has a visible stretch without spans."""
-    start, spans = _shown(s, length)
-    shown = (one.worker for one in telling([one for one in s.workers if one.worker in spans]))
-    known = [sum(max(0.0, min(x.end_s, start + length) - max(x.start_s, start)) for x in spans[w]) for w in shown]
-    return min(known, default=length) < (1 - _VISIBLE) * length
-
-
-def _lanes(index: int, s: Summary, length: float) -> str:
-    start, spans = _shown(s, length)
-    shown = telling([one for one in s.workers if one.worker in spans])
-    rows = []
-    for one in shown:
-        lane = svg.lane(((x.kind, x.start_s, x.end_s) for x in spans[one.worker]), start, length)
-        waited = f"{percent(one.waiting_share)} waiting"
-        rows.append(f'<div class="row"><span>worker {one.worker}</span>{lane}<span>{escape(waited)}</span></div>')
-    more = (
-        f"; of {len(spans)} workers the {EXTREMES} slowest and the {EXTREMES} fastest"
-        if len(spans) > len(shown)
-        else ""
+def _lanes(index: int, s: Summary, start: float, lanes: Sequence[tuple[WorkerSummary, list[str]]]) -> str:
+    rows = (
+        f'<div class="row"><span>worker {one.worker}</span>{svg.lane(lane)}'
+        f"<span>{escape(percent(one.waiting_share))} waiting</span></div>"
+        for one, lane in lanes
     )
+    workers = len({span.worker for span in s.timeline})
+    more = f"; of {workers} workers the {EXTREMES} slowest and the {EXTREMES} fastest" if workers > len(lanes) else ""
     about = f"waiting {percent(s.waiting_share)}, from {number(round(start, 3))} s{more}"
     head = f"<h3>{svg.named(index, s.strategy)}<small>{escape(about)}</small></h3>"
     return f'<div class="lanes">{head}{"".join(rows)}</div>'
@@ -250,19 +242,17 @@ def staleness(summaries: Sequence[Summary]) -> str:
 def _panel(index: int, s: Summary, limit: int) -> str:
     width = max(1, math.ceil((limit + 1) / _BINS_MAX))
     bins = limit // width + 1
-    counts = {w: _binned(by_tau, width, bins) for w, by_tau in sorted(s.staleness.by_worker.items()) if by_tau}
-    if len(counts) > _HISTOGRAM_ROWS_MAX:
-        named = {"all": [sum(column) for column in zip(*counts.values(), strict=True)]}
-    else:
-        named = {f"worker {worker}": row for worker, row in counts.items()}
-    top = max(count / sum(row) for row in named.values() for count in row)
+    by_worker = {worker: by_tau for worker, by_tau in sorted(s.staleness.by_worker.items()) if by_tau}
+    named = {f"worker {worker}": by_tau for worker, by_tau in by_worker.items()}
+    if len(named) > _HISTOGRAM_ROWS_MAX:
+        named = {"all": dict(sum(map(Counter, by_worker.values()), Counter()))}
+    counts = {name: sum(by_tau.values()) for name, by_tau in named.items()}
+    shares = {name: [n / counts[name] for n in _binned(by_tau, width, bins)] for name, by_tau in named.items()}
+    top = max(map(max, shares.values()))
     rows = []
-    for name, row in named.items():
-        taus = [
-            t for w, by_tau in s.staleness.by_worker.items() if name in ("all", f"worker {w}") for t in by_tau.items()
-        ]
-        mean, highest = sum(tau * n for tau, n in taus) / sum(row), max(tau for tau, _ in taus)
-        bars = svg.bars([count / sum(row) for count in row], top, f"{name}: mean {mean:.2f}, max {highest}")
+    for name, by_tau in named.items():
+        mean = sum(tau * n for tau, n in by_tau.items()) / counts[name]
+        bars = svg.bars(shares[name], top, f"{name}: mean {mean:.2f}, max {max(by_tau)}")
         rows.append(f'<div class="row"><span>{name}</span>{bars}<span>mean {number(mean, 2)}</span></div>')
     axis = svg.linear_axis(0.0, float(bins * width), 4, tight=True)
     ticks = "".join(_bin_label(value, text, width, bins) for value, text in axis.ticks)

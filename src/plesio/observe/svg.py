@@ -101,7 +101,7 @@ def linear_axis(low: float, high: float, wanted: int = 6, *, tight: bool = False
         low, high = first * step, last * step
     slack = step * 1e-6
     values = [k * step for k in range(first, last + 1) if low - slack <= k * step <= high + slack]
-    return Axis(low, high, False, tuple((value, _tick(value, step)) for value in values))
+    return Axis(low, high, False, tuple((value, f"{value:,.10g}") for value in values))
 
 
 def log_axis(low: float, high: float) -> Axis:
@@ -114,22 +114,6 @@ def log_axis(low: float, high: float) -> Axis:
     values = [factor * 10.0**exponent for exponent in exponents for factor in factors]
     low, high = low / 1.1, high * 1.1
     return Axis(low, high, True, tuple((v, f"{v:,g}" if v < 1e6 else f"{v:.0e}") for v in values if low <= v <= high))
-
-
-def _tick(value: float, step: float) -> str:
-    """Enough digits to tell it from its neighbours, one `step` away.
-
-    >>> _tick(0.25, 0.05), _tick(123_400_000.0, 100_000.0)
-    ('0.25', '1.234e+08')
-    """
-    decimals = max(0, -_exponent(step))
-    if abs(value) < 1e7 and decimals <= 5:
-        return f"{value:,.{decimals}f}"
-    return f"{value:.{max(2, _exponent(value) - _exponent(step) + 1)}g}" if abs(value) > step / 2 else "0"
-
-
-def _exponent(value: float) -> int:
-    return math.floor(math.log10(abs(value)) + 1e-9)
 
 
 def line_chart(
@@ -255,57 +239,41 @@ def _legend(series: Sequence[Series]) -> str:
     return f'<div class="legend"><div class="legend-head">at the end</div>{entries}</div>'
 
 
-def lane(spans: Iterable[tuple[str, float, float]], start: float, length: float) -> str:
-    """One worker's time as a strip: `spans` are (kind, from, to), clipped to the window of `length` at `start`.
+def columns(spans: Iterable[tuple[str, float, float]], start: float, length: float) -> list[str]:
+    """The kind of each column of a lane: one worker's time in the window of `length` at `start`.
 
-    Time is divided into columns of one kind each. Spans narrower than a column take turns: the time a kind is owed
-    is carried over to the next column, so the visible shares are right however fine the spans.
+    `spans` are (kind, from, to). Spans narrower than a column take turns: the time a kind is owed is carried over to
+    the next column, so the visible shares are right however fine the spans. A column without a record has no kind.
     """
-    owed = [dict.fromkeys(LANE_KINDS, 0.0) for _ in range(LANE_COLUMNS)]
+    owed: list[dict[str, float]] = [{} for _ in range(LANE_COLUMNS)]
     for kind, begin, end in spans:
-        if kind in LANE_KINDS:
-            _spread(owed, kind, (begin - start) / length * LANE_COLUMNS, (end - start) / length * LANE_COLUMNS)
-    paths = _runs(_dominant(owed))
-    shapes = "".join(f'<path class="{kind}" d="{d}"/>' for kind, d in paths.items() if d)
-    return f'<svg class="lane" viewBox="0 0 {LANE_COLUMNS} 2" preserveAspectRatio="none">{shapes}</svg>'
-
-
-def _spread(owed: list[dict[str, float]], kind: str, left: float, right: float) -> None:
-    left, right = max(left, 0.0), min(right, float(LANE_COLUMNS))
-    for column in range(int(left), min(math.ceil(right), LANE_COLUMNS)):
-        owed[column][kind] += max(0.0, min(right, column + 1) - max(left, column))
-
-
-def _dominant(owed: Sequence[dict[str, float]]) -> list[str]:
+        left, right = (min(max((at - start) / length, 0.0), 1.0) * LANE_COLUMNS for at in (begin, end))
+        for column in range(int(left), math.ceil(right)):
+            owed[column][kind] = owed[column].get(kind, 0.0) + min(right, column + 1) - max(left, column)
     credit = dict.fromkeys(LANE_KINDS, 0.0)
     kinds = []
-    for column in owed:
-        if sum(column.values()) < 0.5:  # nothing recorded: leave it blank
-            kinds.append("")
-            continue
-        for kind, share in column.items():
-            credit[kind] += share
-        best = max((kind for kind in LANE_KINDS if column[kind] > 0), key=lambda kind: credit[kind])
-        credit[best] -= 1.0
+    for shares in owed:
+        best = ""
+        if sum(shares.values()) >= 0.5:
+            for kind, share in shares.items():
+                credit[kind] += share
+            best = max(shares, key=lambda kind: credit[kind])
+            credit[best] -= 1.0
         kinds.append(best)
     return kinds
 
 
-def _runs(kinds: Sequence[str]) -> dict[str, str]:
-    """For each kind one path of horizontal strokes in relative moves, which is short for many rectangles."""
+def lane(kinds: Iterable[str]) -> str:
+    """The columns of one worker's time as a strip: for each kind one path of horizontal strokes."""
     paths = dict.fromkeys(LANE_KINDS, "")
-    pens = dict.fromkeys(LANE_KINDS, 0)
     column = 0
-    while column < len(kinds):
-        end = column
-        while end < len(kinds) and kinds[end] == kinds[column]:
-            end += 1
-        if kind := kinds[column]:
-            paths[kind] += f"m{column - pens[kind]} 0" if paths[kind] else f"M{column} 1"
-            paths[kind] += f"h{end - column}"
-            pens[kind] = end
-        column = end
-    return paths
+    for kind, run in groupby(kinds):
+        width = len(list(run))
+        if kind in paths:
+            paths[kind] += f"M{column} 1h{width}"
+        column += width
+    shapes = "".join(f'<path class="{kind}" d="{d}"/>' for kind, d in paths.items() if d)
+    return f'<svg class="lane" viewBox="0 0 {LANE_COLUMNS} 2" preserveAspectRatio="none">{shapes}</svg>'
 
 
 def bars(shares: Sequence[float], top: float, title: str) -> str:
