@@ -35,7 +35,6 @@ from plesio.strategy.answers import Steps as Steps
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.local import *
-from plesio.strategy.recipes.lock_free import *
 from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.leases import Batch
-from plesio.core.questions import Arrival
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Round, UserOptimizer, Within
+from plesio.strategy.questions import Arrival
 
 SILENCE_S = 10.0
 EPOCH_BATCHES = 7

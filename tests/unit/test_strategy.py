@@ -295,7 +295,7 @@ BAD_NUMBERS = [
     (lambda: DelayCompensated(lam=-1), "DelayCompensated(lam=-1): lam must be a number of at least 0"),
     (lambda: DelayCompensated(eps=0), "DelayCompensated(eps=0): eps must be a number above 0"),
     (lambda: DelayCompensated(decay=1), "DelayCompensated(decay=1): decay must be a number of at least 0 and below 1"),
-    (lambda: GapAware(decay=-0.1), "GapAware(decay=-0.1): decay must be a number of at least 0"),
+    (lambda: GapAware(decay=-0.1), "GapAware(decay=-0.1): decay must be a number of at least 0 and below 1"),
     (lambda: GapAware(decay=1.5), "GapAware(decay=1.5): decay must be a number of at least 0 and below 1"),
     (lambda: UserOptimizer("shares"), "UserOptimizer(lr_scale='shares'): lr_scale must be 'share' or 'full'"),
     (lambda: recipes.async_sgd(lr_scale="none"), "UserOptimizer(lr_scale='none'): lr_scale must be 'share' or 'full'"),

@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plesio.core.events import Fold
-from plesio.core.questions import Arrival
 from plesio.strategy import recipes
 from plesio.strategy.answers import (
     BySamples,
@@ -24,6 +23,7 @@ from plesio.strategy.answers import (
     Weigh,
 )
 from plesio.strategy.answers.weigh import SMALLEST
+from plesio.strategy.questions import Arrival
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import Accumulator
 from support.sequencing import Run, only

@@ -6,7 +6,7 @@ import msgspec
 
 from plesio.core.events import Fold, Member, Pushed
 from plesio.core.leases import Batch
-from plesio.core.questions import Questions
+from plesio.strategy import Strategy
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False):
@@ -22,7 +22,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
 class Folds:
     """Makes folds as `strategy` weighs them, in a run of `workers`; `held`: each is in the buffer when its fold is made."""
 
-    def __init__(self, strategy: Questions, workers: int, held: bool) -> None:
+    def __init__(self, strategy: Strategy, workers: int, held: bool) -> None:
         self._normalised = strategy.weigh.normalised
         self._scale = strategy.outer.scale
         self._workers = workers

@@ -18,6 +18,7 @@ worker, whatever is lost or repeated on the way.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -32,6 +33,7 @@ class MembershipState(msgspec.Struct, frozen=True):
     last_incarnation: dict[int, int]
 
 
+@dataclass(slots=True, eq=False)
 class Seat:
     """What the sequencer knows of one live worker.
 
@@ -42,32 +44,17 @@ class Seat:
     `called_off`: one was, and its sender is not known to know; `heard_s` is when it last spoke or was told to go on.
     """
 
-    __slots__ = (
-        "arrived",
-        "called_off",
-        "clock",
-        "computing",
-        "heard_s",
-        "incarnation",
-        "next_number",
-        "staleness",
-        "verdict",
-        "waiting",
-        "worker",
-    )
-
-    def __init__(self, worker: int, incarnation: int, clock: int, version: int, now_s: float) -> None:
-        self.worker = worker
-        self.incarnation = incarnation
-        self.clock = clock
-        self.computing = version
-        self.next_number = 1
-        self.waiting: int | None = None
-        self.verdict = Verdict.TAKEN
-        self.staleness = 0
-        self.arrived = 0
-        self.called_off = False
-        self.heard_s = now_s
+    worker: int
+    incarnation: int
+    clock: int
+    computing: int
+    heard_s: float
+    next_number: int = 1
+    waiting: int | None = None
+    verdict: Verdict = Verdict.TAKEN
+    staleness: int = 0
+    arrived: int = 0
+    called_off: bool = False
 
 
 class Membership:

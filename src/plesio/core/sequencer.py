@@ -34,28 +34,13 @@ from typing import Self
 
 import msgspec
 
-from plesio.core.events import (
-    Abandoned,
-    Cancel,
-    Discard,
-    Effect,
-    Event,
-    Evict,
-    Grant,
-    Hold,
-    Joined,
-    Leased,
-    LeaseWanted,
-    Left,
-    Pushed,
-    Reported,
-    Ticked,
-    Verdict,
-)
+from plesio.core import events
+from plesio.core.events import Effect, Event, Pushed, Verdict
 from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.membership import Membership, MembershipState, Seat
-from plesio.core.questions import Arrival, Questions
+from plesio.strategy import Strategy
+from plesio.strategy.questions import Arrival
 
 _TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to build an effect
 
@@ -72,17 +57,17 @@ class SequencerState(msgspec.Struct, frozen=True):
 
 
 class Sequencer:
-    """Decides for one run of `workers` workers under `strategy` (anything that answers the six questions).
+    """Decides for one run of `workers` workers under `strategy`.
 
     Args:
-        strategy: the answers; see `plesio.core.questions.Questions`.
+        strategy: the answers.
         workers: how many workers the run was asked to have; learning rates are shared among that many.
         leases: the data to give out; None if the workers bring their own.
         silence_s: how long a worker may be silent while others wait for it.
     """
 
     def __init__(
-        self, strategy: Questions, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
+        self, strategy: Strategy, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
     ) -> None:
         self.workers = workers
         self.version = 0
@@ -112,7 +97,7 @@ class Sequencer:
     @classmethod
     def restore(
         cls,
-        strategy: Questions,
+        strategy: Strategy,
         workers: int,
         state: SequencerState,
         *,
@@ -126,11 +111,11 @@ class Sequencer:
 
         >>> from plesio.strategy.recipes import async_sgd
         >>> before = Sequencer(async_sgd(), workers=1)
-        >>> _ = before.receive(Joined(0, 1), 0.0), before.receive(Pushed(0, 1, 1, 1, 32, 0), 0.1)
+        >>> _ = before.receive(events.Joined(0, 1), 0.0), before.receive(Pushed(0, 1, 1, 1, 32, 0), 0.1)
         >>> after = Sequencer.restore(async_sgd(), 1, before.state())
-        >>> [effect.verdict.name for effect in after.receive(Joined(0, 1), 9.0)]
+        >>> [effect.verdict.name for effect in after.receive(events.Joined(0, 1), 9.0)]
         ['FENCED']
-        >>> [effect.version for effect in after.receive(Joined(0, 2), 9.1)]
+        >>> [effect.version for effect in after.receive(events.Joined(0, 2), 9.1)]
         [1]
         """
         leases = DataLeases.restore(state.leases, workers, stealing)
@@ -157,16 +142,16 @@ class Sequencer:
             self._sender = event.worker
             self._pushed(event)
             return self._effects
-        self._sender = -1 if isinstance(event, Ticked) else event.worker
-        if isinstance(event, LeaseWanted):
+        self._sender = -1 if isinstance(event, events.Ticked) else event.worker
+        if isinstance(event, events.LeaseWanted):
             self._lease_wanted(event)
-        elif isinstance(event, Joined):
+        elif isinstance(event, events.Joined):
             self._joined(event)
-        elif isinstance(event, Left):
+        elif isinstance(event, events.Left):
             self._left(event.worker, event.incarnation, finished=not event.died)
-        elif isinstance(event, Reported):
+        elif isinstance(event, events.Reported):
             self._reported(event)
-        elif isinstance(event, Abandoned):
+        elif isinstance(event, events.Abandoned):
             self._abandoned(event)
         else:
             self._ticked()
@@ -174,7 +159,7 @@ class Sequencer:
 
     # Membership
 
-    def _joined(self, event: Joined) -> None:
+    def _joined(self, event: events.Joined) -> None:
         older = self.members.seats.get(event.worker)
         if older is not None and older.incarnation < event.incarnation:
             self._left(event.worker, older.incarnation)
@@ -184,7 +169,7 @@ class Sequencer:
             return
         self.leases.joined(event.worker)
         self._count_anew()
-        self._effects.append(Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
+        self._effects.append(events.Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
 
     def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
         """A contribution that already came still counts, though its worker is gone; unfinished work does not."""
@@ -202,7 +187,7 @@ class Sequencer:
         left_over = self.members.left_over(self._now_s)
         for seat in left_over or self.members.silent(self._now_s):
             if left_over or self._waited_for(seat):
-                self._effects.append(Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
+                self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
                 self._left(seat.worker, seat.incarnation)
 
     def _waited_for(self, seat: Seat) -> bool:
@@ -212,7 +197,7 @@ class Sequencer:
 
     # Data
 
-    def _lease_wanted(self, event: LeaseWanted) -> None:
+    def _lease_wanted(self, event: events.LeaseWanted) -> None:
         seat = self.members.seat(event.worker, event.incarnation)
         if seat is None:
             return
@@ -220,16 +205,16 @@ class Sequencer:
         self.leases.unused(event.worker, event.unused)
         epoch = self.leases.progress(event.worker)
         batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
-        self._effects.append(Leased(event.worker, batches, epoch))
+        self._effects.append(events.Leased(event.worker, batches, epoch))
 
-    def _abandoned(self, event: Abandoned) -> None:
+    def _abandoned(self, event: events.Abandoned) -> None:
         seat = self.members.seat(event.worker, event.incarnation)
         if seat is not None:
             seat.heard_s = self._now_s
             self.leases.give_back(self.leases.consume(event.worker, event.batches))
             self._learned(seat)
 
-    def _reported(self, event: Reported) -> None:
+    def _reported(self, event: events.Reported) -> None:
         """Nothing to decide: it is in the parameters already."""
         seat = self.members.seat(event.worker, event.incarnation)
         if seat is not None:
@@ -294,7 +279,7 @@ class Sequencer:
         weight = self._weigh.weight(arrival)
         self._pending.append(Pending(event, seat.computing, weight, batches, counts=True))
         if self._holds:
-            self._effects.append(Hold(event.worker, event.number, weight))
+            self._effects.append(events.Hold(event.worker, event.number, weight))
 
     # Folds and grants
 
@@ -352,7 +337,7 @@ class Sequencer:
         """Cancel what `seat` is computing; this answers its next contribution."""
         number, staleness = seat.next_number, self.version - seat.computing
         self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
-        self._effects.append(Cancel(seat.worker, number, self.version))
+        self._effects.append(events.Cancel(seat.worker, number, self.version))
         seat.next_number, seat.computing, seat.called_off = number + 1, self.version, True
 
     def _learned(self, seat: Seat) -> None:
@@ -375,11 +360,13 @@ class Sequencer:
         """Answer the contribution `seat` waits for."""
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         by_other = seat.worker != self._sender
-        self._effects.append(Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other))
+        self._effects.append(
+            events.Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other)
+        )
         self.members.answered(seat, self._now_s)
         seat.computing = self.version
 
     def _discard(
         self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0
     ) -> None:
-        self._effects.append(Discard(worker, incarnation, number, verdict, staleness, samples))
+        self._effects.append(events.Discard(worker, incarnation, number, verdict, staleness, samples))

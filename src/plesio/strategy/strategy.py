@@ -6,25 +6,11 @@ A named algorithm (a recipe, see `plesio.strategy.recipes`) is a function that r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, get_args, get_type_hints
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import answers
-from plesio.strategy.answers import (
-    Each,
-    Equal,
-    Everything,
-    Freely,
-    Gradient,
-    Plain,
-    Replace,
-    Round,
-    Server,
-    Steps,
-    UserOptimizer,
-    WorkerMomentum,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +43,16 @@ class Strategy:
     """
 
     name: str
-    every: answers.Every = Steps(1)
-    send: answers.Send = Gradient()
-    admit: answers.Admit = Everything()
-    weigh: answers.Weigh = Equal()
-    gather: answers.Gather = Each()
-    correct: answers.Correct = Plain()
-    outer: answers.Outer = UserOptimizer()
-    release: answers.Release = Freely()
-    adopt: answers.Adopt = Replace()
-    via: answers.Via = Server()
+    every: answers.Every = answers.Steps(1)
+    send: answers.Send = answers.Gradient()
+    admit: answers.Admit = answers.Everything()
+    weigh: answers.Weigh = answers.Equal()
+    gather: answers.Gather = answers.Each()
+    correct: answers.Correct = answers.Plain()
+    outer: answers.Outer = answers.UserOptimizer()
+    release: answers.Release = answers.Freely()
+    adopt: answers.Adopt = answers.Replace()
+    via: answers.Via = answers.Server()
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -90,11 +76,11 @@ class Strategy:
         by_round = self.gather.in_rounds
         if by_round and not self.release.after_fold:
             self._refuse("release", "gather", "a round holds its workers until the fold; use release=AfterFold()")
-        if self.release.after_fold and isinstance(self.gather, Each):
+        if self.release.after_fold and isinstance(self.gather, answers.Each):
             self._refuse("release", "gather", "each contribution is folded as it comes; use release=Freely()")
         if self.release.cancel_late and not by_round:
             self._refuse("release", "gather", "only a round leaves late work behind; use gather=Round(first=m)")
-        if by_round and self.admit == Everything():
+        if by_round and self.admit == answers.Everything():
             self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")
 
     def _check_fold(self) -> None:
@@ -102,12 +88,12 @@ class Strategy:
             self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average()")
         if self.send.stepped and not self.gather.in_rounds:
             self._refuse("send", "gather", "a mean of parameters needs all of them; use gather=Round()")
-        if not self.send.stepped and self.every != Steps(1):
+        if not self.send.stepped and self.every != answers.Steps(1):
             self._refuse("every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters()")
-        by_worker = isinstance(self.correct, WorkerMomentum)
+        by_worker = isinstance(self.correct, answers.WorkerMomentum)
         if by_worker and self.gather.in_rounds:
             self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
-        if not by_worker and self.correct != Plain() and not isinstance(self.gather, Each):
+        if not by_worker and self.correct != answers.Plain() and not isinstance(self.gather, answers.Each):
             self._refuse(
                 "correct",
                 "gather",
@@ -117,28 +103,28 @@ class Strategy:
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
 
     def _check_via(self) -> None:
-        if self.via.in_shared_memory and not isinstance(self.gather, Each):
+        if self.via.in_shared_memory and not isinstance(self.gather, answers.Each):
             self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
-        if self.via.in_shared_memory and self.release != Freely():
+        if self.via.in_shared_memory and self.release != answers.Freely():
             self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
-        if self.via.in_shared_memory and self.admit != Everything():
+        if self.via.in_shared_memory and self.admit != answers.Everything():
             self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
         if not self.via.at_server:
             self._check_without_server()
-        if self.via.by_collective and self.gather != Round():
+        if self.via.by_collective and self.gather != answers.Round():
             self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
 
     def _check_without_server(self) -> None:
-        if self.correct != Plain():
+        if self.correct != answers.Plain():
             self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
-        if self.weigh != Equal():
+        if self.weigh != answers.Equal():
             self._refuse("via", "weigh", "contributions are weighed by a server; use via=Server(), or weigh=Equal()")
         if self.send.stepped:
             self._refuse("via", "send", "parameters are averaged by a server; use via=Server()")
 
     def check_workers(self, workers: int) -> None:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""
-        first = self.gather.first if isinstance(self.gather, Round) else None
+        first = self.gather.first if isinstance(self.gather, answers.Round) else None
         if first is not None and first > workers:
             raise StrategyError(
                 f"{self.name}: the first {first} of {workers} workers will never come; "
@@ -148,7 +134,7 @@ class Strategy:
     @property
     def in_lock_step(self) -> bool:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
-        return self.gather == Round() and isinstance(self.every, Steps)
+        return self.gather == answers.Round() and isinstance(self.every, answers.Steps)
 
     @property
     def steps_at_server(self) -> bool:
@@ -157,8 +143,8 @@ class Strategy:
 
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
-        answers = {name: getattr(self, name) for name in ANSWERS}
-        return {name: {"is": type(one).__name__, **_values(one)} for name, one in answers.items()}
+        own = {field: getattr(self, field) for field in ANSWERS}
+        return {field: {"is": type(one).__name__, **asdict(one)} for field, one in own.items()}
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
@@ -175,25 +161,11 @@ class Strategy:
 
     def answers(self) -> dict[str, str]:
         """Each question with this strategy's answer in words."""
-        return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name != "name"}
+        return {field: str(getattr(self, field)) for field in ANSWERS}
 
 
-ANSWERS = {
-    "every": answers.Every,
-    "send": answers.Send,
-    "admit": answers.Admit,
-    "weigh": answers.Weigh,
-    "gather": answers.Gather,
-    "correct": answers.Correct,
-    "outer": answers.Outer,
-    "release": answers.Release,
-    "adopt": answers.Adopt,
-    "via": answers.Via,
-}
-
-
-def _values(answer: Any) -> dict[str, Any]:
-    return {one.name: getattr(answer, one.name) for one in fields(answer)}
+ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field != "name"}
+"""The answers to each question."""
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:

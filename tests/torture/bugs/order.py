@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from plesio.core.events import Fold, Pushed
 from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
-from plesio.core.questions import Questions
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.core.sessions.envelopes import CalledOff
 from plesio.core.sessions.session import WorkerSession
+from plesio.strategy import Strategy
 from torture.bugs.planting import bug
 from torture.server import Server
 
@@ -56,7 +56,7 @@ class _AlwaysFresh(Sequencer):
             fresh = [replace(one, computed_from=version - 1, staleness=0) for one in fold.members]
             return replace(fold, members=tuple(fresh))
 
-    def __init__(self, strategy: Questions, workers: int, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, strategy: Strategy, workers: int, *arguments: Any, **settings: Any) -> None:
         super().__init__(strategy, workers, *arguments, **settings)
         self._folds = self._Folds(strategy, workers, self._holds)
 

@@ -6,13 +6,7 @@ Other rooms never ask of which class an answer is. They ask the answer itself, o
 table of `plesio.tensors.folding`.
 """
 
-from plesio.strategy.answers.admit import *
-from plesio.strategy.answers.adopt import *
-from plesio.strategy.answers.correct import *
-from plesio.strategy.answers.every import *
-from plesio.strategy.answers.gather import *
-from plesio.strategy.answers.outer import *
+from plesio.strategy.answers.fold import *
 from plesio.strategy.answers.release import *
-from plesio.strategy.answers.send import *
-from plesio.strategy.answers.via import *
 from plesio.strategy.answers.weigh import *
+from plesio.strategy.answers.work import *

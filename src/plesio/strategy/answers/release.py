@@ -1,38 +1,33 @@
-"""Who may go on?"""
+"""Who may go on (`Release`), and what does a worker take back (`Adopt`)?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from plesio.strategy.answers import check
+from plesio.strategy.answers.answer import WHOLE, Answer
 
 
 @dataclass(frozen=True, slots=True)
-class Freely:
+class Freely(Answer):
     """A worker goes on as soon as its contribution was taken."""
 
     after_fold: ClassVar[bool] = False
     cancel_late: ClassVar[bool] = False
+    words: ClassVar[str] = "freely"
 
     def may_go(self, clock: int, slowest: int) -> bool:
         """Whether a worker that completed `clock` exchanges goes on while the slowest completed `slowest`."""
         return True
 
-    def __str__(self) -> str:
-        return "freely"
-
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Within(Answer):
     """A worker goes on while it is at most `clocks` ahead of the slowest live worker (stale synchronous parallel)."""
 
-    clocks: int
+    clocks: Annotated[int, WHOLE]
     after_fold: ClassVar[bool] = False
     cancel_late: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check.whole("Within", "clocks", self.clocks, least=0)
 
     def may_go(self, clock: int, slowest: int) -> bool:
         """Whether a worker that completed `clock` exchanges goes on while the slowest completed `slowest`."""
@@ -43,7 +38,7 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class AfterFold:
+class AfterFold(Answer):
     """A worker goes on when its contribution was folded; `cancel_late` also calls off work the fold left behind."""
 
     cancel_late: bool = False
@@ -58,3 +53,24 @@ class AfterFold:
 
 
 Release = Freely | Within | AfterFold
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(Answer):
+    """The global parameters, in place of its own."""
+
+    looks_ahead: ClassVar[bool] = False
+    words: ClassVar[str] = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead(Answer):
+    """About where the global parameters will be when its next contribution comes, by all n workers' momenta:
+    w - lr mu (1 - 1/n) sum_j v_j. lr and mu are those of the last fold; where contributions are weighted, lr is times their
+    running mean weight."""
+
+    looks_ahead: ClassVar[bool] = True
+    words: ClassVar[str] = "look-ahead"
+
+
+Adopt = Replace | LookAhead

@@ -1,4 +1,4 @@
-"""How much does a contribution count?
+"""Does a contribution count (`Admit`), and how much (`Weigh`)?
 
 A weight multiplies the step its contribution makes, so it also works under an optimizer that is blind to the scale of
 the gradient (Adam). `normalised` weights are divided by their sum over the fold: they only share it out.
@@ -9,52 +9,73 @@ No weight is below `SMALLEST`, however stale the contribution: the weights of a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from plesio.core.questions import Arrival
-from plesio.strategy.answers import check
+from plesio.strategy.answers.answer import NUMBER, POSITIVE, WHOLE, Answer
+from plesio.strategy.questions import Arrival
 
 SMALLEST = 1e-6
 """A millionth of a step moves nothing; a gradient times this, and divided by it again, is finite in any precision."""
 
 
 @dataclass(frozen=True, slots=True)
-class Equal:
+class Everything(Answer):
+    """Every contribution counts, however stale."""
+
+    words: ClassVar[str] = "everything"
+
+    def admits(self, staleness: int) -> bool:
+        """Whether a contribution that many versions stale counts."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh(Answer):
+    """Only contributions at most `within` versions stale count; 0 means computed at the current version."""
+
+    within: Annotated[int, WHOLE]
+
+    def admits(self, staleness: int) -> bool:
+        """Whether a contribution that many versions stale counts."""
+        return staleness <= self.within
+
+    def __str__(self) -> str:
+        return "this version only" if self.within == 0 else f"staleness <= {self.within}"
+
+
+Admit = Everything | Fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Equal(Answer):
     """Every contribution counts the same."""
 
     normalised: ClassVar[bool] = False
+    words: ClassVar[str] = "equal"
 
     def weight(self, one: Arrival) -> float:
         """1."""
         return 1.0
 
-    def __str__(self) -> str:
-        return "equal"
-
 
 @dataclass(frozen=True, slots=True)
-class Inverse:
+class Inverse(Answer):
     """1 / max(tau, 1): staleness-aware SGD (Zhang et al. 2016, arXiv 1511.05950)."""
 
     normalised: ClassVar[bool] = False
+    words: ClassVar[str] = "1/staleness"
 
     def weight(self, one: Arrival) -> float:
         """The weight of this contribution."""
         return max(1.0 / max(one.staleness, 1), SMALLEST)
 
-    def __str__(self) -> str:
-        return "1/staleness"
-
 
 @dataclass(frozen=True, slots=True)
-class Polynomial:
+class Polynomial(Answer):
     """(1 + tau)^-a (Xie et al. 2019, arXiv 1903.03934)."""
 
-    a: float = 0.5
+    a: Annotated[float, NUMBER] = 0.5
     normalised: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check.number("Polynomial", "a", self.a, least=0)
 
     def weight(self, one: Arrival) -> float:
         """The weight of this contribution."""
@@ -65,16 +86,12 @@ class Polynomial:
 
 
 @dataclass(frozen=True, slots=True)
-class Hinge:
+class Hinge(Answer):
     """1 if tau <= b, else 1 / (a (tau - b) + 1) (Xie et al. 2019, arXiv 1903.03934)."""
 
-    a: float = 10.0
-    b: int = 4
+    a: Annotated[float, POSITIVE] = 10.0
+    b: Annotated[int, WHOLE] = 4
     normalised: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check.number("Hinge", "a", self.a, above=0)
-        check.whole("Hinge", "b", self.b, least=0)
 
     def weight(self, one: Arrival) -> float:
         """The weight of this contribution."""
@@ -86,28 +103,23 @@ class Hinge:
 
 
 @dataclass(frozen=True, slots=True)
-class DelayAdaptive:
+class DelayAdaptive(Answer):
     """min(1, N / tau) for N workers (Mishchenko et al. 2022, arXiv 2206.07638)."""
 
     normalised: ClassVar[bool] = False
+    words: ClassVar[str] = "workers/staleness"
 
     def weight(self, one: Arrival) -> float:
         """The weight of this contribution."""
         return 1.0 if one.staleness <= one.workers else max(one.workers / one.staleness, SMALLEST)
 
-    def __str__(self) -> str:
-        return "workers/staleness"
-
 
 @dataclass(frozen=True, slots=True)
-class AdaDelay:
+class AdaDelay(Answer):
     """1 / (1 + c sqrt(t + tau)) at version t (Sra et al. 2016, arXiv 1508.05003)."""
 
-    c: float = 0.01
+    c: Annotated[float, NUMBER] = 0.01
     normalised: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check.number("AdaDelay", "c", self.c, least=0)
 
     def weight(self, one: Arrival) -> float:
         """The weight of this contribution."""
@@ -118,17 +130,15 @@ class AdaDelay:
 
 
 @dataclass(frozen=True, slots=True)
-class BySamples:
+class BySamples(Answer):
     """In proportion to the samples behind the contribution (the n_k / n of federated averaging)."""
 
     normalised: ClassVar[bool] = True
+    words: ClassVar[str] = "by samples"
 
     def weight(self, one: Arrival) -> float:
         """The work behind the contribution: its samples, or its steps if those are unknown; at least 1."""
         return float(max(one.work, 1))
-
-    def __str__(self) -> str:
-        return "by samples"
 
 
 Weigh = Equal | Inverse | Polynomial | Hinge | DelayAdaptive | AdaDelay | BySamples

@@ -11,14 +11,13 @@ from typing import Any
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
-from plesio.strategy.recipes import asynchronous, local, lock_free, synchronous
+from plesio.strategy.recipes import asynchronous, local, synchronous
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.local import *
-from plesio.strategy.recipes.lock_free import *
 from plesio.strategy.recipes.synchronous import *
 
 RECIPES: dict[str, Callable[..., Strategy]] = {
-    name: getattr(family, name) for family in (synchronous, asynchronous, local, lock_free) for name in family.__all__
+    name: getattr(family, name) for family in (synchronous, asynchronous, local) for name in family.__all__
 }
 
 

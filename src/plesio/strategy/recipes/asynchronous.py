@@ -6,67 +6,65 @@ Learning rates carry over: a fold of k of N workers' contributions moves by k/N 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
 from plesio.errors import StrategyError, unknown_name
-from plesio.strategy import Strategy
-from plesio.strategy.answers import (
-    AdaDelay,
-    Adopt,
-    Buffer,
-    Correct,
-    DelayAdaptive,
-    DelayCompensated,
-    Each,
-    Equal,
-    Fresh,
-    GapAware,
-    Hinge,
-    Inverse,
-    LookAhead,
-    Plain,
-    Polynomial,
-    Replace,
-    UserOptimizer,
-    Weigh,
-    Within,
-    WorkerMomentum,
-    check,
-)
+from plesio.strategy import Strategy, answers
+from plesio.strategy.answers import Correct, Weigh
+from plesio.strategy.answers.answer import COUNT, NUMBER, WHOLE
 from plesio.strategy.recipes.naming import call, word
 
 __all__ = ["adadelay", "async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
 
 CORRECTIONS: dict[str, Correct] = {
-    "dana": WorkerMomentum(),
-    "plain": Plain(),
-    "delay_compensated": DelayCompensated(),
-    "gap_aware": GapAware(),
+    "dana": answers.WorkerMomentum(),
+    "plain": answers.Plain(),
+    "delay_compensated": answers.DelayCompensated(),
+    "gap_aware": answers.GapAware(),
 }
 WEIGHTS: dict[str, Weigh] = {
-    "equal": Equal(),
-    "inverse": Inverse(),
-    "polynomial": Polynomial(),
-    "hinge": Hinge(),
-    "delay_adaptive": DelayAdaptive(),
-    "adadelay": AdaDelay(),
+    "equal": answers.Equal(),
+    "inverse": answers.Inverse(),
+    "polynomial": answers.Polynomial(),
+    "hinge": answers.Hinge(),
+    "delay_adaptive": answers.DelayAdaptive(),
+    "adadelay": answers.AdaDelay(),
 }
+T = TypeVar("T")
 
 
-def _correction(correct: str | Correct) -> tuple[Correct, Adopt]:
-    """The correction of that name, with what the worker takes back under it."""
-    if isinstance(correct, str):
-        if correct not in CORRECTIONS:
-            raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
-        correct = CORRECTIONS[correct]
-    return correct, LookAhead() if isinstance(correct, WorkerMomentum) else Replace()
+def _strategy(
+    recipe: Callable[..., Strategy],
+    *always: str,
+    correct: str | Correct = "plain",
+    weigh: str | Weigh = "equal",
+    lr_scale: str,
+    settings: Mapping[str, object] | None = None,
+    **others: Any,
+) -> Strategy:
+    """What `recipe` returns: the answers that these recipes share, and `others`. It is named for the call that makes it."""
+    correction = _known("correction", correct, CORRECTIONS)
+    weight = _known("weight", weigh, WEIGHTS)
+    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
+    looks_ahead = isinstance(correction, answers.WorkerMomentum)
+    return Strategy(
+        name=call(recipe, *always, **(settings or {}), **words),
+        weigh=weight,
+        correct=correction,
+        outer=answers.UserOptimizer(lr_scale=lr_scale),
+        adopt=answers.LookAhead() if looks_ahead else answers.Replace(),
+        **others,
+    )
 
 
-def _weight(weigh: str | Weigh) -> Weigh:
-    """The staleness weight of that name."""
-    if isinstance(weigh, str):
-        if weigh not in WEIGHTS:
-            raise StrategyError(unknown_name("weight", weigh, WEIGHTS))
-        return WEIGHTS[weigh]
-    return weigh
+def _known(what: str, given: str | T, known: Mapping[str, T]) -> T:
+    """The answer of that name, or the one that is given."""
+    if not isinstance(given, str):
+        return given
+    if given not in known:
+        raise StrategyError(unknown_name(what, given, known))
+    return known[given]
 
 
 def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:
@@ -96,17 +94,7 @@ def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, 
     >>> async_sgd().name, async_sgd("plain").name
     ('async_sgd', 'async_sgd(correct=plain)')
     """
-    correction, adopt = _correction(correct)
-    weight = _weight(weigh)
-    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
-    return Strategy(
-        name=call(async_sgd, **words),
-        weigh=weight,
-        gather=Each(),
-        correct=correction,
-        outer=UserOptimizer(lr_scale=lr_scale),
-        adopt=adopt,
-    )
+    return _strategy(async_sgd, correct=correct, weigh=weigh, lr_scale=lr_scale)
 
 
 def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
@@ -128,16 +116,9 @@ def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: 
     >>> bounded_staleness(2).answers()["release"]
     'within 2 clocks'
     """
-    check.whole("bounded_staleness", "s", s, least=0)
-    correction, adopt = _correction(correct)
-    return Strategy(
-        name=call(bounded_staleness, str(s), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
-        gather=Each(),
-        correct=correction,
-        outer=UserOptimizer(lr_scale=lr_scale),
-        release=Within(clocks=s),
-        adopt=adopt,
-    )
+    WHOLE.check("bounded_staleness", "s", s)
+    release = answers.Within(clocks=s)
+    return _strategy(bounded_staleness, str(s), correct=correct, lr_scale=lr_scale, release=release)
 
 
 def buffered(
@@ -162,18 +143,9 @@ def buffered(
     >>> buffered(3).answers()["gather"]
     'buffer of 3'
     """
-    check.whole("buffered", "k", k, least=1)
-    correction, adopt = _correction(correct)
-    weight = _weight(weigh)
-    words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
-    return Strategy(
-        name=call(buffered, f"k={k}", **words),
-        weigh=weight,
-        gather=Buffer(k),
-        correct=correction,
-        outer=UserOptimizer(lr_scale=lr_scale),
-        adopt=adopt,
-    )
+    COUNT.check("buffered", "k", k)
+    gather = answers.Buffer(k)
+    return _strategy(buffered, f"k={k}", correct=correct, weigh=weigh, lr_scale=lr_scale, gather=gather)
 
 
 def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
@@ -193,13 +165,9 @@ def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
     >>> rennala(4).admit
     Fresh(within=0)
     """
-    check.whole("rennala", "k", k, least=1)
-    return Strategy(
-        name=call(rennala, f"k={k}", lr_scale=lr_scale),
-        admit=Fresh(within=0),
-        gather=Buffer(k),
-        outer=UserOptimizer(lr_scale=lr_scale),
-    )
+    COUNT.check("rennala", "k", k)
+    admit, gather = answers.Fresh(within=0), answers.Buffer(k)
+    return _strategy(rennala, f"k={k}", lr_scale=lr_scale, admit=admit, gather=gather)
 
 
 def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
@@ -220,16 +188,9 @@ def ringmaster(r: int = 8, *, correct: str | Correct = "dana", lr_scale: str = "
     >>> ringmaster(8).admit
     Fresh(within=7)
     """
-    check.whole("ringmaster", "r", r, least=1)
-    correction, adopt = _correction(correct)
-    return Strategy(
-        name=call(ringmaster, str(r), correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
-        admit=Fresh(within=r - 1),
-        gather=Each(),
-        correct=correction,
-        outer=UserOptimizer(lr_scale=lr_scale),
-        adopt=adopt,
-    )
+    COUNT.check("ringmaster", "r", r)
+    admit = answers.Fresh(within=r - 1)
+    return _strategy(ringmaster, str(r), correct=correct, lr_scale=lr_scale, admit=admit)
 
 
 def adadelay(c: float = 0.01, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
@@ -253,13 +214,6 @@ def adadelay(c: float = 0.01, *, correct: str | Correct = "dana", lr_scale: str 
     >>> adadelay(0.1).answers()["weigh"]
     '1/(1+0.1 sqrt(version+staleness))'
     """
-    check.number("adadelay", "c", c, least=0)
-    correction, adopt = _correction(correct)
-    return Strategy(
-        name=call(adadelay, c=c, correct=word(correction, CORRECTIONS), lr_scale=lr_scale),
-        weigh=AdaDelay(c),
-        gather=Each(),
-        correct=correction,
-        outer=UserOptimizer(lr_scale=lr_scale),
-        adopt=adopt,
-    )
+    NUMBER.check("adadelay", "c", c)
+    weigh = answers.AdaDelay(c)
+    return _strategy(adadelay, correct=correct, weigh=weigh, lr_scale=lr_scale, settings={"c": c})

@@ -1,24 +1,13 @@
-"""Workers train on their own for a while, then their parameters are averaged."""
+"""Each worker takes optimizer steps of its own: on parameters that are averaged now and then, or that are everybody's."""
 
 from __future__ import annotations
 
 from plesio.errors import StrategyError
-from plesio.strategy import Strategy
-from plesio.strategy.answers import (
-    AfterFold,
-    Average,
-    BySamples,
-    Equal,
-    Every,
-    Fresh,
-    Parameters,
-    Round,
-    Seconds,
-    Steps,
-)
+from plesio.strategy import Strategy, answers
+from plesio.strategy.answers import Every, Seconds, Steps
 from plesio.strategy.recipes.naming import call
 
-__all__ = ["local_sgd"]
+__all__ = ["local_sgd", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
 
 
 def local_sgd(every: int | Every = 16) -> Strategy:
@@ -47,10 +36,36 @@ def local_sgd(every: int | Every = 16) -> Strategy:
     return Strategy(
         name=call(local_sgd, str(every)),
         every=every,
-        send=Parameters(),
-        admit=Fresh(within=0),
-        weigh=Equal() if isinstance(every, Steps) else BySamples(),
-        gather=Round(),
-        outer=Average(),
-        release=AfterFold(),
+        send=answers.Parameters(),
+        admit=answers.Fresh(within=0),
+        weigh=answers.Equal() if isinstance(every, Steps) else answers.BySamples(),
+        gather=answers.Round(),
+        outer=answers.Average(),
+        release=answers.AfterFold(),
+    )
+
+
+def hogwild(*, lr_scale: str = "share") -> Strategy:
+    """Hogwild!: the parameters lie in shared memory and every worker's optimizer steps on them in place, unlocked.
+
+    Rule: each worker, whenever it likes: w -= (lr/N) g, in place. Reads may be torn (half one version, half the next)
+    and an update may be lost where two workers write the same number at once; sparse problems hardly notice. Each
+    worker keeps its own optimizer state.
+
+    Args:
+        lr_scale: "share" gives each of N workers lr/N (Adam and its kin lr/N^(3/4): docs/decisions/0006), "full" leaves
+            it (the paper's rule, for sparse problems).
+
+    Source: Niu et al. 2011, arXiv 1106.5730.
+
+    Raises:
+        StrategyError: unknown lr_scale.
+
+    >>> hogwild().via
+    SharedMemory()
+    """
+    return Strategy(
+        name=call(hogwild, lr_scale=lr_scale),
+        outer=answers.UserOptimizer(lr_scale=lr_scale),
+        via=answers.SharedMemory(),
     )

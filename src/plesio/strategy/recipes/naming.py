@@ -9,14 +9,14 @@ from typing import Any
 
 
 def call(recipe: Callable[..., Any], *always: str, **settings: object) -> str:
-    """The call of `recipe` in words: `always`, and those of `settings` that differ from its defaults.
+    """The call of `recipe` in words: `always`, and those of its `settings` that differ from their defaults.
 
     >>> def soup(herb, *, salt="some", hot=True): ...
     >>> call(soup), call(soup, "dill", salt="much", hot=True)
     ('soup', 'soup(dill, salt=much)')
     """
     known = inspect.signature(recipe).parameters
-    odd = (f"{key}={value}" for key, value in settings.items() if value != known[key].default)
+    odd = (f"{key}={value}" for key, value in settings.items() if key in known and value != known[key].default)
     parts = ", ".join([*always, *odd])
     return f"{recipe.__name__}({parts})" if parts else recipe.__name__
 

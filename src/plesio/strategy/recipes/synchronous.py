@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, AllReduce, Fresh, Round, UserOptimizer, check
+from plesio.strategy.answers import AfterFold, AllReduce, Fresh, Round, UserOptimizer
+from plesio.strategy.answers.answer import COUNT
 from plesio.strategy.recipes.naming import call
 
 __all__ = ["allreduce", "sync_sgd", "first_of"]  # noqa: RUF022 (in the order they are listed to users)
@@ -64,7 +65,7 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
     >>> first_of(3).name, first_of(3, cancel_late=False).name
     ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
-    check.whole("first_of", "m", m, least=1)
+    COUNT.check("first_of", "m", m)
     return Strategy(
         name=call(first_of, str(m), cancel_late=cancel_late),
         admit=Fresh(within=0),

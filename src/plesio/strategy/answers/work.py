@@ -1,14 +1,15 @@
-"""How long does a worker train on its own between two exchanges?"""
+"""How long does a worker train on its own between two exchanges (`Every`), and what does it send then (`Send`)?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from plesio.strategy.answers import check
+from plesio.strategy.answers.answer import COUNT, POSITIVE, Answer
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Answer):
     """Exchange after every `steps` optimizer steps (H). All do equal work, so all wait for the slowest.
 
     Raises:
@@ -18,10 +19,7 @@ class Steps:
     (False, True)
     """
 
-    steps: int
-
-    def __post_init__(self) -> None:
-        check.whole("Steps", "steps", self.steps, least=1)
+    steps: Annotated[int, COUNT]
 
     def due(self, steps: int, seconds: float) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now."""
@@ -32,7 +30,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
+class Seconds(Answer):
     """Exchange every `seconds`: each worker takes as many steps as fit, so a straggler does not set the pace.
 
     Raises:
@@ -42,10 +40,7 @@ class Seconds:
     (False, True)
     """
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        check.number("Seconds", "seconds", self.seconds, above=0)
+    seconds: Annotated[float, POSITIVE]
 
     def due(self, steps: int, seconds: float) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
@@ -59,3 +54,22 @@ class Seconds:
 
 
 Every = Steps | Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient(Answer):
+    """The gradient of the user's loss; the user's own optimizer runs at the server."""
+
+    stepped: ClassVar[bool] = False
+    words: ClassVar[str] = "gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters(Answer):
+    """The parameters after the local steps; the user's optimizer, and its state, stay in the worker."""
+
+    stepped: ClassVar[bool] = True
+    words: ClassVar[str] = "parameters"
+
+
+Send = Gradient | Parameters

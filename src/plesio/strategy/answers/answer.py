@@ -1,0 +1,53 @@
+"""What all answers share: they check their numbers when they are built, and they read as words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, get_type_hints
+
+from plesio.errors import StrategyError
+
+
+class Allowed(NamedTuple):
+    """The values that a field of an answer, or an argument of a recipe, may have: in words, and as a test of one."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+    def check(self, rule: str, field: str, value: Any) -> None:
+        """Raise `StrategyError` unless `value` is allowed for `field` of `rule`."""
+        if not self.holds(value):
+            raise StrategyError(f"{rule}({field}={value!r}): {field} must be {self.words}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and abs(value) < float("inf"))
+
+
+WHOLE = Allowed("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
+COUNT = Allowed("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1)
+COUNT_OR_NONE = Allowed(COUNT.words, lambda value: value is None or COUNT.holds(value))
+NUMBER = Allowed("a number of at least 0", lambda value: _is_number(value) and value >= 0)
+POSITIVE = Allowed("a number above 0", lambda value: _is_number(value) and value > 0)
+DECAY = Allowed("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
+LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))
+
+
+class Answer:
+    """A frozen dataclass whose fields say what they allow, as in `k: Annotated[int, COUNT]`."""
+
+    __slots__ = ()
+    words: ClassVar[str]
+    """The answer in words, where they do not depend on its fields."""
+
+    def __post_init__(self) -> None:
+        for field, hint in get_type_hints(type(self), include_extras=True).items():
+            for allowed in getattr(hint, "__metadata__", ()):
+                allowed.check(type(self).__name__, field, getattr(self, field))
+
+    def __str__(self) -> str:
+        return self.words

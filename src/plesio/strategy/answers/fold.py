@@ -1,0 +1,179 @@
+"""When do contributions become a version (`Gather`), how (`Correct`, `Outer`), and who folds them (`Via`)?
+
+Numbers only: the arithmetic is in `plesio.tensors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from plesio.strategy.answers.answer import COUNT, COUNT_OR_NONE, DECAY, LR_SCALE, NUMBER, POSITIVE, Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Each(Answer):
+    """Every contribution makes a new version as it comes."""
+
+    in_rounds: ClassVar[bool] = False
+    words: ClassVar[str] = "each"
+
+    def size(self, reachable: int | None) -> int:
+        """How many contributions a fold takes when `reachable` can come together (None: any number)."""
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer(Answer):
+    """`k` contributions make a new version, whoever sent them."""
+
+    k: Annotated[int, COUNT]
+    in_rounds: ClassVar[bool] = False
+
+    def size(self, reachable: int | None) -> int:
+        """How many contributions a fold takes when `reachable` can come together (None: any number)."""
+        return self.k if reachable is None else min(self.k, max(reachable, 1))
+
+    def __str__(self) -> str:
+        return f"buffer of {self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Round(Answer):
+    """One contribution of each worker makes a new version; the `first` of them, if given."""
+
+    first: Annotated[int | None, COUNT_OR_NONE] = None
+    in_rounds: ClassVar[bool] = True
+
+    def size(self, reachable: int | None) -> int:
+        """How many contributions a fold takes when `reachable` can come together (None: any number)."""
+        everybody = max(reachable or 1, 1)
+        return everybody if self.first is None else min(self.first, everybody)
+
+    def __str__(self) -> str:
+        return "round of all" if self.first is None else f"round, first {self.first}"
+
+
+Gather = Each | Buffer | Round
+
+
+@dataclass(frozen=True, slots=True)
+class Plain(Answer):
+    """A stale contribution is not corrected: it is folded as it comes."""
+
+    state_copies: ClassVar[int] = 0
+    words: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMomentum(Answer):
+    """One momentum for each worker instead of a common one: half of DANA, the other half is `adopt=LookAhead()`.
+
+    Hakimi et al. 2019, arXiv 1907.11612.
+    """
+
+    state_copies: ClassVar[int] = 0
+    words: ClassVar[str] = "momentum by worker"
+
+
+@dataclass(frozen=True, slots=True)
+class DelayCompensated(Answer):
+    """g + lam g*g*(w_t - w_{t-tau}); adaptive: lam / sqrt(EMA(g*g) + eps) in place of lam.
+
+    DC-ASGD, Zheng et al. 2017, arXiv 1609.08326. The backup w_{t-tau} is kept for each worker.
+    """
+
+    lam: Annotated[float, NUMBER] = 2.0
+    adaptive: bool = True
+    decay: Annotated[float, DECAY] = 0.95
+    eps: Annotated[float, POSITIVE] = 1e-7
+
+    @property
+    def state_copies(self) -> int:
+        """How many tensors the size of the model it keeps: the adaptive form a running mean of squares."""
+        return int(self.adaptive)
+
+    def __str__(self) -> str:
+        return "delay compensation" + (" (adaptive)" if self.adaptive else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GapAware(Answer):
+    """g / (1 + |w_t - w_{t-tau}| / C), elementwise, C the running mean step (Barkai et al. 2020, arXiv 1909.10802)."""
+
+    decay: Annotated[float, DECAY] = 0.99
+    state_copies: ClassVar[int] = 0
+    words: ClassVar[str] = "gap-aware"
+
+
+Correct = Plain | WorkerMomentum | DelayCompensated | GapAware
+
+
+@dataclass(frozen=True, slots=True)
+class UserOptimizer(Answer):
+    """The user's own `torch.optim` optimizer, run at the server on the gathered gradient.
+
+    `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of the learning rate (at most all of it),
+    so that equal samples make equal movement and a rate tuned for `sync_sgd` carries over to every strategy; by
+    (k/N)^(3/4) where the optimizer divides by the root of a second moment, as Adam does (`plesio.tensors.outer.scale_for`),
+    with which decoupled weight decay is (N/k)^(1/4) times as much at equal samples.
+    `"full"`: the learning rate as the user gave it, whatever was folded.
+    """
+
+    lr_scale: Annotated[str, LR_SCALE] = "share"
+    averages: ClassVar[bool] = False
+
+    def scale(self, folded: int, workers: int) -> float:
+        """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
+        return folded / workers if folded < workers and self.lr_scale == "share" else 1.0
+
+    def __str__(self) -> str:
+        return "user's optimizer" + (", lr x k/N" if self.lr_scale == "share" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Average(Answer):
+    """The weighted mean of what was sent becomes the new parameters."""
+
+    averages: ClassVar[bool] = True
+    words: ClassVar[str] = "mean"
+
+    def scale(self, folded: int, workers: int) -> float:
+        """1: a mean has no rate."""
+        return 1.0
+
+
+Outer = UserOptimizer | Average
+
+
+@dataclass(frozen=True, slots=True)
+class Server(Answer):
+    """A server process that owns the global parameters folds."""
+
+    at_server: ClassVar[bool] = True
+    in_shared_memory: ClassVar[bool] = False
+    by_collective: ClassVar[bool] = False
+    words: ClassVar[str] = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Answer):
+    """The workers fold among themselves, by `torch.distributed`, each in a replica of its own."""
+
+    at_server: ClassVar[bool] = False
+    in_shared_memory: ClassVar[bool] = False
+    by_collective: ClassVar[bool] = True
+    words: ClassVar[str] = "all-reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory(Answer):
+    """Every worker folds its own, in place and without a lock."""
+
+    at_server: ClassVar[bool] = False
+    in_shared_memory: ClassVar[bool] = True
+    by_collective: ClassVar[bool] = False
+    words: ClassVar[str] = "shared memory"
+
+
+Via = Server | AllReduce | SharedMemory
