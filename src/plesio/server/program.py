@@ -31,23 +31,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from plesio.core.events import (
-    Abandoned,
-    Cancel,
-    Discard,
-    Event,
-    Evict,
-    Fold,
-    Grant,
-    Hold,
-    Joined,
-    Leased,
-    LeaseWanted,
-    Left,
-    Reported,
-    Ticked,
-    Verdict,
-)
+from plesio.core import events
+from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError
 from plesio.observe.meter import Meter
@@ -57,8 +42,7 @@ from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseR
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.closing import final_figures
-from plesio.server.finite_model import FiniteModel
-from plesio.server.not_finite import NotFinite
+from plesio.server.non_finite import NonFinite
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
@@ -75,7 +59,7 @@ class Folder(Protocol):
 
     def hold(self, worker: int, weight: float) -> None: ...
 
-    def fold(self, fold: Fold) -> None: ...
+    def fold(self, fold: events.Fold) -> None: ...
 
     def publish(self, reader: int, unasked: bool = False) -> int: ...
 
@@ -91,7 +75,7 @@ class NoFolder:
     def hold(self, worker: int, weight: float) -> None:
         """Nothing to add."""
 
-    def fold(self, fold: Fold) -> None:
+    def fold(self, fold: events.Fold) -> None:
         """Nothing to move."""
 
     def publish(self, reader: int, unasked: bool = False) -> int:
@@ -112,11 +96,11 @@ class Replies(Protocol):
         """The time by now: what was done since the event came took some."""
         ...
 
-    def granted(self, grant: Grant, buffer: int) -> float:
+    def granted(self, grant: events.Grant, buffer: int) -> float:
         """A worker goes on from what lies in `buffer`; when it does."""
         ...
 
-    def called_off(self, cancel: Cancel, buffer: int) -> float | None:
+    def called_off(self, cancel: events.Cancel, buffer: int) -> float | None:
         """A worker is to drop its step and go on from `buffer`; when it did, or None where the driver counts that itself."""
         ...
 
@@ -128,11 +112,11 @@ class Replies(Protocol):
         """The data that a worker asks for is not the others': why it cannot go on."""
         ...
 
-    def repeated(self, discard: Discard) -> None:
+    def repeated(self, discard: events.Discard) -> None:
         """A contribution came that was answered before, or whose sender is no member: nobody waits for an answer."""
         ...
 
-    def evicted(self, evict: Evict) -> None:
+    def evicted(self, evict: events.Evict) -> None:
         """A worker is a member no longer, which it may not know."""
         ...
 
@@ -178,29 +162,31 @@ class Program:
         self._checkpointer = checkpointer
         self._tell = tell
         self._folder: Folder = folder or NoFolder()
-        self._raise_on_nonfinite = raise_on_nonfinite
         self._in_rounds = strategy.gather.in_rounds
-        self._not_finite = NotFinite()
-        self._finite_model = FiniteModel(self._diverged)
+        self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
         self._now_s = 0.0  # when what is dealt with now came
         self._made_s = 0.0  # when the version that is current was made
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.actions: dict[type, Callable[[Any], None]] = {
-            Grant: self._grant,
-            Fold: self._fold,
-            Hold: self._hold,
-            Discard: self._discard,
-            Cancel: self._cancel,
-            Leased: self._leased,
-            Evict: self._evict,
+            events.Grant: self._grant,
+            events.Fold: self._fold,
+            events.Hold: self._hold,
+            events.Discard: self._discard,
+            events.Cancel: self._cancel,
+            events.Leased: self._leased,
+            events.Evict: self._evict,
         }
         """What is done of each kind of effect,"""
         self._kept: dict[type, Callable[[Any, float], None]] = {}
         """and which of them are kept on record."""
         if recorder is not None:
-            self._kept = {Fold: recorder.folded, Discard: recorder.discarded, Evict: recorder.evicted}
+            self._kept = {
+                events.Fold: recorder.folded,
+                events.Discard: recorder.discarded,
+                events.Evict: recorder.evicted,
+            }
 
     # Of the run as a whole
 
@@ -246,7 +232,7 @@ class Program:
     def tick(self, now_s: float) -> None:
         """Time went by: workers that were silent for too long are evicted, and what is due is written."""
         if self.begun:
-            self.receive(Ticked(), now_s)
+            self.receive(events.Ticked(), now_s)
         if self._recorder is not None:
             self._recorder.flush()
         if not self.begun or self.stopping:  # who hears of the stop leaves a fold early
@@ -278,11 +264,7 @@ class Program:
 
     def is_finite(self, parameters: Arena) -> bool:
         """Whether `parameters`, of this version, may be kept; the first time they may not, that is told."""
-        return self._finite_model.check(parameters, self.version)
-
-    def _diverged(self, what: str) -> None:
-        fatal = f"{what}; on_nonfinite='raise'" if self._raise_on_nonfinite else ""
-        self.trouble(None, what, fatal, "NonFiniteError" if fatal else "")
+        return self._non_finite.allows(parameters, self.version)
 
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
@@ -326,7 +308,7 @@ class Program:
     def joined(self, worker: int, incarnation: int, now_s: float) -> None:
         """A process is ready to train."""
         self.listening[worker] = True
-        self.receive(Joined(worker, incarnation), now_s)
+        self.receive(events.Joined(worker, incarnation), now_s)
 
     def pushed(
         self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None
@@ -345,14 +327,14 @@ class Program:
         self._meter.missing_gradients += made.missing
         self._meter.exchanges += 1
         if not made.finite:
-            self._held_nan(worker, f"contribution {made.number}")
+            self._non_finite.discarded(worker, f"contribution {made.number}")
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         """A step was dropped."""
         if step.reason:
             self._meter.dropped(worker, step.reason)
         self._meter.workers[worker].heard(step.worked_s)
-        self.receive(Abandoned(worker, incarnation, step.batches, step.look), now_s)
+        self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
 
     def reported(self, worker: int, incarnation: int, work: WorkDone, now_s: float) -> None:
         """Work was folded elsewhere."""
@@ -365,17 +347,10 @@ class Program:
         self._meter.answers += work.steps
         if not work.finite:
             self._meter.dropped(worker, Verdict.NOT_FINITE.words)
-            self._held_nan(worker, f"step {meter.steps}")
+            self._non_finite.discarded(worker, f"step {meter.steps}")
         if work.versions:
             self._made_s = now_s
-        self.receive(Reported(worker, incarnation, work.versions, work.batches), now_s)
-
-    def _held_nan(self, worker: int, which: str) -> None:
-        what = f"{which} of worker {worker} held a NaN or an infinity"
-        fatal = f"{what}, and on_nonfinite='raise'" if self._raise_on_nonfinite else ""
-        before = self._not_finite.count(worker)
-        if fatal or before is not None:
-            self.trouble(worker, f"{what}: discarded{before or ''}", fatal, "NonFiniteError" if fatal else "")
+        self.receive(events.Reported(worker, incarnation, work.versions, work.batches), now_s)
 
     def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
         """It wants data; whether it is a member.
@@ -393,7 +368,9 @@ class Program:
         if why:
             self._replies.refused(worker, why)
             return True
-        return self.receive(LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused), now_s)
+        return self.receive(
+            events.LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused), now_s
+        )
 
     def over(self, worker: int, died: bool) -> None:
         """A process works no more: it finished, or it died. What it had sent may still be on its way."""
@@ -405,11 +382,11 @@ class Program:
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
         self._folder.forget(worker)
-        self.receive(Left(worker, incarnation, died), now_s)
+        self.receive(events.Left(worker, incarnation, died), now_s)
 
     def evict(self, worker: int, incarnation: int, silent_s: float, now_s: float) -> None:
         """A worker was silent for too long where others wait for it without asking the sequencer."""
-        self._evict(Evict(worker, incarnation, silent_s))
+        self._evict(events.Evict(worker, incarnation, silent_s))
         self.left(worker, incarnation, died=False, now_s=now_s)
 
     # What the sequencer says
@@ -431,7 +408,7 @@ class Program:
                     keep(effect, now_s)
         return bool(effects)
 
-    def _grant(self, grant: Grant) -> None:
+    def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number
         if not self.listening[worker]:
             return
@@ -445,7 +422,7 @@ class Program:
         self._meter.answers += 1
         meter.granted(has_it_s, self._now_s if grant.freed_by_other else None)
 
-    def _cancel(self, cancel: Cancel) -> None:
+    def _cancel(self, cancel: events.Cancel) -> None:
         worker = cancel.worker
         if not self.listening[worker]:
             return
@@ -456,26 +433,26 @@ class Program:
         if heard_s is not None:
             self._meter.workers[worker].cancelled(heard_s, cancel.number)
 
-    def _fold(self, fold: Fold) -> None:
+    def _fold(self, fold: events.Fold) -> None:
         self._made_s = self._now_s
         for member in fold.members:
             self._meter.folded(member.worker, member.staleness)
         self._folder.fold(fold)
 
-    def _hold(self, hold: Hold) -> None:
+    def _hold(self, hold: events.Hold) -> None:
         self._folder.hold(hold.worker, hold.weight)
 
-    def _discard(self, discard: Discard) -> None:
+    def _discard(self, discard: events.Discard) -> None:
         if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):
             self._replies.repeated(discard)
         else:
             self._meter.dropped(discard.worker, discard.verdict.words)
 
-    def _leased(self, leased: Leased) -> None:
+    def _leased(self, leased: events.Leased) -> None:
         if self.listening[leased.worker]:
             self._replies.leased(leased.worker, LeaseReply(leased.batches, epoch=leased.epoch))
 
-    def _evict(self, evict: Evict) -> None:
+    def _evict(self, evict: events.Evict) -> None:
         worker = evict.worker
         others = "while others waited for it" if self.sequencer.members.seats else "and all the others had ended"
         self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")

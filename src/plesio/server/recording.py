@@ -31,8 +31,11 @@ class Recorder:
         """What versions are in, once there is some."""
 
     def _keep(self, write: Callable[..., None], *what: object) -> None:
+        """Have the writer `write` it, if there is one."""
+        if self._writer is None:
+            return
         try:
-            write(*what)
+            write(self._writer, *what)
         except JournalError as error:
             self._writer = None
             if self._failed is None:
@@ -46,33 +49,29 @@ class Recorder:
 
     def told(self, event: Event, now_s: float, loss: float = nan) -> None:
         """The sequencer is about to be told this; `loss` is what the worker that says it last logged."""
-        if self._writer is not None and not isinstance(event, Ticked):
-            self._keep(self._writer.event, event, now_s, loss)
+        if not isinstance(event, Ticked):
+            self._keep(JournalWriter.event, event, now_s, loss)
 
     def folded(self, fold: Fold, now_s: float) -> None:
         """A version was made; it is current."""
         if self._writer is not None:
-            self._keep(self._writer.fold, fold, window_checksum(self.weights(), fold.version))
+            self._keep(JournalWriter.fold, fold, window_checksum(self.weights(), fold.version))
 
     def discarded(self, discard: Discard, now_s: float) -> None:
         """A contribution does not count."""
-        if self._writer is not None:
-            self._keep(self._writer.discard, discard)
+        self._keep(JournalWriter.discard, discard)
 
     def evicted(self, evict: Evict, now_s: float) -> None:
         """A worker was."""
-        if self._writer is not None:
-            self._keep(self._writer.evict, evict, now_s)
+        self._keep(JournalWriter.evict, evict, now_s)
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something a reader will want to know."""
-        if self._writer is not None:
-            self._keep(self._writer.note, text, now_s, worker)
+        self._keep(JournalWriter.note, text, now_s, worker)
 
     def resumed(self, version: int, now_s: float) -> None:
         """The run goes on from a checkpoint."""
-        if self._writer is not None:
-            self._keep(self._writer.resumed, version, now_s)
+        self._keep(JournalWriter.resumed, version, now_s)
 
     @property
     def position(self) -> int:
@@ -81,15 +80,13 @@ class Recorder:
 
     def flush(self, durable: bool = False) -> None:
         """Hand on what gathered; `durable`: and wait until the disk has it."""
-        if self._writer is not None:
-            self._keep(self._writer.flush, durable)
+        self._keep(JournalWriter.flush, durable)
 
     def close(self) -> None:
         """Let go of the journal; it is readable up to here, also of a run that did not end in order."""
-        if self._writer is not None:
-            self._keep(self._writer.close)
+        self._keep(JournalWriter.close)
 
     def end(self, version: int, now_s: float) -> None:
         """The run ended in order."""
         if self._writer is not None:
-            self._keep(self._writer.end, version, weights_hash(self.weights()), now_s)
+            self._keep(JournalWriter.end, version, weights_hash(self.weights()), now_s)

@@ -28,19 +28,7 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.core.events import (
-    Abandoned,
-    Cancel,
-    Discard,
-    Evict,
-    Fold,
-    Grant,
-    Joined,
-    LeaseWanted,
-    Left,
-    Pushed,
-    Ticked,
-)
+from plesio.core import events
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError
@@ -188,7 +176,7 @@ class _Checksums(Recorder):
         super().__init__()
         self.made: dict[int, int] = {}
 
-    def folded(self, fold: Fold, now_s: float) -> None:
+    def folded(self, fold: events.Fold, now_s: float) -> None:
         """A version was made."""
         self.made[fold.version] = window_checksum(self.weights(), fold.version)
 
@@ -256,7 +244,7 @@ class _Replay:
         elif isinstance(record, Resumed):
             self._resume()
         elif isinstance(record, Evicted):
-            self._program.receive(Ticked(), record.time_s)
+            self._program.receive(events.Ticked(), record.time_s)
         elif isinstance(record, Folded):
             ours = self._checksums.made.pop(record.version, None)
             if ours != record.checksum:
@@ -289,30 +277,30 @@ class _Replay:
         program, seat, worker = self._program, self._seats[event.worker], event.worker
         seat.upcoming.popleft()
         holds = seat.holds(event)
-        if isinstance(event, Joined):
+        if isinstance(event, events.Joined):
             self._join(seat, event, time_s)
             program.joined(worker, event.incarnation, time_s)
-        elif isinstance(event, Left):
+        elif isinstance(event, events.Left):
             seat.empty()
             program.left(worker, event.incarnation, event.died, time_s)
         elif not holds:  # under way when its worker was evicted: the sequencer, too, takes no notice of it
             program.receive(event, time_s)
-        elif isinstance(event, LeaseWanted):
+        elif isinstance(event, events.LeaseWanted):
             request = seat.request
             if not isinstance(request, LeaseRequest) or not _answers(event, request):
                 raise self._otherwise(seat, event)
             program.receive(event, time_s)
-        elif isinstance(event, Pushed):
+        elif isinstance(event, events.Pushed):
             made = seat.request
             if not isinstance(made, Contribution) or made.event(event.worker, event.incarnation) != event:
                 raise self._otherwise(seat, event)
             program.pushed(worker, event.incarnation, made, time_s)
         else:
             program.receive(event, time_s)
-        if seat.called_off and holds and isinstance(event, (Abandoned, Pushed)):
+        if seat.called_off and holds and isinstance(event, (events.Abandoned, events.Pushed)):
             self._answered.append((seat, seat.called_off.popleft()))
 
-    def _join(self, seat: RecordedWorker, event: Joined, time_s: float) -> None:
+    def _join(self, seat: RecordedWorker, event: events.Joined, time_s: float) -> None:
         head = self._journal.head
         seat.empty()
         seat.incarnation = event.incarnation
@@ -333,13 +321,13 @@ class _Replay:
         """No figures are kept."""
         return 0.0
 
-    def granted(self, grant: Grant, buffer: int) -> float:
+    def granted(self, grant: events.Grant, buffer: int) -> float:
         """It goes on when the event is dealt with."""
         answer = answer_to(grant, buffer, self._checkpointer.before[grant.worker])
         self._answered.append((self._seats[grant.worker], answer))
         return 0.0
 
-    def called_off(self, cancel: Cancel, buffer: int) -> None:
+    def called_off(self, cancel: events.Cancel, buffer: int) -> None:
         """It goes on when the journal says that it heard of that."""
         answer = answer_to(cancel, buffer, self._checkpointer.before[cancel.worker])
         self._seats[cancel.worker].called_off.append(answer)
@@ -351,15 +339,15 @@ class _Replay:
     def refused(self, worker: int, why: str) -> None:
         """Requests come from the journal: the run that it is of was not refused any."""
 
-    def repeated(self, discard: Discard) -> None:
+    def repeated(self, discard: events.Discard) -> None:
         """As then."""
 
-    def evicted(self, evict: Evict) -> None:
+    def evicted(self, evict: events.Evict) -> None:
         """Nothing is heard of it again."""
         self._seats[evict.worker].empty()
 
 
-def _answers(event: LeaseWanted, request: LeaseRequest) -> bool:
+def _answers(event: events.LeaseWanted, request: LeaseRequest) -> bool:
     """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
     same = (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
     return same and event.most <= request.most

@@ -11,7 +11,7 @@ the same worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from plesio.cluster import Cluster, Partition
 from plesio.launch.simulated.clock import VirtualClock
@@ -19,23 +19,27 @@ from plesio.launch.simulated.messages import Message
 from plesio.strategy.answers import Via
 
 
-class Network(Protocol):
-    """What carries the messages of one run."""
+class Network:
+    """Carries the messages of one run; this one is shared memory, where everything is there at once."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
 
     def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
         """From a worker to the server: plan `arrive(what)`; the time it comes if it meets no queue."""
-        ...
+        self._clock.at(sent_s, arrive, what)
+        return sent_s
 
     def answer(self, worker: int, nbytes: int) -> float:
         """From the server to a worker, now: when it arrives."""
-        ...
+        return self._clock.now_s
 
 
-class Star:
+class Star(Network):
     """Every worker linked to a server, as the cluster says. During a partition messages wait for its end."""
 
     def __init__(self, cluster: Cluster, clock: VirtualClock) -> None:
-        self._clock = clock
+        super().__init__(clock)
         links = [group.link for group in cluster.groups for _ in range(group.workers)]
         self._latency_s = [link.latency_s + cluster.server.latency_s for link in links]
         self._byte_s = [1.0 / link.bytes_per_s for link in links]  # seconds a byte: 0 where there is no limit
@@ -95,23 +99,18 @@ def _healed(cuts: Sequence[Partition], time_s: float) -> float:
     return time_s
 
 
-class Ring:
+class Ring(Network):
     """A ring all-reduce among all: nothing goes to a server, and the answer is there when the ring has gone round.
 
     2 (n-1) messages of 1/n of the bytes, one after the other, each as slow as the slowest link.
     """
 
     def __init__(self, cluster: Cluster, clock: VirtualClock) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._hops = 2 * (cluster.workers - 1)
         self._share = 1.0 / cluster.workers
         self._latency_s = max(group.link.latency_s for group in cluster.groups)
         self._bytes_per_s = min(group.link.bytes_per_s for group in cluster.groups)
-
-    def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
-        """To join the ring costs nothing."""
-        self._clock.at(sent_s, arrive, what)
-        return sent_s
 
     def answer(self, worker: int, nbytes: int) -> float:
         """The whole exchange; a message without bytes only steps to its neighbour."""
@@ -119,26 +118,10 @@ class Ring:
         return self._clock.now_s + hops * (self._latency_s + nbytes * self._share / self._bytes_per_s)
 
 
-class InPlace:
-    """Shared memory: everything is there at once."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-
-    def send(self, worker: int, sent_s: float, nbytes: int, arrive: Callable[[Any], object], what: Any) -> float:
-        """At once."""
-        self._clock.at(sent_s, arrive, what)
-        return sent_s
-
-    def answer(self, worker: int, nbytes: int) -> float:
-        """At once."""
-        return self._clock.now_s
-
-
 def network_of(via: Via, cluster: Cluster, clock: VirtualClock) -> Network:
     """The network that contributions take `via` what the strategy says."""
     if via.by_collective:
         return Ring(cluster, clock)
     if via.in_shared_memory:
-        return InPlace(clock)
+        return Network(clock)
     return Star(cluster, clock)

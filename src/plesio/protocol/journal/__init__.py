@@ -1,40 +1,19 @@
 """The journal: the ordered record of a run's decisions, enough to replay it bit for bit."""
 
-from plesio.protocol.journal.reader import NO_END, Journal, Missing, read_journal
-from plesio.protocol.journal.records import (
-    FILE_NAME,
-    FORMAT,
-    Ended,
-    Evicted,
-    Folded,
-    FoldedMember,
-    JournalError,
-    JournalEvent,
-    JournalHead,
-    Noted,
-    Received,
-    Record,
-    Resumed,
-)
-from plesio.protocol.journal.writer import JournalWriter
-
-__all__ = [
-    "FILE_NAME",
-    "FORMAT",
-    "NO_END",
-    "Ended",
-    "Evicted",
-    "Folded",
-    "FoldedMember",
-    "Journal",
-    "JournalError",
-    "JournalEvent",
-    "JournalHead",
-    "JournalWriter",
-    "Missing",
-    "Noted",
-    "Received",
-    "Record",
-    "Resumed",
-    "read_journal",
-]
+from plesio.protocol.journal.reader import NO_END as NO_END
+from plesio.protocol.journal.reader import Journal as Journal
+from plesio.protocol.journal.reader import read_journal as read_journal
+from plesio.protocol.journal.records import FILE_NAME as FILE_NAME
+from plesio.protocol.journal.records import FORMAT as FORMAT
+from plesio.protocol.journal.records import Ended as Ended
+from plesio.protocol.journal.records import Evicted as Evicted
+from plesio.protocol.journal.records import Folded as Folded
+from plesio.protocol.journal.records import FoldedMember as FoldedMember
+from plesio.protocol.journal.records import JournalError as JournalError
+from plesio.protocol.journal.records import JournalEvent as JournalEvent
+from plesio.protocol.journal.records import JournalHead as JournalHead
+from plesio.protocol.journal.records import Noted as Noted
+from plesio.protocol.journal.records import Received as Received
+from plesio.protocol.journal.records import Record as Record
+from plesio.protocol.journal.records import Resumed as Resumed
+from plesio.protocol.journal.writer import JournalWriter as JournalWriter

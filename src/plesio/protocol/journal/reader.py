@@ -10,29 +10,17 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from plesio.core.events import Discard, Pushed, Reported
-from plesio.protocol.journal.records import (
-    FILE_NAME,
-    FRAME,
-    MAGIC,
-    RECORD_BYTES_MAX,
-    Ended,
-    Folded,
-    JournalError,
-    JournalHead,
-    Received,
-    Record,
-    decode,
-    decode_head,
-    frame_header,
-)
+from plesio.protocol.journal import records
+from plesio.protocol.journal.records import Ended, Folded, FoldedMember, JournalError, JournalHead, Received, Record
 
 NO_END = "the journal has no end: its run was killed, or is still going"
 
@@ -96,23 +84,16 @@ class Journal:
         position, ended = self._reached
         if position == self._size:
             return None, ended
-        tally = _Tally()
-        for record in self:
-            tally.add(record)
-        before = tally.total
-        for record in self._beyond(position):
-            tally.add(record)
-        return Missing(position, self._size - position, tally.total - before), False
+        missing = _contributions(chain(self, self._beyond(position))) - _contributions(self)
+        return Missing(position, self._size - position, missing), False
 
     def _beyond(self, position: int) -> Iterator[Record]:
         """The whole records after the damage at `position`."""
         with self.path.open("rb") as file:
             while position < self._size:
                 found = self._record_at(file, position)
-                if found is None:
-                    position += 1
-                else:
-                    position = found[0]
+                position = position + 1 if found is None else found[0]
+                if found is not None:
                     yield found[1]
 
     def _record_at(self, file: BinaryIO, position: int) -> tuple[int, Record] | None:
@@ -120,38 +101,29 @@ class Journal:
         if body is None:
             return None
         try:
-            return position + FRAME.size + len(body), decode(body)
+            return position + records.FRAME.size + len(body), records.decode(body)
         except (struct.error, ValueError):
             return None
 
 
-class _Tally:
-    """How many contributions the records know of: those numbered, and those folded unasked."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._reported = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self._numbers.values()) + self._reported
-
-    def add(self, record: Record) -> None:
+def _contributions(known: Iterable[Record]) -> int:
+    """How many contributions these know of: those numbered, and those folded unasked."""
+    numbers: dict[tuple[int, int], int] = {}
+    reported = 0
+    for record in known:
+        seen: Sequence[FoldedMember | Discard | Pushed] = ()
         if isinstance(record, Folded):
-            for member in record.members:
-                self._seen(member.worker, member.incarnation, member.number)
+            seen = record.members
         elif isinstance(record, Discard):
-            self._seen(record.worker, record.incarnation, record.number)
-        elif isinstance(record, Received):
-            event = record.event
-            if isinstance(event, Pushed):
-                self._seen(event.worker, event.incarnation, event.number)
-            elif isinstance(event, Reported):
-                self._reported += event.versions
-
-    def _seen(self, worker: int, incarnation: int, number: int) -> None:
-        key = (worker, incarnation)
-        self._numbers[key] = max(number, self._numbers.get(key, 0))
+            seen = (record,)
+        elif isinstance(record, Received) and isinstance(record.event, Reported):
+            reported += record.event.versions
+        elif isinstance(record, Received) and isinstance(record.event, Pushed):
+            seen = (record.event,)
+        for one in seen:
+            key = (one.worker, one.incarnation)
+            numbers[key] = max(one.number, numbers.get(key, 0))
+    return sum(numbers.values()) + reported
 
 
 def read_journal(path: str | Path) -> Journal:
@@ -170,13 +142,13 @@ def read_journal(path: str | Path) -> Journal:
     """
     path = Path(path)
     if path.is_dir():
-        path = path / FILE_NAME
+        path = path / records.FILE_NAME
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            magic = file.read(len(MAGIC))
-            body = _body_at(file, len(MAGIC), size) if magic == MAGIC else None
+            magic = file.read(len(records.MAGIC))
+            body = _body_at(file, len(records.MAGIC), size) if magic == records.MAGIC else None
     except OSError as error:
         raise JournalError(
             f"the journal {path} cannot be read: {error.strerror}; give a run's folder (runs without a server, "
@@ -184,27 +156,27 @@ def read_journal(path: str | Path) -> Journal:
         ) from error
     if not magic:
         raise JournalError(f"the journal {path} is empty: its run was over before it began; there is nothing to read")
-    if not MAGIC.startswith(magic):
-        raise JournalError(f"{path} is no journal: it begins with {magic!r}, a journal with {MAGIC!r}")
+    if not records.MAGIC.startswith(magic):
+        raise JournalError(f"{path} is no journal: it begins with {magic!r}, a journal with {records.MAGIC!r}")
     try:
         if body is None:
             raise ValueError
-        head = decode_head(body)
+        head = records.decode_head(body)
     except JournalError as error:
         raise JournalError(f"the journal {path} cannot be read: {error}") from None
     except (ValueError, msgspec.MsgspecError):
         raise JournalError(f"the head of the journal {path}, of {size} bytes, is cut off or damaged") from None
-    return Journal(path, head, len(MAGIC) + FRAME.size + len(body), size)
+    return Journal(path, head, len(records.MAGIC) + records.FRAME.size + len(body), size)
 
 
 def _body_at(file: BinaryIO, position: int, size: int) -> bytes | None:
     """The body of the record that begins at `position`, if a whole one does."""
     file.seek(position)
-    header = file.read(FRAME.size)
-    if len(header) < FRAME.size:
+    header = file.read(records.FRAME.size)
+    if len(header) < records.FRAME.size:
         return None
-    length, _ = FRAME.unpack(header)
-    if not 0 < length <= min(RECORD_BYTES_MAX, size - position - FRAME.size):
+    length, _ = records.FRAME.unpack(header)
+    if not 0 < length <= min(records.RECORD_BYTES_MAX, size - position - records.FRAME.size):
         return None
     body = file.read(length)
-    return body if frame_header(body, position) == header else None
+    return body if records.frame_header(body, position) == header else None

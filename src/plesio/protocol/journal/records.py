@@ -35,17 +35,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 from xxhash import xxh3_64_intdigest
 
-from plesio.core.events import (
-    Abandoned,
-    Discard,
-    Fold,
-    Joined,
-    LeaseWanted,
-    Left,
-    Pushed,
-    Reported,
-    Verdict,
-)
+from plesio.core.events import Abandoned, Discard, Fold, Joined, LeaseWanted, Left, Pushed, Reported, Verdict
 from plesio.errors import ConfigurationError
 
 FILE_NAME = "journal.bin"

@@ -18,24 +18,9 @@ from pathlib import Path
 from msgspec.structs import astuple
 
 from plesio.core.events import Discard, Evict, Fold
+from plesio.protocol.journal import records
 from plesio.protocol.journal.reader import read_journal
-from plesio.protocol.journal.records import (
-    DISCARD,
-    END,
-    EVICT,
-    FRAME,
-    MAGIC,
-    NOTE,
-    RECORD_BYTES_MAX,
-    RESUME,
-    JournalError,
-    JournalEvent,
-    JournalHead,
-    encode_event,
-    encode_fold,
-    encode_head,
-    frame_header,
-)
+from plesio.protocol.journal.records import FRAME, MAGIC, JournalError, JournalEvent, JournalHead
 
 FLUSH_S = 0.1
 NAN = float("nan")
@@ -70,7 +55,7 @@ class JournalWriter:
     def __init__(self, file: int | str | Path, head: JournalHead) -> None:
         self._open(file, os.O_CREAT | os.O_EXCL, len(MAGIC))
         self._unwritten += MAGIC
-        self._append(encode_head(head))
+        self._append(records.encode_head(head))
         self.flush()
 
     @classmethod
@@ -124,35 +109,35 @@ class JournalWriter:
 
         Keep the order: an event, then what the sequencer made of it.
         """
-        self._append(encode_event(event, now_s, loss))
+        self._append(records.encode_event(event, now_s, loss))
         if now_s >= self._flush_due_s:
             self._flush_due_s = now_s + FLUSH_S
             self.flush()
 
     def fold(self, fold: Fold, checksum: int) -> None:
         """A fold was done; `checksum`: xxh3-64 of (a part of) the new version."""
-        self._append(encode_fold(fold, checksum))
+        self._append(records.encode_fold(fold, checksum))
 
     def discard(self, discard: Discard) -> None:
         """A contribution does not count."""
-        self._append(DISCARD.body(*astuple(discard)))
+        self._append(records.DISCARD.body(*astuple(discard)))
 
     def evict(self, evict: Evict, now_s: float) -> None:
         """A worker was evicted at `now_s`; where a tick was the reason, that is the tick's time."""
-        self._append(EVICT.body(now_s, *astuple(evict)))
+        self._append(records.EVICT.body(now_s, *astuple(evict)))
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something that a reader will want to know, such as "worker 3 died"."""
-        head = NOTE.body(now_s, -1 if worker is None else worker)
+        head = records.NOTE.body(now_s, -1 if worker is None else worker)
         self._append(head + text.encode(errors="replace"))
 
     def resumed(self, version: int, now_s: float) -> None:
         """The run goes on from a checkpoint of `version`, which is of this place in the journal."""
-        self._append(RESUME.body(now_s, version))
+        self._append(records.RESUME.body(now_s, version))
 
     def end(self, version: int, weights_hash: str, now_s: float) -> None:
         """The run ended in order; closes the journal, durably."""
-        self._append(END.body(now_s, version) + weights_hash.encode())
+        self._append(records.END.body(now_s, version) + weights_hash.encode())
         self.flush(durable=True)
         self.close()
 
@@ -175,7 +160,7 @@ class JournalWriter:
             self._descriptor = -1
 
     def _append(self, body: bytes) -> None:
-        if len(body) > RECORD_BYTES_MAX:
-            raise JournalError(f"a record of {len(body)} bytes; a journal's have at most {RECORD_BYTES_MAX}")
-        self._unwritten += frame_header(body, self.position) + body
+        if len(body) > records.RECORD_BYTES_MAX:
+            raise JournalError(f"a record of {len(body)} bytes; a journal's have at most {records.RECORD_BYTES_MAX}")
+        self._unwritten += records.frame_header(body, self.position) + body
         self.position += FRAME.size + len(body)

@@ -1,0 +1,69 @@
+"""A NaN or an infinity: in contributions, which are all counted, and in the model itself.
+
+Contributions are finite when they are folded; a step that is too long makes a model infinite all the same. The model is
+looked at where all of it is read anyway: for a snapshot, a checkpoint, the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.finite import are_finite
+
+
+class NonFinite:
+    """Tells which contributions and models held a NaN or an infinity.
+
+    Args:
+        trouble: told of which worker, what happened, why that ends the run (if it does), and by an error of which class.
+        fatal: the first one ends the run.
+    """
+
+    def __init__(self, trouble: Callable[[int | None, str, str, str], None], fatal: bool) -> None:
+        self._trouble = trouble
+        self._fatal = fatal
+        self._contributions: Counter[int] = Counter()
+        self._finite_at: int | None = None  # a model that never was is its user's affair
+        self._diverged = False
+
+    def discarded(self, worker: int, which: str) -> None:
+        """A contribution of `worker` was. A worker's 1st, 2nd, 4th, 8th, ... get a line in the report.
+
+        A model that has diverged sends nothing else, and a line for each would be thousands of the same.
+        """
+        self._contributions[worker] += 1
+        number = self._contributions[worker]
+        if self._fatal or not number & (number - 1):
+            what = f"{which} of worker {worker} held a NaN or an infinity"
+            before = f", like {number - 1:,} before it" if number > 1 else ""
+            self._tell(worker, what, f": discarded{before}")
+
+    def allows(self, parameters: Arena, version: int) -> bool:
+        """Whether `parameters`, which are of `version`, may be kept; the first time they may not, that is told."""
+        if are_finite(parameters.of_kind(Kind.TRAINED)):
+            self._finite_at = version
+            return True
+        if self._finite_at is None:
+            return True
+        if not self._diverged:
+            self._diverged = True
+            self._tell(
+                None,
+                f"the model diverged: {_first_not_finite(parameters)} holds a NaN or an infinity at version {version}, and "
+                f"held none at version {self._finite_at}; no checkpoint is written of it, the last finite one is kept; "
+                "lower the learning rate or clip the gradients",
+            )
+        return False
+
+    def _tell(self, worker: int | None, what: str, then: str = "") -> None:
+        if self._fatal:
+            self._trouble(worker, what + then, f"{what}; on_nonfinite='raise'", "NonFiniteError")
+        else:
+            self._trouble(worker, what + then, "", "")
+
+
+def _first_not_finite(parameters: Arena) -> str:
+    specs = zip(parameters.layout.specs, parameters.views, strict=True)
+    return next(spec.name for spec, view in specs if spec.kind is Kind.TRAINED and not are_finite([view]))
