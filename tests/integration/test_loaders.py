@@ -34,8 +34,8 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Group
 from plesio.core.leases import DataLeases
 from plesio.errors import ConfigurationError
-from plesio.launch.simulated.messages import Answer, Request
 from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.simulated.workers import Answer, Request
 from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.worker.data_use import DataUse
 from plesio.worker.loader import LeasedLoader, _Order, _Relay

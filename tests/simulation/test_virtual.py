@@ -35,10 +35,9 @@ from plesio.core.events import Event, Fold, Ticked
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.limits import Limits
-from plesio.launch.simulated.messages import Answer, Message, Request
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import TimedWorker, timed_workers
+from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker, timed_workers
 from plesio.protocol.launcher import Final
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.recording import Recorder

@@ -172,7 +172,7 @@ class Server:
             self._post()
         self._boundary()
 
-    # What folds (`plesio.server.program.Folder`)
+    # What folds (`plesio.server.interfaces.Folder`)
 
     def hold(self, worker: int, weight: float) -> None:
         """What came is added to the buffer."""
@@ -204,7 +204,7 @@ class Server:
     def set_groups(self, worker: int, groups: object) -> None:
         """Nothing is stepped."""
 
-    # What workers are answered (`plesio.server.program.Replies`): letters, which the sessions write
+    # What workers are answered (`plesio.server.interfaces.Replies`): letters, which the sessions write
 
     def granted(self, grant: Grant, buffer: int) -> float:
         """A worker goes on."""

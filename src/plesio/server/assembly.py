@@ -16,9 +16,6 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
-
-from plesio.protocol.evaluator import Snapshot
 from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
@@ -47,6 +44,7 @@ class Assembly:
         self._workers = workers
         self._first = hellos[0]
         self.model: Described = self._first.model
+        self.structure = self._first.structure
         self.layout = Layout(self.model.specs)
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
@@ -76,7 +74,6 @@ class Assembly:
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring)
         self._folder: Folder | None = None
-        self._shown = False
 
     def check(self, hello: Hello) -> None:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too.
@@ -147,18 +144,6 @@ class Assembly:
             f"{self._spec.kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
             "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
         )
-
-    def snapshot(self, reader: int, final: bool) -> tuple[Snapshot, tuple[int, ...]]:
-        """A snapshot for the evaluator; the first time with the model and the ring's descriptor."""
-        buffer = 0 if self.mirrored and not final else self.final_buffer(reader)
-        blank = Snapshot(buffer=buffer, time_s=0.0, version=0, samples=0, final=False)
-        if self._shown:
-            return blank, ()
-        self._shown = True
-        shown = msgspec.structs.replace(
-            blank, buffers=len(self.ring), model=self.model, structure=self._first.structure
-        )
-        return shown, (self._ring.fd,)
 
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import CheckpointError
+from plesio.errors import CheckpointError, PlesioError
 from plesio.server.assembly import Assembly
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Layout, TensorSpec
+from plesio.tensors.arena import Layout
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,17 +142,9 @@ class Checkpointer:
         try:
             self._restore(saved, built)
             order(saved.manifest.order)
-        except CheckpointError:
+        except PlesioError:
             raise
-        except (
-            ArithmeticError,
-            AssertionError,
-            LookupError,
-            RuntimeError,
-            SafetensorError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except Exception as error:
             raise CheckpointError(
                 f"{saved.path} is whole, but holds what no run can have written ({type(error).__name__}: {error}); resume from "
                 "another checkpoint, or begin a new run"
@@ -241,9 +232,8 @@ def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.
 
 
 def _words(layout: Layout) -> tuple[str, ...]:
-    return tuple(f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {_role(spec)}" for spec in layout.specs)
-
-
-def _role(spec: TensorSpec) -> str:
-    kind = spec.kind.name.lower()
-    return f"{kind} in group {spec.group}" if spec.group >= 0 else kind
+    return tuple(
+        f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {spec.kind.name.lower()}"
+        + (f" in group {spec.group}" if spec.group >= 0 else "")
+        for spec in layout.specs
+    )

@@ -25,7 +25,6 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.core.sequencer import SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
-from plesio.server.disk import to_disk
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 FORMAT = 4
@@ -123,7 +122,7 @@ class CheckpointStore:
             _write(hidden, manifest, weights, state)
             _give_name(hidden, path, path in own)
             self._own = own = [*(one for one in own if one != path), path]
-            to_disk(self._folder)
+            _to_disk(self._folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"
@@ -159,8 +158,17 @@ def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], s
     for name in (WEIGHTS, STATE):  # safetensors makes files that only their owner may read
         shutil.copymode(folder / MANIFEST, folder / name)
     for name in (WEIGHTS, STATE, MANIFEST):
-        to_disk(folder / name)
-    to_disk(folder)
+        _to_disk(folder / name)
+    _to_disk(folder)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until this file, or the names in this folder, would outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _give_name(hidden: Path, path: Path, own: bool) -> None:
@@ -243,8 +251,12 @@ def check_free(folder: Path, resumed: Saved | None) -> None:
             f"Checkpoint(folder={str(folder)!r}) cannot be written: {error}; give another folder"
         ) from error
     there = _versions(folder)
-    if not there or (resumed is not None and _newest_whole(there) == resumed.path.resolve()):
+    if not there:
         return
+    if resumed is not None:
+        newest = next(filter(_is_whole, reversed(there)), None)
+        if newest is not None and newest.resolve() == resumed.path.resolve():
+            return
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there[-1].stat().st_mtime))
     whose = "of another run" if resumed is None else f"that this run, resumed from {resumed.path}, does not go on from"
     raise CheckpointError(
@@ -252,10 +264,6 @@ def check_free(folder: Path, resumed: Saved | None) -> None:
         f"{there[-1].name.removeprefix(PREFIX).lstrip('0') or '0'}, written {written}; give another folder, go on from "
         f"them with resume={str(folder)!r}, or delete them"
     )
-
-
-def _newest_whole(paths: list[Path]) -> Path | None:
-    return next((path.resolve() for path in reversed(paths) if _is_whole(path)), None)
 
 
 def read(path: Path) -> Saved:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import nan
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -42,83 +42,14 @@ from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseR
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.closing import final_figures
+from plesio.server.interfaces import Folder, NoFolder, Replies
 from plesio.server.non_finite import NonFinite
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
-from plesio.tensors.optimizer_spec import Groups
 
 WHOLE_ROUND_S = 1.0
 """How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
-
-
-class Folder(Protocol):
-    """What the program asks of whoever does the arithmetic (see `plesio.tensors.folding.Folder`)."""
-
-    def set_groups(self, worker: int, groups: Groups) -> None: ...
-
-    def hold(self, worker: int, weight: float) -> None: ...
-
-    def fold(self, fold: events.Fold) -> None: ...
-
-    def publish(self, reader: int, unasked: bool = False) -> int: ...
-
-    def forget(self, worker: int) -> None: ...
-
-
-class NoFolder:
-    """Folds nothing: before there is a model, where workers fold themselves, and in runs that ask for the time only."""
-
-    def set_groups(self, worker: int, groups: Groups) -> None:
-        """Nothing is stepped."""
-
-    def hold(self, worker: int, weight: float) -> None:
-        """Nothing to add."""
-
-    def fold(self, fold: events.Fold) -> None:
-        """Nothing to move."""
-
-    def publish(self, reader: int, unasked: bool = False) -> int:
-        """The one buffer there is not."""
-        return 0
-
-    def forget(self, worker: int) -> None:
-        """Nothing was kept."""
-
-
-class Replies(Protocol):
-    """How workers are answered: what a driver does for the program.
-
-    Neither the program nor its memory is to be called from in here: whoever goes on does so when the event is dealt with.
-    """
-
-    def now_s(self) -> float:
-        """The time by now: what was done since the event came took some."""
-        ...
-
-    def granted(self, grant: events.Grant, buffer: int) -> float:
-        """A worker goes on from what lies in `buffer`; when it does."""
-        ...
-
-    def called_off(self, cancel: events.Cancel, buffer: int) -> float | None:
-        """A worker is to drop its step and go on from `buffer`; when it did, or None where the driver counts that itself."""
-        ...
-
-    def leased(self, worker: int, reply: LeaseReply) -> None:
-        """A worker gets data, or is told that there is none."""
-        ...
-
-    def refused(self, worker: int, why: str) -> None:
-        """The data that a worker asks for is not the others': why it cannot go on."""
-        ...
-
-    def repeated(self, discard: events.Discard) -> None:
-        """A contribution came that was answered before, or whose sender is no member: nobody waits for an answer."""
-        ...
-
-    def evicted(self, evict: events.Evict) -> None:
-        """A worker is a member no longer, which it may not know."""
-        ...
 
 
 class Program:

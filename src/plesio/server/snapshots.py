@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from plesio.protocol.evaluator import SnapshotRequest
+from plesio.protocol.evaluator import Snapshot, SnapshotRequest
 from plesio.server.assembly import Assembly
 from plesio.tensors.arena import Arena
 from plesio.transport.channel import Channel, ChannelClosedError
@@ -38,7 +38,7 @@ class Snapshots:
         self.mirrors_made = 0
         self._standing = standing
         self._look = look
-        self._asked = False
+        self._asked = self._shown = False
         self._mirror_awaited = 0
 
     def hear(self, timeout_s: float) -> bool:
@@ -71,14 +71,19 @@ class Snapshots:
             self.send(built, final=False)
 
     def send(self, built: Assembly, final: bool) -> None:
-        """Send the parameters as they are."""
+        """Send the parameters as they are; the first time with the model and the ring's descriptor."""
         if self.evaluator is None:
             return
-        message, descriptors = built.snapshot(EVALUATOR, final)
-        self._look(built.ring[message.buffer])
-        time_s, version, samples = self._standing()
-        stamped = msgspec.structs.replace(message, time_s=time_s, version=version, samples=samples, final=final)
+        buffer = 0 if built.mirrored and not final else built.final_buffer(EVALUATOR)
+        self._look(built.ring[buffer])
+        snapshot = Snapshot(buffer, *self._standing(), final)
+        descriptors: tuple[int, ...] = ()
+        if not self._shown:
+            self._shown, descriptors = True, (built.ring_descriptor,)
+            snapshot = msgspec.structs.replace(
+                snapshot, buffers=len(built.ring), model=built.model, structure=built.structure
+            )
         try:
-            self.evaluator.send(stamped, descriptors)
+            self.evaluator.send(snapshot, descriptors)
         except ChannelClosedError:
             self.evaluator = None

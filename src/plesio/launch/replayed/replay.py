@@ -315,7 +315,7 @@ class _Replay:
             return _DifferentError(f"the journal has {event}; here {worker.error}")
         return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
 
-    # What workers are answered (`plesio.server.program.Replies`)
+    # What workers are answered (`plesio.server.interfaces.Replies`)
 
     def now_s(self) -> float:
         """No figures are kept."""

@@ -27,8 +27,8 @@ from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.own_copies import OwnCopies
 from plesio.launch.provenance import begun, head_of
 from plesio.launch.simulated.limits import Limits
-from plesio.launch.simulated.messages import Answer, Request
 from plesio.launch.simulated.virtual import VirtualRun
+from plesio.launch.simulated.workers import Answer, Request
 from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean

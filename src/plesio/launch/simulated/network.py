@@ -15,7 +15,7 @@ from typing import Any
 
 from plesio.cluster import Cluster, Partition
 from plesio.launch.simulated.clock import VirtualClock
-from plesio.launch.simulated.messages import Message
+from plesio.launch.simulated.workers import Message
 from plesio.strategy.answers import Via
 
 
@@ -102,7 +102,7 @@ def _healed(cuts: Sequence[Partition], time_s: float) -> float:
 class Ring(Network):
     """A ring all-reduce among all: nothing goes to a server, and the answer is there when the ring has gone round.
 
-    2 (n-1) messages of 1/n of the bytes, one after the other, each as slow as the slowest link.
+    To join it costs nothing. It takes 2 (n-1) messages of 1/n of the bytes, each as slow as the slowest link.
     """
 
     def __init__(self, cluster: Cluster, clock: VirtualClock) -> None:

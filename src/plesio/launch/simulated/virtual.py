@@ -34,15 +34,15 @@ from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.limits import NO_LIMITS, Limits
-from plesio.launch.simulated.messages import Answer, Message
 from plesio.launch.simulated.network import network_of
-from plesio.launch.simulated.workers import Participant
+from plesio.launch.simulated.workers import Answer, Message, Participant
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.program import Folder, Program
+from plesio.server.interfaces import Folder
+from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 
@@ -371,7 +371,7 @@ class VirtualRun:
         self.program.receive(event, self.clock.now_s)
         self._settle()
 
-    # What they are answered (`plesio.server.program.Replies`): they go on when the event is dealt with
+    # What they are answered (`plesio.server.interfaces.Replies`): they go on when the event is dealt with
 
     def now_s(self) -> float:
         """What the server does takes no time."""

@@ -1,4 +1,4 @@
-"""What a simulated worker is to the driver, and the one that computes nothing."""
+"""What a simulated worker is to the driver, what it says, and the one that computes nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ from math import inf
 from typing import Protocol
 
 from plesio.cluster import Cluster, Timetable
-from plesio.core.events import Cancel
-from plesio.launch.simulated.messages import Answer, Request
-from plesio.protocol.worker import Contribution, LeaseReply
+from plesio.core.events import Cancel, Grant
+from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.strategy.answers import Every
+
+Request = Contribution | LeaseRequest | None
+"""What a worker sends; None: its training function returned."""
+Answer = Grant | Cancel | LeaseReply
+
+
+class Message:
+    """A request on its way, sent at `ready_s`. `void`: it is never sent."""
+
+    __slots__ = ("incarnation", "ready_s", "request", "void", "worker")
+
+    def __init__(self, worker: int, incarnation: int, ready_s: float, request: Request) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.ready_s = ready_s
+        self.request = request
+        self.void = False
 
 
 class Participant(Protocol):

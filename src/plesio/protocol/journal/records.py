@@ -28,6 +28,7 @@ a tick evicted somebody, the evictions are, with its time.
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -51,16 +52,12 @@ JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
 
 
 class Layout:
-    """The fixed part of the bodies of one kind."""
+    """The fixed part of the bodies of one kind, which is their first byte."""
 
     def __init__(self, kind: int, fields: str) -> None:
         packed = Struct(f"<B{fields}")
         self.kind, self.size = kind, packed.size
-        self.unpack, self.unpack_from, self._pack = packed.unpack, packed.unpack_from, packed.pack
-
-    def body(self, *fields: Any) -> bytes:
-        """The bytes of these fields, with their kind before them."""
-        return self._pack(self.kind, *fields)
+        self.unpack, self.unpack_from, self.body = packed.unpack, packed.unpack_from, partial(packed.pack, kind)
 
 
 HEAD = 1
