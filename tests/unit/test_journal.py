@@ -180,13 +180,6 @@ def test_a_run_folder_is_accepted_for_its_journal(tmp_path: Path) -> None:
     assert repr(list(read_journal(small(tmp_path / "journal.bin")))) == repr(list(read_journal(tmp_path)))
 
 
-def test_reading_can_begin_after_any_record(tmp_path: Path) -> None:
-    journal = read_journal(small(tmp_path / "journal.bin"))
-    placed = list(journal.placed())
-    for index, (end, _) in enumerate(placed):
-        assert [repr(one) for one in journal.placed(end)] == [repr(one) for one in placed[index + 1 :]]
-
-
 def test_the_bytes_of_the_format_are_stable(tmp_path: Path) -> None:
     """Of `small`, and of events with many batches."""
     writer = JournalWriter(tmp_path / "many.bin", RUN)

@@ -141,7 +141,8 @@ class CheckpointStore:
         """
         if self._own is None:
             for left in self._folder.glob(f".{PREFIX}*.*"):
-                if _is_gone(left.suffix[1:]):
+                pid = left.suffix[1:]
+                if pid.isdecimal() and (int(pid) == os.getpid() or not Path("/proc", pid).exists()):
                     shutil.rmtree(left, ignore_errors=True)
             there = _versions(self._folder)
             older = there.index(self._resumed) + 1 if self._resumed in there else 0
@@ -192,19 +193,6 @@ def _is_whole(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _is_gone(pid: str) -> bool:
-    """Whether there is no such process, or it is this one, which has written nothing yet."""
-    if not pid.isdecimal() or int(pid) == os.getpid():
-        return pid.isdecimal()
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        pass
-    return False
 
 
 def latest(place: str | Path) -> Saved:

@@ -51,41 +51,38 @@ class Journal:
         self.head = head
         self.start = start
         self._size = size
-        self._reached: tuple[int, bool] | None = None  # where the last whole record ends; whether it is the run's end
 
     def __iter__(self) -> Iterator[Record]:
         return (record for _, record in self.placed())
 
-    def placed(self, start: int | None = None) -> Iterator[tuple[int, Record]]:
-        """Each record with the position after it; from position `start` on, which a record must begin at."""
-        position, record = self.start if start is None else start, None
+    def placed(self) -> Iterator[tuple[int, Record]]:
+        """Each record with the position after it."""
+        position = self.start
         with self.path.open("rb") as file:
             while (found := self._record_at(file, position)) is not None:
-                position, record = found
                 yield found
-        if start is None:
-            self._reached = position, isinstance(record, Ended)
+                position, _ = found
 
-    @property
+    @cached_property
     def missing(self) -> Missing | None:
-        """What cannot be read; None if nothing. To know it, the whole file is read, if it was not before."""
-        return self._survey[0]
+        """What cannot be read; None if nothing. To know it, the whole file is read."""
+        position, _ = self._last
+        if position == self._size:
+            return None
+        contributions = _contributions(chain(self, self._beyond(position))) - _contributions(self)
+        return Missing(position, self._size - position, contributions)
 
     @property
     def complete(self) -> bool:
-        """Whether it is whole and ends with the end of the run. To know it, the whole file is read, if it was not before."""
-        return self._survey[1]
+        """Whether it is whole and ends with the end of the run. To know it, the whole file is read."""
+        position, record = self._last
+        return position == self._size and isinstance(record, Ended)
 
     @cached_property
-    def _survey(self) -> tuple[Missing | None, bool]:
-        if self._reached is None:
-            deque(self, maxlen=0)  # read it all
-        assert self._reached is not None, "whoever reads to the end notes where it is"
-        position, ended = self._reached
-        if position == self._size:
-            return None, ended
-        missing = _contributions(chain(self, self._beyond(position))) - _contributions(self)
-        return Missing(position, self._size - position, missing), False
+    def _last(self) -> tuple[int, Record | None]:
+        """The last whole record with the position after it."""
+        last = deque(self.placed(), maxlen=1)
+        return last[0] if last else (self.start, None)
 
     def _beyond(self, position: int) -> Iterator[Record]:
         """The whole records after the damage at `position`."""
