@@ -11,20 +11,19 @@ dies before all are ready is not waited for: the others begin without it, and an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from plesio.errors import PlesioError
-from plesio.protocol.worker import Refused
+from plesio.protocol.worker import Hello, Refused
 from plesio.server.assembly import Assembly
 from plesio.server.lines import Line
-from plesio.strategy import Strategy
 
 
 class Opening:
-    """How far the workers at `lines` are on the way to the beginning; args else as for `Assembly`."""
+    """How far the workers at `lines` are on the way to the beginning; `assembled` lays out memory for those that show this."""
 
-    def __init__(self, strategy: Strategy, workers: int, evaluates: bool, lines: list[Line]) -> None:
-        self._strategy = strategy
-        self._workers = workers
-        self._evaluates = evaluates
+    def __init__(self, assembled: Callable[[list[Hello]], Assembly], lines: list[Line]) -> None:
+        self._assembled = assembled
         self._lines = lines
         self.assembly: Assembly | None = None
 
@@ -54,7 +53,7 @@ class Opening:
             self.assembly.close()
         try:
             hellos = [line.hello for line in live if line.hello is not None]
-            self.assembly = Assembly(self._strategy, self._workers, hellos, self._evaluates)
+            self.assembly = self._assembled(hellos)
         except PlesioError as error:
             for line in live:
                 line.say(Refused(type(error).__name__, str(error)))

@@ -89,7 +89,7 @@ class Program:
         self._strategy = strategy
         self._replies = replies
         self._meter = meter
-        self._recorder = recorder
+        self._recorder = recorder or Recorder()
         self._checkpointer = checkpointer
         self._tell = tell
         self._folder: Folder = folder or NoFolder()
@@ -133,10 +133,9 @@ class Program:
         self.memory = memory
         if memory.folds:
             self._folder = memory.folder
-        if self._recorder is not None:
-            self._recorder.memory = memory
-            if resumed:
-                self._recorder.resumed(self.version, now_s)
+        self._recorder.memory = memory
+        if resumed:
+            self._recorder.resumed(self.version, now_s)
         if self._checkpointer is not None:
             self.before = self._checkpointer.taken
         self.is_finite(memory.current)
@@ -152,8 +151,7 @@ class Program:
     def close_memory(self) -> None:
         """The run is over in a process that goes on."""
         self.memory, self._folder = None, NoFolder()
-        if self._recorder is not None:
-            self._recorder.memory = None
+        self._recorder.memory = None
 
     @property
     def begun(self) -> bool:
@@ -164,8 +162,7 @@ class Program:
         """Time went by: workers that were silent for too long are evicted, and what is due is written."""
         if self.begun:
             self.receive(events.Ticked(), now_s)
-        if self._recorder is not None:
-            self._recorder.flush()
+        self._recorder.flush()
         if not self.begun or self.stopping:  # who hears of the stop leaves a fold early
             return
         if self._checkpointer is not None and self._checkpointer.due(now_s):
@@ -183,12 +180,9 @@ class Program:
         if not self.is_finite(self.memory.current):
             return
         self._tell(Writing(True))
-        position = 0
-        if self._recorder is not None:
-            self._recorder.flush(durable=True)
-            position = self._recorder.position
+        self._recorder.flush(durable=True)
         try:
-            self._checkpointer.write(self.sequencer, self.memory, position, now_s)
+            self._checkpointer.write(self.sequencer, self.memory, self._recorder.position, now_s)
         except CheckpointError as error:
             self.trouble(None, str(error))
         self._tell(Writing(False))
@@ -213,8 +207,7 @@ class Program:
         self.is_finite(self.memory.current if buffer is None else self.memory.ring[buffer])
         if not self.stopping:  # else it was kept when it was stopped
             self.keep(now_s)
-        if self._recorder is not None:
-            self._recorder.end(self.version, now_s)
+        self._recorder.end(self.version, now_s)
 
     @property
     def version(self) -> int:
@@ -324,15 +317,14 @@ class Program:
 
     def receive(self, event: Event, now_s: float, loss: float = nan) -> bool:
         """Have `event`, of `now_s`, decided, and do what is to be done; whether there was anything."""
-        recorder = self._recorder
-        if recorder is not None:
-            recorder.told(event, now_s, loss)
+        if self._kept:
+            self._recorder.told(event, now_s, loss)
         self._now_s = now_s
         effects = self.sequencer.receive(event, now_s)
         actions = self.actions
         for effect in effects:
             actions[type(effect)](effect)
-        if recorder is not None:  # those who may go on need not wait for the checksum
+        if self._kept:  # those who may go on need not wait for the checksum
             for effect in effects:
                 keep = self._kept.get(type(effect))
                 if keep is not None:

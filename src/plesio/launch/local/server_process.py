@@ -66,7 +66,7 @@ class Server:
         self._via = strategy.via
         self._engine = engine
         self._lines = lines
-        self._opening = Opening(strategy, config.workers, evaluator is not None, lines)
+        self._opening = Opening(partial(Assembly, strategy, config.workers, evaluates=evaluator is not None), lines)
         self._meter = Meter(config.workers)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         self._checkpointer = Checkpointer(job.keeping, strategy, config.workers)

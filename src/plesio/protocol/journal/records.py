@@ -227,9 +227,14 @@ def decode(body: bytes) -> Record:
     """
     kind = body[0]
     if kind in KINDS:
-        return _decode_event(body)
+        event, layout = KINDS[kind]
+        _, time_s, *fields = layout.unpack(body)
+        loss = fields.pop() if event is Pushed else float("nan")
+        return Received(time_s, event(*fields), loss)
     if kind == FOLD.kind:
-        return _decode_fold(body)
+        _, version, checksum, scale, held = FOLD.unpack_from(body)
+        members = MEMBER.iter_unpack(body[FOLD.size :])
+        return Folded(version, checksum, scale, held, tuple([FoldedMember(*one) for one in members]))
     if kind == DISCARD.kind:
         discard = Discard(*DISCARD.unpack(body)[1:])
         return replace(discard, verdict=Verdict(discard.verdict))
@@ -244,19 +249,6 @@ def decode(body: bytes) -> Record:
     if kind == RESUME.kind:
         return Resumed(*RESUME.unpack(body)[1:])
     raise ValueError(f"there is no record of kind {kind}")
-
-
-def _decode_event(body: bytes) -> Received:
-    event, layout = KINDS[body[0]]
-    _, time_s, *fields = layout.unpack(body)
-    loss = fields.pop() if event is Pushed else float("nan")
-    return Received(time_s, event(*fields), loss)
-
-
-def _decode_fold(body: bytes) -> Folded:
-    _, version, checksum, scale, held = FOLD.unpack_from(body)
-    members = MEMBER.iter_unpack(body[FOLD.size :])
-    return Folded(version, checksum, scale, held, tuple([FoldedMember(*one) for one in members]))
 
 
 class _Format(msgspec.Struct):
