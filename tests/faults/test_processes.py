@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import plesio as ps
@@ -409,7 +410,9 @@ def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -
     assert [one.left for one in run.workers] == ["died", "finished", "finished"]
     assert run.version > 0
     for name, value in loops.mlp().state_dict().items():
-        assert run.state_dict[name].equal(value), name
+        torch.testing.assert_close(
+            run.state_dict[name], value, rtol=0.0, atol=1e-6
+        )  # a mean of equals, by samples, rounds
 
 
 @pytest.mark.parametrize("evaluate", [None, lambda model: {"a": 1.0}], ids=["", "evaluated"])

@@ -18,7 +18,7 @@ import torch
 
 import plesio as ps
 from plesio.launch.job import Live
-from plesio.launch.local import worker_process
+from plesio.launch.local import children
 from plesio.launch.local.forker import Spawned
 from plesio.launch.local.forkserver import ForkServer
 from plesio.observe.files import RunFolder
@@ -260,9 +260,9 @@ def test_a_broken_pipe_to_a_loader_process_is_explained(error: Exception, monkey
     before = signal.signal(signal.SIGCHLD, torchs)
     try:
         monkeypatch.setattr(
-            "plesio.launch.local.worker_process.time.sleep", lambda seconds: signal.raise_signal(signal.SIGCHLD)
+            "plesio.launch.local.children.time.sleep", lambda seconds: signal.raise_signal(signal.SIGCHLD)
         )
-        told = worker_process._words_of(error)
+        told = children._words_of(error)
         assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGCHLD, before)

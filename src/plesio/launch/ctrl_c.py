@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Self
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -70,11 +70,6 @@ class CtrlC:
         self._before: dict[int, Any] = {}  # who handles them otherwise
         self._process = os.getpid()
 
-    @property
-    def name(self) -> str:
-        """What came, as a user calls it."""
-        return name_of(self.number)
-
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
@@ -96,10 +91,6 @@ class CtrlC:
             yield
         finally:
             self._first = None
-
-    def at_once(self) -> AbstractContextManager[None]:
-        """Inside, already the first one raises `EndedBySignal`."""
-        return self.telling(lambda: end_at_once(self.number))
 
     def _handle(self, number: int, _: object) -> None:
         if os.getpid() != self._process:  # a process that the training function forked

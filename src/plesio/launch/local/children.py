@@ -1,4 +1,4 @@
-"""The processes that a user's function forks or starts (a DataLoader's, a pool's) in a process of the run."""
+"""Where the user's functions run: what they raise, and the processes that they start (a DataLoader's, a pool's)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from plesio.errors import traceback_of, words_of
 from plesio.launch.local.forker import die_with_parent
-from plesio.transport.channel import Channel, close_quietly
+from plesio.protocol.launcher import Failed
+from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 
+CHILD_S = 0.2
+"""How long after a line broke torch may take to raise for the process at its other end."""
 PATIENCE_S = 5.0
 """How long processes that are no daemons have to end by themselves."""
 
@@ -41,7 +47,35 @@ def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
     os.register_at_fork(before=look_who_forks, after_in_child=let_go)
 
 
-def ignore_children() -> None:
+@contextmanager
+def reported_to(engine: Channel[object]) -> Iterator[None]:
+    """Inside, a user's function runs: what it raises is told the engine, and the processes that it started end with it."""
+    try:
+        yield
+    except ChannelClosedError:
+        pass  # the server or the engine is gone: nobody is left to tell
+    except BaseException as error:
+        why = _words_of(error)  # first: it removes torch's handler, which could raise anywhere below
+        with suppress(ChannelClosedError):  # the engine may have given the run up
+            engine.send(Failed(type(error).__name__, why, traceback_of(error)))
+        raise SystemExit(1) from None
+    finally:
+        _end_children()
+
+
+def _words_of(error: BaseException) -> str:
+    """The message; for a broken line also what torch says of it, if a DataLoader's process ended."""
+    why = ""
+    try:
+        if isinstance(error, (ConnectionError, EOFError)):
+            time.sleep(CHILD_S)
+    except RuntimeError as failure:
+        why = f"; {failure}"
+    _ignore_children()
+    return f"{words_of(error)}{why}"
+
+
+def _ignore_children() -> None:
     """Remove torch's handler of SIGCHLD, which raises anywhere in this process when a DataLoader's process failed."""
     while True:
         try:
@@ -51,9 +85,9 @@ def ignore_children() -> None:
             continue
 
 
-def end_children() -> None:
+def _end_children() -> None:
     """End child processes as multiprocessing does at exit. This process leaves by `os._exit`, which skips that."""
-    ignore_children()  # torch's handler would take their end for a failure
+    _ignore_children()  # torch's handler would take their end for a failure
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()

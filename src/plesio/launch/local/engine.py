@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
-from plesio.launch.ctrl_c import CtrlC, EndedBySignal
+from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
@@ -69,7 +69,8 @@ class LocalEngine:
         self._processes = Processes(fork_server)
         try:
             with descriptors_for(self._job.config.workers):
-                with self._ctrl_c.at_once():  # it may take long, and there is nothing to lose yet
+                # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
+                with self._ctrl_c.telling(lambda: end_at_once(self._ctrl_c.number)):
                     self._processes.load(self._job)
                 self._processes.start(self._job)
             self._loop(fork_server)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from plesio.errors import traceback_of, words_of
 from plesio.launch.job import Job
-from plesio.launch.local.children import end_children, keep_to_itself
+from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
-from plesio.protocol.launcher import Evaluated, Failed
+from plesio.protocol.launcher import Evaluated
 from plesio.server.assembly import arenas
 from plesio.server.judge import Judge
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
-from plesio.transport.channel import Channel, ChannelClosedError, readable
+from plesio.transport.channel import Channel, readable
 from plesio.transport.memory import SharedBlock
 
 FOREVER_S = 10.0**6
@@ -64,11 +63,5 @@ def main(job: Job, descriptors: list[int]) -> None:
     engine: Channel[object] = Channel.attach(descriptors[0], Snapshot, "the engine")
     server: Channel[Snapshot] = Channel.attach(descriptors[1], Snapshot, "the server")
     keep_to_itself(descriptors, engine, server)
-    try:
+    with reported_to(engine):
         Evaluator(job, server, engine).run()
-    except ChannelClosedError:
-        pass  # the server or the engine is gone: there is nothing to judge, or nobody to tell
-    except Exception as error:
-        engine.send(Failed(type(error).__name__, words_of(error), traceback_of(error)))
-    finally:
-        end_children()

@@ -130,7 +130,9 @@ class Forker:
         os.environb.update(message.environment)
         try:
             os.chdir(message.folder)
-            _allow_descriptors(message.descriptors)
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the engine may have raised its own since this began
+            allowed = message.descriptors if most == resource.RLIM_INFINITY else min(message.descriptors, most)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
             message.torch.apply()
             self._job = cloudpickle.load(payload)
             message.torch.apply()  # an imported module may have changed them
@@ -173,12 +175,6 @@ def written_at(file: str) -> int:
         return os.stat(file).st_mtime_ns
     except OSError:
         return 0
-
-
-def _allow_descriptors(wanted: int) -> None:
-    """Allow as many as the engine may have now: it may have raised its limit since this process began."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def die_with_parent(parent: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.ctrl_c import CtrlC, name_of
 
 START_S = 60.0
 """How much longer than `timeout_s` a server may be silent before training begins: it says after `timeout_s` who is late."""
@@ -64,7 +64,7 @@ class Patience:
     def grace(self) -> str:
         """How long workers have to end, in words."""
         if self._ctrl_c.pressed:
-            return f"{INTERRUPT_GRACE_S:g} s of {self._ctrl_c.name}"
+            return f"{INTERRUPT_GRACE_S:g} s of {name_of(self._ctrl_c.number)}"
         return f"{GRACE_S:g} s of being asked to"
 
     def workers_are_late(self) -> bool:
@@ -75,7 +75,7 @@ class Patience:
     def evaluation_is_late(self) -> str:
         """Once training has ended: why nobody waits for the last evaluation any more, or nothing."""
         if self._ctrl_c.pressed and not self.left_s():
-            return f"after {self._ctrl_c.name} nobody waited for it"
+            return f"after {name_of(self._ctrl_c.number)} nobody waited for it"
         if self.asked:
             late = self._waited_s(self._asked_s) > JUDGE_S
             return f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop" if late else ""

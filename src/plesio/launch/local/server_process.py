@@ -94,7 +94,7 @@ class Server:
             protocol.DroppedStep: program.abandoned,
             protocol.WorkDone: self._work_done,
             protocol.CheckIn: self._checked_in,
-            protocol.MirrorFilled: self._mirror_filled,
+            protocol.MirrorFilled: lambda *told: self._snapshots.mirrored(self._memory, told[2].number),
             protocol.CheckOut: self._checked_out,
             protocol.Farewell: self._farewell,
         }
@@ -180,7 +180,7 @@ class Server:
             self._tell_engine(Progress(now_s - meter.zero_s, program.version, meter.steps, meter.samples))
         if self._rendezvous is not None:
             for worker, silent_s in self._rendezvous.tick(now_s):
-                self._leave(worker, now_s)
+                self._leave(worker)
                 self._settle(concluded=True)
                 program.evict(worker, self._lines[worker].incarnation, silent_s, now_s)
         self._hang_up()
@@ -228,12 +228,12 @@ class Server:
             if not line.gone:
                 self._settle(concluded=False)
                 self._program.lease(line.worker, line.incarnation, message, time.monotonic())
-        elif isinstance(message, protocol.Hello):
+            return
+        if isinstance(message, protocol.Hello):
             line.hello = message
-            self._begin()
         else:
             line.ready = True
-            self._begin()
+        self._begin()
 
     def _from_doorbell(self, line: Line) -> None:
         messages = line.messages.read()
@@ -247,9 +247,6 @@ class Server:
         if self._departures is not None:
             self._departures.report(worker, work)
         self._program.reported(worker, incarnation, work, now_s)
-
-    def _mirror_filled(self, worker: int, incarnation: int, mirror: protocol.MirrorFilled, now_s: float) -> None:
-        self._snapshots.mirrored(self._memory, mirror.number)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._lines[worker].finished = True
@@ -274,15 +271,15 @@ class Server:
         died = not line.finished
         self._program.over(line.worker, died)
         if self._program.begun:
-            self._leave(line.worker, time.monotonic())
+            self._leave(line.worker)
             self._part(line.worker, died)
             self._settle(concluded=False)
         else:
             self._begin()
 
-    def _leave(self, worker: int, now_s: float) -> None:
+    def _leave(self, worker: int) -> None:
         if self._departures is not None:
-            self._departures.leave(worker, now_s)
+            self._departures.leave(worker, time.monotonic())
         else:
             self._take_leave(worker)
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from plesio.config.faults import slowness
-from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class, traceback_of, words_of
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
 from plesio.launch.job import Job
-from plesio.launch.local.children import end_children, ignore_children, keep_to_itself
-from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
+from plesio.launch.local.children import keep_to_itself, reported_to
+from plesio.protocol.launcher import Finished, Logged, StopRequest
 from plesio.protocol.worker import Farewell, LeaseReply, LeaseRequest, Ready, Refused, Regrouped, ToWorker, Welcome
 from plesio.server.assembly import arenas
 from plesio.tensors.arena import Arena, Layout
@@ -39,8 +39,7 @@ from plesio.worker.seeding import seed_everything
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, call
 
-CHILD_S = 0.2
-"""How long after a line broke torch may take to raise for the process at its other end."""
+Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 
 
 class ProcessContext:
@@ -97,8 +96,7 @@ class ProcessContext:
             )
         hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._job.evaluate is not None)
         self._server.send(hello)
-        welcome, descriptors = self._ask("every worker to prepare its model")
-        assert isinstance(welcome, Welcome)
+        welcome, descriptors = self._ask(Welcome, "every worker to prepare its model")
         layout = Layout(hello.model.specs)
         block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
         ring = arenas(block, layout, welcome.buffers)
@@ -150,7 +148,7 @@ class ProcessContext:
         replica = make_replica(self._strategy, layout, model, tensors, ring, slot, in_place, renew)
         return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, self._timeout_s)
 
-    def _ask(self, waiting_for: str) -> tuple[Welcome | LeaseReply | Regrouped, list[int]]:
+    def _ask(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:
         """The server's next message; what it refuses is raised here."""
         try:
             reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
@@ -160,6 +158,7 @@ class ProcessContext:
             ) from None
         if isinstance(reply, Refused):
             raise (error_class(reply.kind) or PlesioError)(reply.why)
+        assert isinstance(reply, kind), "a worker knows what comes next"
         return reply, descriptors
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
@@ -170,15 +169,12 @@ class ProcessContext:
             self._exchange.report()
         with suppress(ChannelClosedError):  # the answer's end of file tells
             self._server.send(LeaseRequest(epoch, total, most, unused, digest))
-        reply, _ = self._ask(f"data of epoch {epoch}")
-        assert isinstance(reply, LeaseReply)
+        reply, _ = self._ask(LeaseReply, f"data of epoch {epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         return reply
 
     def _regrouped(self) -> Regrouped:
-        reply, _ = self._ask("the group it is in from now on")
-        assert isinstance(reply, Regrouped)
-        return reply
+        return self._ask(Regrouped, "the group it is in from now on")[0]
 
 
 def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
@@ -189,27 +185,6 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], rank)
     keep_to_itself(descriptors, engine, server)
-    try:
+    with reported_to(engine):
         call(job.train, Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell)))
         engine.send(Finished())
-    except ChannelClosedError:
-        pass  # nobody is left to tell
-    except BaseException as error:
-        why = _words_of(error)  # first: it removes torch's handler, which could raise anywhere below
-        with suppress(ChannelClosedError):  # the engine may have given the run up
-            engine.send(Failed(type(error).__name__, why, traceback_of(error)))
-        raise SystemExit(1) from None
-    finally:
-        end_children()
-
-
-def _words_of(error: BaseException) -> str:
-    """The message; for a broken line also what torch says of it, if a DataLoader's process ended."""
-    why = ""
-    try:
-        if isinstance(error, (ConnectionError, EOFError)):
-            time.sleep(CHILD_S)
-    except RuntimeError as failure:
-        why = f"; {failure}"
-    ignore_children()
-    return f"{words_of(error)}{why}"
