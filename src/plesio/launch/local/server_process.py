@@ -94,7 +94,7 @@ class Server:
             protocol.DroppedStep: program.abandoned,
             protocol.WorkDone: self._work_done,
             protocol.CheckIn: self._checked_in,
-            protocol.MirrorFilled: lambda *told: self._snapshots.mirrored(self._memory, told[2].number),
+            protocol.MirrorFilled: self._mirror_filled,
             protocol.CheckOut: self._checked_out,
             protocol.Farewell: self._farewell,
         }
@@ -247,6 +247,9 @@ class Server:
         if self._departures is not None:
             self._departures.report(worker, work)
         self._program.reported(worker, incarnation, work, now_s)
+
+    def _mirror_filled(self, worker: int, incarnation: int, mirror: protocol.MirrorFilled, now_s: float) -> None:
+        self._snapshots.mirrored(self._memory, mirror.number)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._lines[worker].finished = True
