@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -25,8 +24,6 @@ class Job:
     evaluate: Callable[..., object] | None
     incarnation: int = 1
     keeping: Keeping = Keeping()
-    journal: Path | None = None
-    """The file to keep the journal in; one that is there already is gone on with."""
 
     @property
     def threads(self) -> int:

@@ -41,9 +41,10 @@ def head_of(job: Job, threads: int) -> JournalHead:
     )
 
 
-def begun(journal: Path, head: JournalHead) -> JournalWriter:
-    """A journal that is begun, or gone on with if it is there already."""
-    return JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head)
+def begun(job: Job, threads: int) -> JournalWriter:
+    """The journal of a run, begun, or gone on with if it is there already; torch has `threads` in each process."""
+    journal = Path(job.keeping.journal)
+    return JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head_of(job, threads))
 
 
 def versions() -> dict[str, str]:

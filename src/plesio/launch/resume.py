@@ -186,7 +186,7 @@ def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
         incarnation = 1 + max(begin_from.saved.manifest.order.members.last_incarnation.values(), default=0)
         if journal is not None:
             _go_on_with(journal, begin_from)
-    return dataclasses.replace(job, incarnation=incarnation, keeping=keeping, journal=journal)
+    return dataclasses.replace(job, incarnation=incarnation, keeping=keeping)
 
 
 def _go_on_with(journal: Path, begin_from: Resumption) -> None:

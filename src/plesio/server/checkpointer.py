@@ -19,7 +19,8 @@ from plesio.tensors.arena import Layout
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is told of checkpoints: `folder` is empty where none are written, `resume` where nothing is resumed."""
+    """What a server is told of files, each empty where there is none: `folder` for the checkpoints, the checkpoint to `resume`
+    from, the `journal` (one that is there already is gone on with)."""
 
     folder: str = ""
     every_s: float = 60.0

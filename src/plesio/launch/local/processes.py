@@ -16,7 +16,7 @@ from plesio.errors import ConfigurationError, words_of
 from plesio.launch.job import Job
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
-from plesio.launch.provenance import begun, head_of
+from plesio.launch.provenance import begun
 from plesio.protocol import launcher
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 from plesio.transport.memory import anonymous_file
@@ -107,7 +107,7 @@ class Processes:
         with contextlib.ExitStack() as ours:  # what is open here for others only
             lines = [_line(ours) for _ in range(job.config.workers)]
             to_evaluator = [ours.enter_context(end).fileno() for end in channel_pair()] if job.evaluate else []
-            written = [] if job.journal is None else [begun(job.journal, head_of(job, job.threads)).detach()]
+            written = [begun(job, job.threads).detach()] if job.keeping.journal else []
             ours.callback(close_quietly, *written)
             ends = [*to_evaluator[:1], *written, *(end for line in lines for end in line[0])]
             self._spawn(Spawn(SERVER, "the server", ()), ends, launcher.FromServer)

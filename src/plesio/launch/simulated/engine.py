@@ -25,7 +25,7 @@ from plesio.launch.greenlets import GreenletWorker
 from plesio.launch.inline import Seating
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.own_copies import OwnCopies
-from plesio.launch.provenance import begun, head_of
+from plesio.launch.provenance import begun
 from plesio.launch.simulated.limits import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Request
@@ -101,7 +101,7 @@ class SimulatedEngine:
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = OwnCopies(job.train, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers)
-        self._recorder = Recorder(begun(job.journal, head_of(job, THREADS))) if job.journal is not None else None
+        self._recorder = Recorder(begun(job, THREADS)) if job.keeping.journal else None
         self.run_of = VirtualRun(
             job.config.strategy,
             cluster,
