@@ -107,22 +107,19 @@ class Channel(Generic[M]):
         end_s = time.monotonic() + timeout_s
         if not readable(self._socket.fileno(), timeout_s):
             raise DeadlineError(f"waited {timeout_s:g} s for {waiting_for} from {self.peer}: nothing came")
+        descriptors: Sequence[int] = ()
         try:
-            return self._read(end_s)
-        except ConnectionResetError as error:
-            raise ChannelClosedError(self.peer) from error
-
-    def _read(self, end_s: float) -> tuple[M, list[int]]:
-        head, descriptors, _, _ = socket.recv_fds(self._socket, HEAD.size, DESCRIPTORS_MAX)
-        if not head:
-            raise ChannelClosedError(self.peer)
-        try:
+            head, descriptors, _, _ = socket.recv_fds(self._socket, HEAD.size, DESCRIPTORS_MAX)
+            if not head:
+                raise ChannelClosedError(self.peer)
             (size,) = HEAD.unpack(head + self._exactly(HEAD.size - len(head), end_s))
             if size > MESSAGE_BYTES_MAX:
                 raise ChannelClosedError(f"{self.peer} announced a message of {size} bytes")
             return self._decode(self._exactly(size, end_s)), list(descriptors)
-        except Exception:
+        except Exception as error:
             close_quietly(*descriptors)
+            if isinstance(error, ConnectionResetError):
+                raise ChannelClosedError(self.peer) from error
             raise
 
     def _exactly(self, size: int, end_s: float) -> bytes:
