@@ -257,9 +257,9 @@ def test_the_board_is_shared_by_all_attached_processes() -> None:
     block = SharedBlock.create(PAGE, "a test")
     twin = SharedBlock(os.dup(block.fd), PAGE)
     mine, theirs = Board(block, 3), Board(twin, 3)
-    mine.count_fold(0)
-    theirs.count_fold(2)
-    theirs.count_fold(2)
+    mine.folded(0, 1)
+    theirs.folded(2, 1)
+    theirs.folded(2, 2)
     mine.stop()
     assert (mine.folds, theirs.folds, theirs.stopped) == (3, 3, True)
     assert mine.want_mirror() == theirs.mirror_wanted == 1
