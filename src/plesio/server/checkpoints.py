@@ -122,7 +122,7 @@ class CheckpointStore:
             _write(hidden, manifest, weights, state)
             _give_name(hidden, path, path in own)
             self._own = own = [*(one for one in own if one != path), path]
-            _to_disk(self._folder)
+            to_disk(self._folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint {path} cannot be written: {error}; make room, or give another folder"
@@ -159,11 +159,11 @@ def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], s
     for name in (WEIGHTS, STATE):  # safetensors makes files that only their owner may read
         shutil.copymode(folder / MANIFEST, folder / name)
     for name in (WEIGHTS, STATE, MANIFEST):
-        _to_disk(folder / name)
-    _to_disk(folder)
+        to_disk(folder / name)
+    to_disk(folder)
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     """Wait until this file, or the names in this folder, would outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
