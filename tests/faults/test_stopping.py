@@ -190,7 +190,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint(slow_disk: Any, tmp_path
 @pytest.mark.parametrize("ctrl_c", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_endless_checkpoint_is_a_deadline_error(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
     """The error names the server and what it was doing."""
-    words = r"the server process \(\d+\) said nothing for 5 s at version .*: it is writing a checkpoint into '.*ck' and"
+    words = r"the server process \(\d+\) said nothing for 8 s at version .*: it is writing a checkpoint into '.*ck' and"
     started_s = time.monotonic()
     run = partial(
         ps.run,
@@ -198,7 +198,7 @@ def test_an_endless_checkpoint_is_a_deadline_error(ctrl_c: bool, slow_disk: Any,
         ps.async_sgd(),
         workers=2,
         checkpoint=ps.Checkpoint(tmp_path / "ck", every_s=1000),
-        timeout_s=2.0,
+        timeout_s=5.0,
     )
     if ctrl_c:
         with pytest.raises(ps.RunInterrupted), pytest.warns(RuntimeWarning, match=words):
