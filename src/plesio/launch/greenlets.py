@@ -85,7 +85,7 @@ class Watcher(Protocol):
 
 
 class GreenletWorker:
-    """One worker: its training function, and where it stands.
+    """One worker: its training function, where it stands, and the `plesio.worker.context.WorkerContext` of its `Worker`.
 
     Args:
         train: the training function.
@@ -94,6 +94,8 @@ class GreenletWorker:
         watcher: whoever runs it.
         shows: whether it is asked for its model's structure, for evaluations.
     """
+
+    server_pid = 0
 
     def __init__(
         self,
@@ -107,20 +109,23 @@ class GreenletWorker:
         shows: bool = False,
     ) -> None:
         self.rank = rank
-        self.error: PlesioError | None = None
-        self._train = train
-        self._context = _Context(strategy, rank, workers, seed, watcher, every, shows)
-        self._greenlet = greenlet(self._run)
-
-    @property
-    def model(self) -> nn.Module | None:
+        self.workers = workers
+        self.seed = seed
+        self.state = WorkerState(rank, seed)
+        self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""
-        return self._context.model
-
-    @property
-    def state(self) -> WorkerState:
-        """Where the worker stands in the run."""
-        return self._context.state
+        self.error: PlesioError | None = None
+        self.logged = watcher.logged
+        self.stop = watcher.stop
+        self.now_s = watcher.timer.now_s
+        self._train = train
+        self._strategy = strategy
+        self._watcher = watcher
+        self._every = every
+        self._shows = shows
+        self._used: DataUse | None = None
+        self._exchange: ServerExchange | None = None
+        self._greenlet = greenlet(self._run)
 
     def resume(self, answer: object = None) -> Request | None:
         """Answer the last request (or begin); the next one, or None when the training function is over.
@@ -137,8 +142,8 @@ class GreenletWorker:
 
     def _run(self, _: object) -> None:
         torch.set_grad_enabled(True)  # whatever the one that ran before has left
-        seed_everything(self._context.seed)
-        worker = Worker(self._context)
+        seed_everything(self.seed)
+        worker = Worker(self)
         try:
             call(self._train, worker)
         except GreenletExit:
@@ -150,49 +155,9 @@ class GreenletWorker:
             raised = f"{type(error).__name__}: {words_of(error)}\n{traceback_of(error)}"
             self.error = WorkerError(f"worker {self.rank} raised {raised}")
         finally:
-            self._context.let_go()
-
-
-class _Context:
-    """The context of a worker in a greenlet."""
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        rank: int,
-        workers: int,
-        seed: int,
-        watcher: Watcher,
-        every: Every | None,
-        shows: bool,
-    ) -> None:
-        self.rank = rank
-        self.workers = workers
-        self.seed = seed
-        self.server_pid = 0
-        self.state = WorkerState(rank, seed)
-        self.model: nn.Module | None = None
-        self._strategy = strategy
-        self._watcher = watcher
-        self._every = every
-        self._shows = shows
-        self._used: DataUse | None = None
-        self._exchange: ServerExchange | None = None
-
-    def now_s(self) -> float:
-        """The time of whoever runs the greenlets."""
-        return self._watcher.timer.now_s()
-
-    def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        """Pass it on."""
-        self._watcher.logged(steps, metrics)
-
-    def stop(self, why: str) -> None:
-        """Pass it on."""
-        self._watcher.stop(why)
-
-    def leave(self) -> None:
-        """Nothing to tell: the end of the function is seen."""
+            if self._exchange is not None:
+                self._exchange.let_go()
+                self._exchange = None
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
@@ -216,12 +181,6 @@ class _Context:
         exchange.begin()
         return exchange, model
 
-    def let_go(self) -> None:
-        """Nobody works here any more."""
-        if self._exchange is not None:
-            self._exchange.let_go()
-            self._exchange = None
-
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask for data."""
         if self.state.stopped:
@@ -230,6 +189,9 @@ class _Context:
         request = LeaseRequest(epoch, total, most, unused, digest)
         reply: LeaseReply = wait(request, keep_random=under_way)
         return reply
+
+    def leave(self) -> None:
+        """Nothing to tell: the end of the function is seen."""
 
 
 class _Switch:

@@ -52,16 +52,17 @@ class Seating:
         if not isinstance(hello, Hello):
             return False
         self._check_own(worker)
-        if self._first is None:
+        first = self._first is None
+        if first:
             self._first = hello
             memory = Assembly(self._strategy, self._workers, [hello], evaluates=False)
             self._check_room(memory)
-            worker.resume(Place(memory.layout, memory.ring, memory.slots[worker.rank], first=True))
+        else:
+            memory = self._memory
+            memory.check(hello)
+        worker.resume(Place(memory.layout, memory.ring, memory.slots[worker.rank], first))
+        if first:
             self._program.begin(memory, now_s)
-            return True
-        memory = self._memory
-        memory.check(hello)
-        worker.resume(Place(memory.layout, memory.ring, memory.slots[worker.rank], first=False))
         return True
 
     def _check_own(self, worker: GreenletWorker) -> None:

@@ -75,7 +75,7 @@ class LeasedLoader:
         self._most = max(1, min(LEASE_MAX, self._total // (8 * workers)))
         self._share = -(-self._total // workers)
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
-        self._ahead: deque[int] = deque()  # sizes of those being made ahead
+        self._ahead: deque[int] = deque()  # sizes of those being made
         self._unused = 0
         self.progress = 0.0
         """How far the run is through the data, in epochs, as of the last lease."""
@@ -100,7 +100,10 @@ class LeasedLoader:
         self.leave()
         epoch = self._epoch
         self._epoch += 1
-        for size, batch in self._fetched_ahead(epoch) if self._relay is not None else self._fetched(epoch):
+        indices = self._indices(epoch)
+        batches = (_fetch(self._source, one) for one in indices) if self._relay is None else self._relay.over(indices)
+        for batch in batches:
+            size = self._ahead.popleft()
             if not self._shown:
                 self._trained = self._begun()
             self._used.batches += 1
@@ -122,21 +125,11 @@ class LeasedLoader:
             self._epoch -= 1
         self._shown = self._shown_samples = 0
 
-    def _fetched(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """Batches made here, each as it is needed."""
-        while self._more(epoch):
-            indices = self._take()
-            yield _size(indices), _fetch(self._source, indices)
-
-    def _fetched_ahead(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """Batches that the DataLoader's processes make, some ahead of their use."""
-        assert self._relay is not None
-        for batch in self._relay.over(self._indices(epoch)):
-            yield self._ahead.popleft(), batch
-
     def _indices(self, epoch: int) -> Iterator[Any]:
+        """What batches are to be made of: each as it is needed, or some ahead where the DataLoader has processes."""
         while self._more(epoch):
-            indices = self._take()
+            of_epoch, number = self._granted.popleft()
+            indices = self._order.batches(of_epoch)[number]
             self._ahead.append(_size(indices))
             yield indices
 
@@ -150,10 +143,6 @@ class LeasedLoader:
         if not self._used.batches:
             self._reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)
-
-    def _take(self) -> Any:
-        of_epoch, number = self._granted.popleft()
-        return self._order.batches(of_epoch)[number]
 
 
 class _Order:

@@ -21,8 +21,9 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
+from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.lost_writes import LostWrites
-from plesio.worker.guards.memory import refuse_changed, warn_frozen
+from plesio.worker.warn import warn
 
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_MEAN_BYTES = 1 << 16
@@ -172,7 +173,10 @@ class GradientReplica(Replica):
         self.missing += 1
         if not self.tensors[index].requires_grad and not self._told_frozen:
             self._told_frozen = True
-            warn_frozen(self.layout.specs[index].name)
+            warn(
+                f"{self.layout.specs[index].name} was frozen after prepare: it contributes zeros, and weight decay and "
+                "momentum at the server go on moving it; freeze it before prepare"
+            )
         self._slot.views[index].zero_()
 
     def adopt(self, buffer: int) -> None:

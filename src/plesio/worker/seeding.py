@@ -31,9 +31,7 @@ def seed_everything(seed: int) -> None:
 def seed_step(seed: int, worker: int, number: int) -> None:
     """Seed them for contribution `number` of `worker`; a negative number is for the time before its data."""
     mixed = step_seed(seed, worker, number)
-    torch.default_generator.manual_seed(mixed)
-    random.seed(mixed)
-    np.random.seed(mixed & 0xFFFFFFFF)
+    seed_everything(mixed)
     for seed_it in _devices.values():
         seed_it(mixed)
 

@@ -18,7 +18,6 @@ from plesio.tensors.model import device_of
 from plesio.worker.context import WorkerContext
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
 from plesio.worker.guards.guards import Guards
 from plesio.worker.loader import LeasedLoader
 from plesio.worker.optimizer import ExchangedOptimizer
@@ -285,7 +284,7 @@ class Worker:
                 if next(module.children(), None) is None:
                     module.register_forward_pre_hook(_CancellationCheck(self))
         guards.prepared(not self._exchange.local, lambda: self.workers > 1 and not self._used.batches)
-        if self.rank == 0 and not isinstance(self._exchange, SharedMemoryExchange):
+        if self.rank == 0 and not self._exchange.shares_parameters:
             guards.warn_of_outside()
         return model, ExchangedOptimizer(optimizer, self._exchange, guards.before_step), self._loader
 

@@ -12,10 +12,12 @@ class Exchange:
     Attributes:
         cancels: whether a step under way may be called off.
         local: whether the user's optimizer steps in this process, with the state it has here.
+        shares_parameters: whether what one worker writes into its parameters is in everybody's.
     """
 
     cancels = False
     local = True
+    shares_parameters = False
 
     def begin(self) -> None:
         """Wait for the beginning."""

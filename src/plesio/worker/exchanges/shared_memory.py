@@ -24,6 +24,8 @@ from plesio.worker.warn import warn_not_finite
 class SharedMemoryExchange(Exchange):
     """One worker's part: its optimizer steps on everybody's parameters."""
 
+    shares_parameters = True
+
     def __init__(
         self,
         strategy: Strategy,

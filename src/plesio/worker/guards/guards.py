@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.errors import ModelMismatchError
+from plesio.errors import ConfigurationError, ModelMismatchError
 from plesio.worker.guards.inventory import Inventory
 from plesio.worker.guards.lost_writes import steady
-from plesio.worker.guards.trainers import refuse_trainer
 from plesio.worker.warn import listed, warn
+
+TRAINER = "transformers.trainer"
+"""The module of Hugging Face's Trainer."""
 
 
 class Guards:
@@ -73,7 +77,7 @@ class Guards:
 
     def _before_first_step(self) -> None:
         if self._reads_alone():
-            refuse_trainer()
+            _refuse_trainer()
         changes = zip(self._steady, self._counters, strict=False)  # no counters where nothing is replaced
         written = [
             name for (name, one), counter in changes if one._version != counter
@@ -84,3 +88,19 @@ class Guards:
                 "its place; load or initialise weights before prepare (a forward pass that normalises its own weights may "
                 "ignore this)"
             )
+
+
+def _refuse_trainer() -> None:
+    """Look among the callers for a trainer that reads its data by itself: an epoch would visit each sample once a worker.
+
+    Raises:
+        ConfigurationError: it is there.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == TRAINER:
+            raise ConfigurationError(
+                "transformers.Trainer made the first step without data from prepare: each worker would train on its whole "
+                "train_dataset; prepare the DataLoader too, and let get_train_dataloader of a subclass return the prepared one"
+            )
+        frame = frame.f_back

@@ -1,5 +1,6 @@
-"""At each step: the model holds the tensors it was prepared with; none new, none gone, none replaced.
+"""At each step: the model holds the tensors it was prepared with, each in its memory; none new, gone, replaced or moved.
 
+`Inventory` looks for new, missing and replaced tensors; the replica looks where they lie, and refuses by `refuse_changed`.
 The check compares a flat list of what the modules hold. Only if that list changed does it look at the tensors themselves.
 """
 
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 from itertools import chain
 from operator import methodcaller
+from typing import NoReturn
 
 import torch
 from torch import nn
 
 from plesio.errors import ModelMismatchError
+from plesio.tensors.arena import TensorSpec
 
 FILLED = (
     "; a buffer that the first forward pass fills is there once a batch went through the model before prepare, and one that is "
@@ -84,4 +87,18 @@ def _refuse(what: str, way: str) -> None:
     raise ModelMismatchError(
         f"{what}: the workers exchange, and the run's result holds, the tensors that prepare was given; add, replace, "
         f"remove, prune and parametrise layers before prepare{way}"
+    )
+
+
+def refuse_changed(spec: TensorSpec, tensor: torch.Tensor) -> NoReturn:
+    """`tensor` is no longer where the replica put it, or of another shape or dtype."""
+    if tensor.shape != spec.shape or tensor.dtype != spec.torch_dtype:
+        raise ModelMismatchError(
+            f"{spec.name} changed after prepare: it was {spec.dtype} {tuple(spec.shape)}, "
+            f"now it is {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}; "
+            "change shapes, dtypes and devices before prepare"
+        )
+    raise ModelMismatchError(
+        f"{spec.name} was given other memory after prepare (by .data =, .to() or the like); "
+        "write into it in place, or change it before prepare"
     )
