@@ -165,7 +165,7 @@ class GreenletWorker:
         self.model = model
         place = wait(hello)
         hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
-        replica = make_replica(self._strategy, place.layout, model, tensors, place.ring, place.slot, in_place=False)
+        replica = make_replica(self._strategy, place.layout, model, tensors, place.ring, place.slot)
         self._exchange = exchange = ServerExchange(
             self._strategy,
             self.state,

@@ -57,28 +57,25 @@ class OwnCopies:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Keeps modules, classes and functions as they are, by number; but for nested ones that are not `train`."""
+    """Keeps modules, classes and functions as they are, by `id`; but for nested ones that are not `train`."""
 
     def __init__(self, train: Train) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file)
         self._train = train
-        self.shared: list[object] = []
-        self._numbers: dict[int, int] = {}
+        self.shared: dict[int, object] = {}
 
     def persistent_id(self, value: Any) -> int | None:
         if not isinstance(value, (FunctionType, type, ModuleType)):
             return None
         if isinstance(value, FunctionType) and value.__closure__ and value is not self._train:
             return None
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self.shared)
-            self.shared.append(value)
-        return self._numbers[id(value)]
+        self.shared[id(value)] = value
+        return id(value)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, packed: bytes, shared: list[object]) -> None:
+    def __init__(self, packed: bytes, shared: dict[int, object]) -> None:
         super().__init__(io.BytesIO(packed))
         self._shared = shared
 

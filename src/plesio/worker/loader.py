@@ -268,16 +268,14 @@ def _check_shareable(loader: DataLoader[Any]) -> None:
 def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
     """What the order of the usual samplers depends on: the arguments of `_usual`; None for any other."""
     inner: Any = getattr(sampler, "sampler", None)
-    if type(sampler) is BatchSampler and _is_usual(inner):
-        return len(inner), sampler.batch_size, sampler.drop_last, type(inner) is RandomSampler
+    shuffled = type(inner) is RandomSampler
+    if shuffled:  # as DataLoader(shuffle=True) makes it: it draws each sample once, from torch's own source
+        usual = not inner.replacement and inner.generator is None and len(inner) == len(inner.data_source)
+    else:
+        usual = type(inner) is SequentialSampler
+    if type(sampler) is BatchSampler and usual:
+        return len(inner), sampler.batch_size, sampler.drop_last, shuffled
     return None
-
-
-def _is_usual(sampler: Any) -> bool:
-    """Whether this is what DataLoader(shuffle=...) makes: it draws each sample once, from torch's own source."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.generator is None and len(sampler) == len(sampler.data_source)
-    return type(sampler) is SequentialSampler
 
 
 class _Slices(Sequence[Any]):

@@ -22,7 +22,7 @@ from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
 from plesio.worker.guards.inventory import refuse_changed
-from plesio.worker.guards.lost_writes import LostWrites
+from plesio.worker.guards.lost_writes import LostWrites, buffers_of
 from plesio.worker.warn import warn
 
 IN_PLACE_BYTES = 1 << 20
@@ -53,19 +53,15 @@ class Replica:
         self.missing = 0
         self.writes = LostWrites(model, layout, self.tensors)
         self._ring = ring
+        self._copied = tuple(kinds)
+        self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
         for tensor, view, spec in zip(self.tensors, arena.views, layout.specs, strict=True):
             if spec.kind in kinds:
                 view.copy_(tensor.detach())
                 tensor.data = view
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
         self._addresses = self._addresses_now()
-        places = {id(tensor): place for place, tensor in enumerate(self.tensors)}
-        self._homes = [
-            (module._buffers, name, places[id(buffer)])
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if id(buffer) in places
-        ]
+        self._homes = [(module._buffers, name, place) for module, name, place in buffers_of(model, self.tensors)]
 
     def bring_back(self) -> None:
         """Copy what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself.
@@ -112,7 +108,10 @@ class Replica:
 
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
-        raise NotImplementedError
+        self.writes.adopted(self._ring[buffer])
+        self.arena.copy_from(self._ring[buffer], *self._copied)
+        self._copied = self._follows  # frozen parameters are there by now
+        self.missing = 0
 
     def drop_gradients(self) -> None:
         """Keep what was computed so far out of the next contribution."""
@@ -130,22 +129,18 @@ class GradientReplica(Replica):
         tensors: Sequence[torch.Tensor],
         ring: Sequence[Arena],
         slot: Arena,
-        in_place: bool,
-        renew: Callable[[int], None] | None = None,
+        renew: Callable[[int], None] | None,
     ) -> None:
-        kinds = (Kind.FROZEN, Kind.BUFFER) if in_place else tuple(Kind)
+        kinds = (Kind.FROZEN, Kind.BUFFER) if renew is not None else tuple(Kind)
         device = tensors[0].device
         super().__init__(layout, model, tensors, Arena.private(layout, device), ring, kinds)
         self._sent = slot
         self._slot = slot if device == CPU else Arena.private(layout, device)
-        self._in_place = in_place
         self._renew = renew
         self._buffer: int | None = None  # read in place
         self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
-        self._copied = kinds
-        self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
         self._told_frozen = False
 
     def fill_slot(self) -> bool:
@@ -182,12 +177,10 @@ class GradientReplica(Replica):
     def adopt(self, buffer: int) -> None:
         """Go on from the version in ring buffer `buffer`."""
         self.bring_back()
-        self.writes.adopted(self._ring[buffer])
-        self.arena.copy_from(self._ring[buffer], *self._copied)
-        self._copied = self._follows  # frozen parameters are there by now
-        if not self._in_place:
+        super().adopt(buffer)
+        if self._renew is None:
             return
-        if self._renew is not None and self._buffer is not None:
+        if self._buffer is not None:
             self._renew(self._buffer)
         self._buffer = buffer
         views = self._ring[buffer].views
@@ -210,7 +203,6 @@ class ParameterReplica(Replica):
     ) -> None:
         super().__init__(layout, model, tensors, Arena.private(layout, tensors[0].device), ring, tuple(Kind))
         self._slot = slot
-        self._copied = tuple(Kind)
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
 
     def fill_slot(self) -> bool:
@@ -218,13 +210,6 @@ class ParameterReplica(Replica):
         self.check()
         self._slot.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
         return self._finite()
-
-    def adopt(self, buffer: int) -> None:
-        """Go on from the version in ring buffer `buffer`."""
-        self.writes.adopted(self._ring[buffer])
-        self.arena.copy_from(self._ring[buffer], *self._copied)
-        self._copied = (Kind.TRAINED, Kind.BUFFER)  # frozen parameters are there by now
-        self.missing = 0
 
 
 class SharedReplica(Replica):
@@ -266,13 +251,12 @@ def make_replica(
     tensors: Sequence[torch.Tensor],
     ring: Sequence[Arena],
     slot: Arena,
-    in_place: bool,
     renew: Callable[[int], None] | None = None,
 ) -> Replica:
     """The replica of a worker that exchanges with a server.
 
-    `renew` is called with a buffer that is no longer read in place: it drops what the worker wrote there.
+    With `renew` it reads in place; `renew` is called with a buffer that is no longer read, and drops what was written there.
     """
     if strategy.send.stepped:
         return ParameterReplica(layout, model, tensors, ring, slot)
-    return GradientReplica(layout, model, tensors, ring, slot, in_place, renew)
+    return GradientReplica(layout, model, tensors, ring, slot, renew)

@@ -139,13 +139,12 @@ class ProcessContext:
             )  # fmt: skip
         slots = SharedBlock(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
-        in_place = CopyOnWriteView.possible() and reads_in_place(layout, model)
         renew: Callable[[int], None] | None = None
-        if in_place:
+        if CopyOnWriteView.possible() and reads_in_place(layout, model):
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
             renew = partial(view.renew, layout.nbytes)
-        replica = make_replica(self._strategy, layout, model, tensors, ring, slot, in_place, renew)
+        replica = make_replica(self._strategy, layout, model, tensors, ring, slot, renew)
         return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, self._timeout_s)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, AllReduce, Fresh, Round, UserOptimizer
 from plesio.strategy.answers.answer import COUNT
@@ -19,14 +21,7 @@ def allreduce() -> Strategy:
     >>> allreduce().via
     AllReduce()
     """
-    return Strategy(
-        name="allreduce",
-        admit=Fresh(within=0),
-        gather=Round(),
-        outer=UserOptimizer(lr_scale="full"),
-        release=AfterFold(),
-        via=AllReduce(),
-    )
+    return _rounds("allreduce", via=AllReduce())
 
 
 def sync_sgd() -> Strategy:
@@ -38,13 +33,7 @@ def sync_sgd() -> Strategy:
     >>> sync_sgd().answers()["gather"]
     'round of all'
     """
-    return Strategy(
-        name="sync_sgd",
-        admit=Fresh(within=0),
-        gather=Round(),
-        outer=UserOptimizer(lr_scale="full"),
-        release=AfterFold(),
-    )
+    return _rounds("sync_sgd")
 
 
 def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
@@ -66,10 +55,16 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
     ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
     COUNT.check("first_of", "m", m)
+    return _rounds(call(first_of, str(m), cancel_late=cancel_late), m, cancel_late)
+
+
+def _rounds(name: str, first: int | None = None, cancel_late: bool = False, **others: Any) -> Strategy:
+    """Rounds of gradients: none counts in a later round, and the rate is the user's whoever took part."""
     return Strategy(
-        name=call(first_of, str(m), cancel_late=cancel_late),
+        name=name,
         admit=Fresh(within=0),
-        gather=Round(first=m),
+        gather=Round(first),
         outer=UserOptimizer(lr_scale="full"),
-        release=AfterFold(cancel_late=cancel_late),
+        release=AfterFold(cancel_late),
+        **others,
     )

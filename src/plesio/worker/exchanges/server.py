@@ -154,9 +154,7 @@ class ServerExchange(Exchange):
 
     def _changed_groups(self) -> tuple[Settings, ...]:
         """The hyper-parameters, if the user or a scheduler changed them since they were last sent."""
-        if self.local:
-            return ()
-        if self._optimizer.param_groups == self._sent:
+        if self.local or self._optimizer.param_groups == self._sent:
             return ()
         self._sent = settings_of(self._optimizer)
         return (Settings(0, packed(self._optimizer)),)

@@ -32,12 +32,10 @@ class LostWrites:
         trained = [tensor for tensor, spec in zip(tensors, layout.specs, strict=True) if spec.kind is Kind.TRAINED]
         self._steady = [tensor for _, tensor in steady(model, trained)]
         self._names = {id(tensor): spec.name for tensor, spec in zip(tensors, layout.specs, strict=True)}
-        indices = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._saved = [
-            (module._buffers, name, indices[id(buffer)])
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if id(buffer) in indices and name not in module._non_persistent_buffers_set
+            (module._buffers, name, index)
+            for module, name, index in buffers_of(model, tensors)
+            if name not in module._non_persistent_buffers_set
         ]
         self._version: Arena | None = None
         self._counters: list[int] = []
@@ -90,6 +88,13 @@ class LostWrites:
                 "weights and evaluate have them as they were at the beginning. A moving average of the weights can be made of "
                 "buffers instead, which are exchanged, or be kept and saved outside of the model given to prepare"
             )
+
+
+def buffers_of(model: nn.Module, tensors: Sequence[torch.Tensor]) -> list[tuple[nn.Module, str, int]]:
+    """Which of the tensors are buffers: the module that holds it, its name there, and its index."""
+    indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+    held = ((module, name, one) for module in model.modules() for name, one in module._buffers.items())
+    return [(module, name, indices[id(one)]) for module, name, one in held if id(one) in indices]
 
 
 def steady(model: nn.Module, parameters: Sequence[torch.Tensor]) -> NamedTensors:
