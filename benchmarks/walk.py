@@ -23,11 +23,11 @@ import torch
 
 import plesio as ps
 from plesio.config import RunConfig
+from plesio.launch.job import Job
 from plesio.launch.local.server_process import Server
 from plesio.protocol.journal import JournalHead, JournalWriter
 from plesio.protocol.launcher import Stop
 from plesio.protocol.worker import Contribution, Ready
-from plesio.server.checkpointer import Keeping
 from plesio.server.lines import Line
 from plesio.transport.channel import Channel, channel_pair
 from plesio.transport.doorbell import framed
@@ -70,7 +70,8 @@ def server_of(strategy: ps.Strategy, folder: Path) -> tuple[Server, list[int]]:
     launcher, _ends = channel_pair()
     config = RunConfig(strategy=strategy, workers=WORKERS)
     writer = JournalWriter(folder / "journal.bin", JournalHead(strategy=strategy.name, workers=WORKERS))
-    server = Server(config, Keeping(), Channel(launcher, Stop, "the launcher"), None, lines, writer)
+    job = Job(config=config, train=walk, evaluate=None)
+    server = Server(job, Channel(launcher, Stop, "the launcher"), None, lines, writer)
     model = torch.nn.Linear(100, 100)
     for worker, line in enumerate(lines):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

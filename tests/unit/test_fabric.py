@@ -257,11 +257,12 @@ def test_the_board_is_shared_by_all_attached_processes() -> None:
     block = SharedBlock.create(PAGE, "a test")
     twin = SharedBlock(os.dup(block.fd), PAGE)
     mine, theirs = Board(block, 3), Board(twin, 3)
-    mine.folded(0, 1)
-    theirs.folded(2, 1)
-    theirs.folded(2, 2)
+    for board, worker, number in ((mine, 0, 1), (theirs, 2, 1), (theirs, 2, 2)):
+        board.folding(worker, number, batches=number, samples=8 * number)
+        board.folded(worker, number)
     mine.stop()
     assert (mine.folds, theirs.folds, theirs.stopped) == (3, 3, True)
+    assert (mine.folds_of(2), theirs.folds_of(0), mine.data_of(2, 2)) == (2, 1, (2, 16))
     assert mine.want_mirror() == theirs.mirror_wanted == 1
     block.close()
     twin.close()

@@ -63,6 +63,7 @@ def test_weights_match_their_formulas(
 class Noted:
     """Notes what it is told."""
 
+    unconditional = False
     normalised = False
 
     def __init__(self) -> None:

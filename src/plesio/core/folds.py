@@ -25,6 +25,7 @@ class Folds:
     def __init__(self, strategy: Strategy, workers: int, held: bool) -> None:
         self._normalised = strategy.weigh.normalised
         self._scale = strategy.outer.scale
+        self._scale_of_one = strategy.outer.scale(1, workers)
         self._workers = workers
         self._held = held
 
@@ -37,12 +38,13 @@ class Folds:
         if count == 1:
             total = counting[0].weight
             members: tuple[Member, ...] = (self._member(version, counting[0], 1.0),)
+            scale = self._scale_of_one
         else:
             if not self._held:
                 counting = sorted(counting, key=lambda one: one.event.worker)
             total = sum([one.weight for one in counting])
             members = tuple([self._member(version, one, one.weight / total) for one in counting])
-        scale = self._scale(count, self._workers)
+            scale = self._scale(count, self._workers)
         if not self._normalised:
             scale *= total / count
         return Fold(version, members, scale, self._held, total)

@@ -237,7 +237,7 @@ class Sequencer:
         batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
         if not event.finite:
             self._not_finite(event, seat, batches)
-        elif not self._admit.admits(seat.staleness):
+        elif not (self._admit.unconditional or self._admit.admits(seat.staleness)):
             self._stale(event, seat, batches)
         else:
             self._take(event, seat, batches)
@@ -275,8 +275,10 @@ class Sequencer:
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
-        arrival = Arrival(seat.staleness, self.workers, event.work, self.version, self.leases.epochs_done)
-        weight = self._weigh.weight(arrival)
+        weight = 1.0
+        if not self._weigh.unconditional:
+            arrival = Arrival(seat.staleness, self.workers, event.work, self.version, self.leases.epochs_done)
+            weight = self._weigh.weight(arrival)
         self._pending.append(Pending(event, seat.computing, weight, batches, counts=True))
         if self._holds:
             self._effects.append(events.Hold(event.worker, event.number, weight))
@@ -353,7 +355,9 @@ class Sequencer:
         sender = members.seats.get(self._sender)
         moved, self._released_at = slowest != self._released_at, slowest
         for seat in members.seats.values() if moved else (sender,):
-            if seat is not None and seat.waiting is not None and self._release.may_go(seat.clock, slowest):
+            if seat is None or seat.waiting is None:
+                continue
+            if self._release.unconditional or self._release.may_go(seat.clock, slowest):
                 self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:

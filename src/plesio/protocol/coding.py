@@ -11,6 +11,8 @@ from plesio.errors import PlesioError
 
 M = TypeVar("M")
 encode = msgspec.msgpack.Encoder().encode
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no message."""
 
 
 class ProtocolError(PlesioError):
@@ -30,7 +32,7 @@ def decoder_of(kinds: type[M] | object) -> Callable[[bytes], M]:
     def decoded(data: bytes) -> M:
         try:
             return decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise ProtocolError(f"{len(data)} bytes are no message: {error}") from None
 
     return decoded

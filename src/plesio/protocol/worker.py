@@ -30,7 +30,7 @@ from typing import TypeVar
 
 import msgspec
 
-from plesio.core.events import Pushed, Verdict
+from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.protocol.payload import Payload
 from plesio.tensors.model import Described
@@ -140,10 +140,6 @@ class Contribution(Message):
     worked_s: float = 0.0
     loss: float = nan
     payload: Payload = ()
-
-    def event(self, worker: int, incarnation: int) -> Pushed:
-        """As the sequencer is told of it."""
-        return Pushed(worker, incarnation, self.number, self.steps, self.samples, self.batches, self.finite)
 
 
 class DroppedStep(Message):

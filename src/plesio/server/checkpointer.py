@@ -39,9 +39,10 @@ class Taken(NamedTuple):
 
 
 class Checkpointer:
-    """Writes one run's checkpoints, and counts what each worker contributed."""
+    """Writes one run's checkpoints, and `counts` what each worker contributed, if that is to be kept."""
 
-    def __init__(self, keeping: Keeping, strategy: Strategy, workers: int) -> None:
+    def __init__(self, keeping: Keeping, strategy: Strategy, workers: int, counts: bool = False) -> None:
+        self.counts = counts or bool(keeping.folder)
         self._keeping = keeping
         self._strategy = strategy
         self._due_s = 0.0

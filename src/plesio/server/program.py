@@ -91,6 +91,7 @@ class Program:
         self._meter = meter
         self._recorder = recorder or Recorder()
         self._checkpointer = checkpointer
+        self._counts = checkpointer if checkpointer is not None and checkpointer.counts else None
         self._tell = tell
         self._folder: Folder = folder or NoFolder()
         self._in_rounds = strategy.gather.in_rounds
@@ -242,11 +243,11 @@ class Program:
         if ready_s is None:
             ready_s = meter.granted_s + made.worked_s
         meter.pushed(ready_s, made.steps, made.samples, made.number)
-        if self._checkpointer is not None:
-            self._checkpointer.came(worker, made.number, made.steps, made.samples)
+        if self._counts is not None:
+            self._counts.came(worker, made.number, made.steps, made.samples)
         for settings in made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(settings.groups))
-        self.receive(made.event(worker, incarnation), now_s, made.loss)
+        self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.missing_gradients += made.missing
         self._meter.exchanges += 1
@@ -317,14 +318,13 @@ class Program:
 
     def receive(self, event: Event, now_s: float, loss: float = nan) -> bool:
         """Have `event`, of `now_s`, decided, and do what is to be done; whether there was anything."""
-        if self._kept:
-            self._recorder.told(event, now_s, loss)
         self._now_s = now_s
         effects = self.sequencer.receive(event, now_s)
         actions = self.actions
         for effect in effects:
             actions[type(effect)](effect)
-        if self._kept:  # those who may go on need not wait for the checksum
+        if self._kept:  # those who may go on need not wait for the journal
+            self._recorder.told(event, now_s, loss)
             for effect in effects:
                 keep = self._kept.get(type(effect))
                 if keep is not None:
@@ -340,8 +340,8 @@ class Program:
         if not number:  # the first version everybody has
             meter.granted_s = has_it_s
             return
-        if self._checkpointer is not None:
-            self._checkpointer.answered(worker, number)
+        if self._counts is not None:
+            self._counts.answered(worker, number)
         self._meter.answers += 1
         meter.granted(has_it_s, self._now_s if grant.freed_by_other else None)
 
@@ -350,8 +350,8 @@ class Program:
         if not self.listening[worker]:
             return
         heard_s = self._replies.called_off(cancel, self._folder.publish(worker, True))
-        if self._checkpointer is not None:
-            self._checkpointer.answered(worker, cancel.number)
+        if self._counts is not None:
+            self._counts.answered(worker, cancel.number)
         self._meter.answers += 1
         if heard_s is not None:
             self._meter.workers[worker].cancelled(heard_s, cancel.number)
@@ -383,3 +383,8 @@ class Program:
         self.listening[worker] = False
         self._meter.workers[worker].left = "evicted"
         self._replies.evicted(evict)
+
+
+def event_of(made: Contribution, worker: int, incarnation: int) -> events.Pushed:
+    """A contribution as the sequencer is told of it."""
+    return events.Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)

@@ -48,7 +48,7 @@ class Recorder:
         return self.memory.current.memory
 
     def told(self, event: Event, now_s: float, loss: float = nan) -> None:
-        """The sequencer is about to be told this; `loss` is what the worker that says it last logged."""
+        """The sequencer was told this; `loss` is what the worker that says it last logged."""
         if not isinstance(event, Ticked):
             self._keep(JournalWriter.event, event, now_s, loss)
 

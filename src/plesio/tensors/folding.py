@@ -58,7 +58,7 @@ class Folding:
         self._versions = versions
         self._slots = slots
         self._workers = workers
-        self._outer = strategy.outer
+        self._share = [strategy.outer.scale(folded, workers) for folded in range(1, workers + 1)]
         self._in_rounds = strategy.gather.in_rounds
         self._correction = _correction(strategy, new_arena)
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
@@ -104,9 +104,10 @@ class Folding:
     def _step(self, optimizer: ServerOptimizer, target: Arena, current: Arena, mean: Arena, fold: Fold) -> None:
         folded = len(fold.members)
         optimizer.step_as(fold.members[0].worker)
-        scale = scale_for(optimizer.kind, fold.scale, self._outer.scale(folded, self._workers))
-        optimizer.step(target, current, mean, scale)
-        blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
+        share = self._share[min(folded, self._workers) - 1]
+        optimizer.step(target, current, mean, scale_for(optimizer.kind, fold.scale, share))
+        if target.layout.buffer_segments:
+            blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Optimizer
 
-from plesio.tensors.operands import pieces
+from plesio.tensors.operands import CHUNK, pieces
 from plesio.tensors.optimizer_spec import Groups
 
 MOMENTUM = "momentum_buffer"
@@ -50,7 +50,7 @@ def sgd_step(
     (tensor([0.7100, 0.7100]), tensor([1.9000, 1.9000]))
     """
     whole: Sequence[torch.Tensor] = (out, weight, slope) if momentum is None else (out, weight, slope, momentum)
-    for new, old, g, *buffer in pieces(*whole):
+    for new, old, g, *buffer in (whole,) if len(out) <= CHUNK else pieces(*whole):
         if group["weight_decay"]:
             g = g.add(old, alpha=group["weight_decay"])
         if buffer:

@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from plesio.errors import DeadlineError, ServerLostError
-from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
 from plesio.protocol.worker import A, Answer, FromWorker
 from plesio.transport.channel import HEAD
 
 ANSWER_LAYOUT = struct.Struct("<i124p")
 """A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
 ANSWER_BYTES_MAX = 123
-decode_message: Callable[[bytes], FromWorker] = decoder_of(FromWorker)
+decode_message: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 
 LOOK_S = 2e-4
@@ -96,7 +98,10 @@ class MessageReader:
             end = begin + HEAD.unpack_from(data, at)[0]
             if end > len(data):
                 break
-            messages.append(decode_message(data[begin:end]))
+            try:
+                messages.append(decode_message(data[begin:end]))
+            except MALFORMED as error:
+                raise ProtocolError(f"{end - begin} bytes are no message of a worker: {error}") from None
             at = end
         self._rest = data[at:]
         return messages

@@ -56,7 +56,7 @@ from plesio.protocol.journal import (
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
 from plesio.server.checkpointer import Checkpointer, Keeping
-from plesio.server.program import Program
+from plesio.server.program import Program, event_of
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
@@ -191,7 +191,7 @@ class _Replay:
         self._train = OwnCopies(train, head.workers)
         self._until = until
         self._checksums = _Checksums()
-        self._checkpointer = Checkpointer(Keeping(), strategy, head.workers)
+        self._checkpointer = Checkpointer(Keeping(), strategy, head.workers, counts=True)
         leases = DataLeases(head.workers, head.stealing)
         self._program = Program(
             strategy,
@@ -292,7 +292,7 @@ class _Replay:
             program.receive(event, time_s)
         elif isinstance(event, events.Pushed):
             made = seat.request
-            if not isinstance(made, Contribution) or made.event(event.worker, event.incarnation) != event:
+            if not isinstance(made, Contribution) or event_of(made, event.worker, event.incarnation) != event:
                 raise self._otherwise(seat, event)
             program.pushed(worker, event.incarnation, made, time_s)
         else:

@@ -43,6 +43,8 @@ class Answer:
     __slots__ = ()
     words: ClassVar[str]
     """The answer in words, where they do not depend on its fields."""
+    unconditional: ClassVar[bool] = False
+    """Whether it says the same of every contribution (it counts, it weighs 1, its worker goes on): then it is not asked."""
 
     def __post_init__(self) -> None:
         for field, hint in get_type_hints(type(self), include_extras=True).items():

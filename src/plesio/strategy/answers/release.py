@@ -15,6 +15,7 @@ class Freely(Answer):
     after_fold: ClassVar[bool] = False
     cancel_late: ClassVar[bool] = False
     words: ClassVar[str] = "freely"
+    unconditional: ClassVar[bool] = True
 
     def may_go(self, clock: int, slowest: int) -> bool:
         """Whether a worker that completed `clock` exchanges goes on while the slowest completed `slowest`."""

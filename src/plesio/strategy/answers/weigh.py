@@ -23,6 +23,7 @@ class Everything(Answer):
     """Every contribution counts, however stale."""
 
     words: ClassVar[str] = "everything"
+    unconditional: ClassVar[bool] = True
 
     def admits(self, staleness: int) -> bool:
         """Whether a contribution that many versions stale counts."""
@@ -52,6 +53,7 @@ class Equal(Answer):
 
     normalised: ClassVar[bool] = False
     words: ClassVar[str] = "equal"
+    unconditional: ClassVar[bool] = True
 
     def weight(self, one: Arrival) -> float:
         """1."""
