@@ -25,6 +25,7 @@ While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 
 from __future__ import annotations
 
+from enum import IntEnum
 from math import nan
 from typing import TypeVar
 
@@ -32,7 +33,6 @@ import msgspec
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
-from plesio.protocol.payload import Payload
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_data import OptimizerData
 
@@ -110,6 +110,24 @@ ToWorker = Welcome | Refused | LeaseReply | Regrouped
 
 
 # On the pipes
+
+
+class Form(IntEnum):
+    """How a segment's numbers are packed."""
+
+    PLAIN = 0
+    """As they lie in an arena (`plesio.tensors.arena`)."""
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of the payload: how it is packed, and its bytes."""
+
+    form: Form
+    nbytes: int
+
+
+Payload = tuple[Segment, ...]
+"""What a message says of the tensors beside it: the segments in order. Without any, they are a whole arena in plain form."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, gc=False):

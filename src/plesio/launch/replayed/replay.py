@@ -40,19 +40,7 @@ from plesio.launch.replayed.recorded_worker import RecordedWorker
 from plesio.launch.torch_settings import TorchSettings
 from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.meter import Meter
-from plesio.protocol.journal import (
-    NO_END,
-    Ended,
-    Evicted,
-    Folded,
-    Journal,
-    JournalEvent,
-    JournalHead,
-    Received,
-    Record,
-    Resumed,
-    read_journal,
-)
+from plesio.protocol.journal import NO_END, Journal, JournalEvent, JournalHead, read_journal, records
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.answers import answer_to
 from plesio.server.checkpointer import Checkpointer, Keeping
@@ -141,7 +129,7 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
 
 def _check_until(journal: Journal, until: int) -> None:
     """Before anything is done again: the journal must get there."""
-    last = max((one.version for one in journal if isinstance(one, Folded)), default=0)
+    last = max((one.version for one in journal if isinstance(one, records.Folded)), default=0)
     if isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= last:
         lost = f" (it lacks {journal.missing})" if journal.missing is not None else ""
         raise ReplayError(f"until={until!r}: {journal.path} holds versions 0 to {last}{lost}; give one of these")
@@ -205,7 +193,7 @@ class _Replay:
         self._seating = Seating(strategy, self._program)
         self._seats = [RecordedWorker(deque()) for _ in range(head.workers)]
         for record in journal:
-            if isinstance(record, Received):
+            if isinstance(record, records.Received):
                 self._seats[record.event.worker].upcoming.append(record.event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
@@ -238,14 +226,14 @@ class _Replay:
 
     # What the journal says
 
-    def _take(self, record: Record) -> None:
-        if isinstance(record, Received):
+    def _take(self, record: records.Record) -> None:
+        if isinstance(record, records.Received):
             self._heard(record.event, record.time_s)
-        elif isinstance(record, Resumed):
+        elif isinstance(record, records.Resumed):
             self._resume()
-        elif isinstance(record, Evicted):
+        elif isinstance(record, records.Evicted):
             self._program.receive(events.Ticked(), record.time_s)
-        elif isinstance(record, Folded):
+        elif isinstance(record, records.Folded):
             ours = self._checksums.made.pop(record.version, None)
             if ours != record.checksum:
                 who = ", ".join(f"{one.number} of worker {one.worker}" for one in record.members)
@@ -255,7 +243,7 @@ class _Replay:
                     else "it was not made here"
                 )
             self._same = record.version
-        elif isinstance(record, Ended) and weights_hash(self._checksums.weights()) != record.weights_hash:
+        elif isinstance(record, records.Ended) and weights_hash(self._checksums.weights()) != record.weights_hash:
             raise _DifferentError("all versions looked the same, but the final weights differ")
         answered, self._answered = self._answered, []
         for seat, answer in answered:  # they run up to their next requests
