@@ -70,10 +70,8 @@ def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
     press = f"if worker.version > 20 and {handled}: [signal.raise_signal(signal.{name}) for _ in range({times})]"
     script = SCRIPT.replace("with worker.step():", f"with worker.step():\n                {press}")
     Path("script.py").write_text(f"import signal\n{script}")
-    assert (
-        main(["simulate", "script.py", "--cluster", "uniform", "--workers", "3", "--runs", "here"])
-        == 128 + signal.Signals[name]
-    )
+    typed = "simulate script.py --cluster uniform --workers 3 --runs here --checkpoint-every-s 60"
+    assert main(typed.split()) == 128 + signal.Signals[name]
     out, error = capsys.readouterr()
     assert error == f"plesio: {'interrupted' if name == 'SIGINT' else f'ended by {name}'}\n"
     (folder,) = Path("here").iterdir()
@@ -81,6 +79,7 @@ def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
     assert ("weights.safetensors" in written) == (times == 1)
     if times == 1:
         assert "async_sgd: interrupted after " in out
+        assert out.endswith(f"\ngo on with: plesio {typed} --resume {folder}\n")
         assert main(["replay", str(folder)]) == 0
         assert "bit-identical: " in capsys.readouterr().out
     assert signal.getsignal(signal.Signals[name]) is before

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -54,26 +53,24 @@ INSTEAD = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What each strategy does: `config` is the first's, `words` tell of it."""
+@dataclass(slots=True)
+class Comparison:
+    """The work that each strategy does, and what came out so far, in the order of the strategies."""
 
     script: Path
     config: RunConfig
+    """The first strategy's; the others' differ from it in the strategy alone."""
     words: str
+    """Tell of the work."""
+    report: Path
+    json_file: Path | None
+    rows: list[Summary | Failed] = field(default_factory=list)
+    first_failure: str = ""
 
     @property
     def until(self) -> Until:
-        """When each ends."""
+        """When each strategy ends."""
         return self.config.until or Until()
-
-
-@dataclass(slots=True)
-class Results:
-    """What came out, in the order of the strategies."""
-
-    rows: list[Summary | Failed] = field(default_factory=list)
-    details: list[str] = field(default_factory=list)
 
     @property
     def summaries(self) -> list[Summary]:
@@ -107,21 +104,20 @@ def compare(
     report = report or values["runs"] / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()
-    work = Work(script, configs[0], in_words(configs[0], typed["cluster"]))
-    console.print(Text(f"{script}: {work.words}"), soft_wrap=True)
-    results = Results()
+    found = Comparison(script, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
+    console.print(Text(f"{script}: {found.words}"), soft_wrap=True)
     started_s = time.monotonic()
     try:
-        _run_all(console, script, arguments, configs, results)
+        _run_all(console, arguments, configs, found)
     except KeyboardInterrupt:
-        if results.summaries:  # what there is, is shown
-            _show(console, work, results, report, json_file)
+        if found.summaries:  # what there is, is shown
+            _show(console, found)
         raise
-    written = _show(console, work, results, report, json_file)
-    if work.config.simulated and results.summaries:
-        virtual_s = sum(one.wall_s for one in results.summaries)
+    written = _show(console, found)
+    if found.config.simulated and found.summaries:
+        virtual_s = sum(one.wall_s for one in found.summaries)
         console.print(Text(simulated_in(virtual_s, time.monotonic() - started_s)), soft_wrap=True)
-    return 1 if results.failures or not written else 0
+    return 1 if found.failures or not written else 0
 
 
 def _writable(*paths: Path | None) -> None:
@@ -139,24 +135,21 @@ def _writable(*paths: Path | None) -> None:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}; give another file") from error
 
 
-def _run_all(
-    console: Console, path: Path, arguments: list[str] | None, configs: Sequence[RunConfig], results: Results
-) -> None:
-    with Board(console, [one.strategy.name for one in configs], configs[0].until or Until()) as board:
-        script = load_for(configs[0], path, arguments)
+def _run_all(console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison) -> None:
+    with Board(console, [one.strategy.name for one in configs], found.until) as board:
+        script = load_for(found.config, found.script, arguments)
         for number, config in enumerate(configs):
-            strategy = config.strategy
             try:
                 summary = script.run(config, board.watch(number)).summary
             except Exception as error:  # one strategy's failure is a row of the table, whatever it was
-                if isinstance(error, MetricMissingError) and not results.rows:
+                if isinstance(error, MetricMissingError) and not found.rows:
                     raise  # the others would fail alike
                 why = _first_line(error)
-                results.rows.append(Failed(strategy.name, why))
-                results.details.append(str(error))
+                found.rows.append(Failed(config.strategy.name, why))
+                found.first_failure = found.first_failure or str(error)
                 board.failed(number, why)
             else:
-                results.rows.append(summary)
+                found.rows.append(summary)
                 board.ended(number, summary)
 
 
@@ -165,43 +158,40 @@ def _first_line(error: Exception) -> str:
     return line if isinstance(error, PlesioError) and line else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
-def _show(console: Console, work: Work, results: Results, report: Path, json_file: Path | None) -> bool:
+def _show(console: Console, found: Comparison) -> bool:
     """Write the files, then print; whether the files could be written."""
-    summaries, failures = results.summaries, results.failures
-    lacking = _write(work, results, report, json_file)
+    summaries = found.summaries
+    lacking = _write(found)
     console.print()
-    console.print(compare_table(results.rows, work.until.target, _metric(work, summaries), width=console.width))
+    console.print(compare_table(found.rows, found.until.target, _metric(found), width=console.width))
     console.print()
     if summaries:
-        console.print(Text(closing(work.until, summaries), style="bold"))
-    for one in failures:
+        console.print(Text(closing(found.until, summaries), style="bold"))
+    for one in found.failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     for summary in summaries:
         for part in telling(summary.workers):
             if part.left in GONE:
                 console.print(Text(f"{summary.strategy}: worker {part.worker} left: {part.left}", style="yellow"))
     if not summaries:
-        console.print(Text(results.details[0]), soft_wrap=True)
-    elif report not in lacking:
-        console.print(Text(f"Report: {report}"), soft_wrap=True)
+        console.print(Text(found.first_failure), soft_wrap=True)
+    elif found.report not in lacking:
+        console.print(Text(f"Report: {found.report}"), soft_wrap=True)
     for path, why in lacking.items():
         print(f"plesio: {path} cannot be written: {why}", file=sys.stderr)
     return not lacking
 
 
-def _write(work: Work, results: Results, report: Path, json_file: Path | None) -> dict[Path, str]:
-    """The JSON, for there may be no room for more, and the page; of what cannot be written, why."""
+def _write(found: Comparison) -> dict[Path, str]:
+    """Write the JSON first, for there may be no room for more, then the page; returns why a file cannot be written."""
     lacking = {}
-    if json_file is not None:
+    for path, write in ((found.json_file, _write_json), (found.report, _write_report)):
+        if path is None:
+            continue
         try:
-            json_file.write_text(json.dumps(as_json(work, results.rows), indent=2) + "\n")
-        except OSError as error:
-            lacking[json_file] = str(error.strerror)
-    if results.summaries:
-        try:
-            _report(work, results, report)
+            write(found, path)
         except Exception as error:  # a full disk, or a picture that cannot be drawn: the table is there all the same
-            lacking[report] = getattr(error, "strerror", None) or _first_line(error)
+            lacking[path] = getattr(error, "strerror", None) or _first_line(error)
     return lacking
 
 
@@ -223,38 +213,43 @@ def closing(until: Until, summaries: Sequence[Summary]) -> str:
     return f"{words} Try more than --budget-s {until.seconds:g}, or a lower target."
 
 
-def _report(work: Work, results: Results, report: Path) -> None:
-    summaries, failures = results.summaries, results.failures
-    note = " ".join([f"{work.script}: {work.words}.", *(f"{one.strategy} failed: {one.why}." for one in failures)])
-    title = f"{work.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
-    if work.config.simulated:
-        title += f", {work.config.workers} workers in virtual time"
-    write_report(report, summaries, title=title, target=work.until.target, note=note)
+def _write_report(found: Comparison, path: Path) -> None:
+    summaries = found.summaries
+    if not summaries:
+        return
+    note = " ".join(
+        [f"{found.script}: {found.words}.", *(f"{one.strategy} failed: {one.why}." for one in found.failures)]
+    )
+    title = f"{found.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
+    if found.config.simulated:
+        title += f", {found.config.workers} workers in virtual time"
+    write_report(path, summaries, title=title, target=found.until.target, note=note)
 
 
-def _metric(work: Work, summaries: Sequence[Summary]) -> str | None:
-    if work.until.target is not None:
-        return work.until.target[0]
-    seen = [name for one in summaries for evaluation in one.history for name in evaluation.metrics]
+def _metric(found: Comparison) -> str | None:
+    if found.until.target is not None:
+        return found.until.target[0]
+    seen = [name for one in found.summaries for evaluation in one.history for name in evaluation.metrics]
     return "accuracy" if "accuracy" in seen else next(iter(seen), None)
 
 
-def as_json(work: Work, rows: Sequence[Summary | Failed]) -> dict[str, Any]:
-    """The table for programs. Missing values are null. A metric other than accuracy has its own key in each row."""
-    target = None if work.until.target is None else {work.until.target[0]: work.until.target[1]}
-    metric = _metric(work, [row for row in rows if isinstance(row, Summary)])
-    return {
-        "target": target,
-        "workers": work.config.workers,
-        "rows": [_row(work, metric or "accuracy", row) for row in rows],
+def _write_json(found: Comparison, path: Path) -> None:
+    """The table for programs. Missing values and NaN are null. A metric other than accuracy is in each row by its name."""
+    target = found.until.target
+    metric = _metric(found) or "accuracy"
+    table = {
+        "target": None if target is None else dict([target]),
+        "workers": found.config.workers,
+        "rows": [_row(row, target, metric) for row in found.rows],
     }
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
 
 
-def _row(work: Work, metric: str, row: Summary | Failed) -> dict[str, Any]:
+def _row(row: Summary | Failed, target: tuple[str, float] | None, metric: str) -> dict[str, Any]:
     one = row if isinstance(row, Summary) else None
-    fields = {
+    return {
         "strategy": row.strategy,
-        "time_to_target_s": one.time_to(*work.until.target) if one and work.until.target else None,
+        "time_to_target_s": one.time_to(*target) if one and target else None,
         "steps_per_s": one and one.steps_per_s,
         "ideal_share": one and one.ideal_share,
         "waiting_share": one and one.waiting_share,
@@ -266,4 +261,3 @@ def _row(work: Work, metric: str, row: Summary | Failed) -> dict[str, Any]:
         "discarded": one and sum(one.discarded.values()),
         "samples": one and one.samples,
     }
-    return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in fields.items()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -49,30 +48,32 @@ class Line:
     share: float = 0.0
 
 
-@dataclass(slots=True)
 class Board:
-    """The lines of all strategies. Drawn when something is told, not by a thread: the engine's process has none."""
+    """The lines of all strategies. Drawn when something is told, not by a thread: the engine's process has none.
 
-    console: Console
-    names: Sequence[str]
-    until: Until
-    """When they end."""
-    says: bool = True
-    """Whether a line is printed as a strategy ends, where there is no terminal."""
-    _lines: list[Line] = field(init=False)
-    _screen: Screen | None = field(init=False, default=None)
-    _drawn_s: float = field(init=False, default=0.0)
+    Args:
+        console: where it is drawn.
+        names: the strategies.
+        until: when they end.
+        says: whether a line is printed as a strategy ends, where there is no terminal.
+    """
 
-    def __post_init__(self) -> None:
-        self._lines = [Line(name) for name in self.names]
+    def __init__(self, console: Console, names: Sequence[str], until: Until, says: bool = True) -> None:
+        self._console = console
+        self._until = until
+        self._says = says
+        self._lines = [Line(name) for name in names]
+        self._widest = max(map(len, names))
+        self._screen: Screen | None = None
+        self._drawn_s = 0.0
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._screen = Screen(self._draw(), console=self.console, auto_refresh=False, transient=True)
+        if self._console.is_terminal:
+            self._screen = Screen(self._draw(), console=self._console, auto_refresh=False, transient=True)
             self._screen.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._screen is not None:
             self._screen.stop()
 
@@ -82,14 +83,14 @@ class Board:
 
         def tell(live: Live) -> None:
             if time.monotonic() - self._drawn_s > REDRAW_S:
-                share = live.time_s / self.until.seconds if self.until.seconds else 0.0
-                self._set(number, "running", running(live, self.until.target), share)
+                share = live.time_s / self._until.seconds if self._until.seconds else 0.0
+                self._set(number, "running", running(live, self._until.target), share)
 
         return tell
 
     def ended(self, number: int, summary: Summary) -> None:
         """Strategy `number` is done."""
-        target = self.until.target
+        target = self._until.target
         missed = target is not None and summary.time_to(*target) is None
         self._set(number, "missed" if missed else "ended", ended(summary, target), 1.0)
         self._say(number)
@@ -111,16 +112,15 @@ class Board:
 
     def _say(self, number: int) -> None:
         """The plain line."""
-        if self.says and self._screen is None:
+        if self._says and self._screen is None:
             line = self._lines[number]
-            width = max(len(name) for name in self.names)
-            self.console.print(Text(f"{line.name:{width}}  {line.words}"), soft_wrap=True)
-            self.console.file.flush()
+            self._console.print(Text(f"{line.name:{self._widest}}  {line.words}"), soft_wrap=True)
+            self._console.file.flush()
 
     def _draw(self) -> Table:
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=1)
-        grid.add_column(min_width=max(len(name) for name in self.names))
+        grid.add_column(min_width=self._widest)
         grid.add_column(width=BAR)
         grid.add_column(no_wrap=True, overflow="ellipsis")
         for line in self._lines:

@@ -30,27 +30,27 @@ def run(context: typer.Context, script: ScriptPath, arguments: Arguments = None,
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
     """
-    config = config_of(typed)
-    console = terminal()
-    try:
-        done = train(console, script, arguments, config)
-    except RunInterrupted as stop:
-        show(console, stop.run)
-        if stop.run is not None or stop.resume is not None:
-            console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
-        raise
-    show(console, done)
+    train(context, terminal(), script, arguments, config_of(typed))
     return 0
 
 
-def train(console: Console, script: Path, arguments: list[str] | None, config: RunConfig) -> Run:
-    """Run a script, with a line that shows how it stands."""
-    with Board(console, [config.strategy.name], config.until or Until(), says=False) as board:
-        watch = board.watch(0)
-        return load_for(config, script, arguments).run(config, watch)
+def train(
+    context: typer.Context, console: Console, script: Path, arguments: list[str] | None, config: RunConfig
+) -> Run:
+    """Run a script, with a line that shows how it stands, and print what it cost; if interrupted, how to go on."""
+    try:
+        with Board(console, [config.strategy.name], config.until or Until(), says=False) as board:
+            done = load_for(config, script, arguments).run(config, board.watch(0))
+    except RunInterrupted as stop:
+        _show(console, stop.run)
+        if stop.run is not None or stop.resume is not None:
+            console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
+        raise
+    _show(console, done)
+    return done
 
 
-def show(console: Console, done: Run | None) -> None:
+def _show(console: Console, done: Run | None) -> None:
     if done is not None:
         console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
 

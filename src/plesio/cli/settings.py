@@ -91,14 +91,7 @@ def strategies_of(text: str, workers: int) -> list[Strategy]:
 
 def _split(text: str) -> list[str]:
     """At commas outside parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
 
 
 def _setting(name: str, text: str, position: int | None) -> tuple[str, Value]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import typer
 from rich.text import Text
 
 from plesio.cli.live import simulated_in, terminal
 from plesio.cli.options import REQUIRED, Arguments, ScriptPath, options_of, takes_settings
-from plesio.cli.run import show, train
+from plesio.cli.run import train
 from plesio.cli.typed import config_of, in_words
 from plesio.config import SETTINGS
 from plesio.config.setting import Option
-from plesio.errors import RunInterrupted
 
 HOW_MANY = "How many. Without it as many as the cluster's file describes, 8 of a preset."
 (CLUSTER,) = options_of("engine")
@@ -26,7 +26,7 @@ HOW_MANY = "How many. Without it as many as the cluster's file describes, 8 of a
         Option("--workers", HOW_MANY, kind=int | None),
     ],
 )
-def simulate(script: ScriptPath, arguments: Arguments = None, **typed: Any) -> int:
+def simulate(context: typer.Context, script: ScriptPath, arguments: Arguments = None, **typed: Any) -> int:
     """Train a script's model on simulated machines, in virtual time, and print what it would have cost.
 
     SCRIPT is that of `plesio run`: its gradients are computed, one worker's after the other's, only time is virtual.
@@ -35,11 +35,6 @@ def simulate(script: ScriptPath, arguments: Arguments = None, **typed: Any) -> i
     console = terminal()
     console.print(Text(f"{script}: {in_words(config, typed['cluster'])}"), soft_wrap=True)
     started_s = time.monotonic()
-    try:
-        done = train(console, script, arguments, config)
-    except RunInterrupted as stop:
-        show(console, stop.run)
-        raise
-    show(console, done)
+    done = train(context, console, script, arguments, config)
     console.print(Text(simulated_in(done.summary.wall_s, time.monotonic() - started_s)), soft_wrap=True)
     return 0

@@ -13,17 +13,7 @@ from typing import Any
 import msgspec
 
 from plesio.core.events import Abandoned, Discard, Joined, Left, Pushed, Reported, Verdict
-from plesio.protocol.journal import (
-    Ended,
-    Evicted,
-    Folded,
-    FoldedMember,
-    JournalEvent,
-    Noted,
-    Received,
-    Record,
-    Resumed,
-)
+from plesio.protocol import journal
 
 ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)
 """Verdicts that are about the contribution that has just come, not one that came before under the same key."""
@@ -51,12 +41,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     held_s: float | None = None
 
 
-def story(records: Iterable[Record]) -> Iterator[Row]:
+def story(records: Iterable[journal.Record]) -> Iterator[Row]:
     """The rows of `records`; it holds no more than the contributions that wait for their fold.
 
     >>> pushed = Pushed(worker=0, incarnation=1, number=1, steps=1, samples=16, batches=1)
-    >>> folded = Folded(1, 0, 1.0, False, (FoldedMember(0, 1, 1, staleness=0, share=1.0),))
-    >>> [(row.what, row.version) for row in story([Received(5.0, pushed, 0.25), folded])]
+    >>> folded = journal.Folded(1, 0, 1.0, False, (journal.FoldedMember(0, 1, 1, staleness=0, share=1.0),))
+    >>> [(row.what, row.version) for row in story([journal.Received(5.0, pushed, 0.25), folded])]
     [('folded', 1)]
     """
     teller = _Teller()
@@ -72,20 +62,20 @@ class _Teller:
         self._zero_s: float | None = None
         self._now_s = 0.0
         self._version = 0
-        self._came: dict[tuple[int, int, int], Received] = {}
-        self._latest: Received | None = None
+        self._came: dict[tuple[int, int, int], journal.Received] = {}
+        self._latest: journal.Received | None = None
 
-    def tell(self, record: Record) -> Iterator[Row]:
-        if not isinstance(record, Folded | Discard):
+    def tell(self, record: journal.Record) -> Iterator[Row]:
+        if not isinstance(record, journal.Folded | Discard):
             self._now_s = record.time_s
             self._zero_s = record.time_s if self._zero_s is None else self._zero_s
-        if isinstance(record, Folded):
+        if isinstance(record, journal.Folded):
             self._version = record.version
             for member in record.members:
                 yield self._folded(member)
         elif isinstance(record, Discard):
             yield self._discarded(record)
-        elif isinstance(record, Received):
+        elif isinstance(record, journal.Received):
             yield from self._received(record)
         else:
             yield self._other(record)
@@ -96,7 +86,7 @@ class _Teller:
             self._now_s = came.time_s
             yield self._row("held, in no fold", worker, number=number, loss=_loss(came))
 
-    def _received(self, received: Received) -> Iterator[Row]:
+    def _received(self, received: journal.Received) -> Iterator[Row]:
         event = received.event
         if isinstance(event, Pushed):
             self._latest = received
@@ -107,7 +97,7 @@ class _Teller:
         if what := _in_words(event):
             yield self._row(what, event.worker)
 
-    def _folded(self, member: FoldedMember) -> Row:
+    def _folded(self, member: journal.FoldedMember) -> Row:
         came = self._came.pop((member.worker, member.incarnation, member.number), None)
         return self._row(
             "folded",
@@ -135,13 +125,13 @@ class _Teller:
             loss=_loss(came),
         )
 
-    def _other(self, record: Evicted | Noted | Ended | Resumed) -> Row:
-        if isinstance(record, Evicted):
+    def _other(self, record: journal.Evicted | journal.Noted | journal.Ended | journal.Resumed) -> Row:
+        if isinstance(record, journal.Evicted):
             return self._row(f"evicted: silent for {record.silent_s:.1f} s", record.worker)
-        if isinstance(record, Noted):
+        if isinstance(record, journal.Noted):
             return self._row(record.text, record.worker)
         self._version = record.version
-        if isinstance(record, Resumed):
+        if isinstance(record, journal.Resumed):
             self._came.clear()
             return self._row(f"resumed from the checkpoint of version {record.version}", None)
         return self._row(f"ended, weights {record.weights_hash}", None)
@@ -151,11 +141,11 @@ class _Teller:
         return Row(time_s=time_s, version=self._version, what=what, worker=worker, **fields)
 
 
-def _loss(came: Received | None) -> float | None:
+def _loss(came: journal.Received | None) -> float | None:
     return None if came is None or isnan(came.loss) else came.loss
 
 
-def _in_words(event: JournalEvent) -> str:
+def _in_words(event: journal.JournalEvent) -> str:
     if isinstance(event, Joined):
         return "joined" if event.incarnation <= 1 else f"joined again, incarnation {event.incarnation}"
     if isinstance(event, Left):

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -36,13 +36,13 @@ UNBROKEN = ("every", "send", "adopt")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One recipe, as it is listed."""
+    """One recipe, as it is listed, and as JSON has it."""
 
-    name: str
+    strategy: str
     idea: str
-    paper: str
     settings: dict[str, Any]
     answers: dict[str, str]
+    paper: str
 
 
 def strategies(
@@ -51,7 +51,7 @@ def strategies(
     """List the strategies: how each answers the six questions, who folds, its settings, and the paper it is from."""
     entries = [entry(name) for name in RECIPES]
     if as_json:
-        print(json.dumps([_document(one) for one in entries], indent=2, ensure_ascii=False))
+        print(json.dumps([asdict(one) for one in entries], indent=2, ensure_ascii=False))
         return
     console = terminal()
     table = _answers(entries, apart=console.width >= PLAIN_WIDTH)
@@ -73,7 +73,7 @@ def entry(name: str) -> Entry:
     strategy = strategy_of(name, EXAMPLE_WORKERS)
     text = inspect.getdoc(recipe) or ""
     idea = text.split("\n\n")[0].replace("\n", " ").replace("`", "")
-    return Entry(name, idea, _paper(text), _settings(recipe), strategy.answers())
+    return Entry(name, idea, _settings(recipe), strategy.answers(), _paper(text))
 
 
 def _settings(recipe: Callable[..., Strategy]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _answers(entries: list[Entry], apart: bool) -> Table:
         words = [word for one in entries for word in _answer(one, question).split()]
         table.add_column(heading, no_wrap=question in UNBROKEN, min_width=max(len(word) for word in words))
     for one in entries:
-        table.add_row(one.name, *(_answer(one, question) for question in QUESTIONS))
+        table.add_row(one.strategy, *(_answer(one, question) for question in QUESTIONS))
     return table
 
 
@@ -106,7 +106,7 @@ def _answers_in_turn(entries: list[Entry]) -> Table:
     for one in entries:
         table.add_section()
         for question, heading in QUESTIONS.items():
-            table.add_row(one.name if question == "every" else "", heading, _answer(one, question))
+            table.add_row(one.strategy if question == "every" else "", heading, _answer(one, question))
     return table
 
 
@@ -124,15 +124,7 @@ def _ideas(entries: list[Entry]) -> Table:
     for heading in ("idea", "settings", "paper"):
         table.add_column(heading)
     for one in entries:
-        table.add_row(one.name, one.idea, "\n".join(f"{key}={value}" for key, value in one.settings.items()), one.paper)
+        table.add_row(
+            one.strategy, one.idea, "\n".join(f"{key}={value}" for key, value in one.settings.items()), one.paper
+        )
     return table
-
-
-def _document(one: Entry) -> dict[str, Any]:
-    return {
-        "strategy": one.name,
-        "idea": one.idea,
-        "settings": one.settings,
-        "answers": one.answers,
-        "paper": one.paper,
-    }

@@ -46,16 +46,6 @@ Seed = Annotated[int, typer.Option(help="Seeds the draws of steps and workers be
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the table.")]
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What `--json` prints."""
-
-    run: str
-    ran: Prediction
-    predictions: list[Prediction]
-    recommendation: str
-    notes: list[str]
-
-
 def whatif(
     run: RunPath,
     strategies: Names = None,
@@ -77,11 +67,10 @@ def whatif(
     asked = strategies_of(",".join(usual(number)) if strategies is None else strategies, number)
     same = _same(summary, number)
     chosen = [*([same] if same is not None else []), *(one for one in asked if same is None or one.name != same.name)]
-    rate = bytes_per_s(bandwidth) if bandwidth is not None else None
     in_vain = called_off(summary)
-    found = what_if(times, chosen, workers, rate, seed, in_vain=in_vain)
+    found = what_if(times, chosen, workers, bytes_per_s(bandwidth), seed, in_vain=in_vain)
     was = as_it_was(summary)
-    changed = workers is not None or rate is not None
+    changed = workers is not None or bandwidth is not None
     if changed and same is None:
         raise ConfigurationError(
             f"{summary.strategy} is not a strategy of `plesio strategies`, so it cannot be replayed with other workers "
@@ -89,12 +78,12 @@ def whatif(
         )
     ran = found[0] if changed else was
     words = recommendation(times, ran, found)
-    notes = _notes(was, found[0] if same is not None and not changed else None, workers, len(times.workers))
-    notes += _without_links(found)
+    notes = _notes(was, found, same is not None and not changed, number, len(times.workers))
     lost = sum(len(in_vain.get(one.worker, ())) for one in times.workers if not one.at_least)
     notes += _assumptions(times, lost, own_work(summary))
     if as_json:
-        print(msgspec.json.encode(Answer(str(run), was, found, words, notes)).decode())
+        answer = {"run": str(run), "ran": was, "predictions": found, "recommendation": words, "notes": notes}
+        print(msgspec.json.encode(answer).decode())
         return
     console = terminal()
     console.print(_table(was, found, ran), "", words, *(f"Note: {note}." for note in notes), sep="\n", markup=False)
@@ -120,12 +109,14 @@ def read_summary(run: Path) -> Summary:
         raise ConfigurationError(f"{path} is not the summary of a run: {error}; give the run's folder") from error
 
 
-def bytes_per_s(text: str) -> float:
-    """A number of bytes a second.
+def bytes_per_s(text: str | None) -> float | None:
+    """A number of bytes a second, if one is given.
 
-    >>> bytes_per_s("125MB"), bytes_per_s("1e9")
-    (125000000.0, 1000000000.0)
+    >>> bytes_per_s("125MB"), bytes_per_s("1e9"), bytes_per_s(None)
+    (125000000.0, 1000000000.0, None)
     """
+    if text is None:
+        return None
     match = re.fullmatch(r"(\d+\.?\d*(?:[eE]\d+)?)\s*(kB|MB|GB|)", text.strip())
     if match is None or not float(match[1]) > 0:
         raise ConfigurationError(
@@ -144,18 +135,22 @@ def _same(summary: Summary, workers: int) -> Strategy | None:
     return strategy if strategy.name == summary.strategy else None
 
 
-def _notes(was: Prediction, again: Prediction | None, workers: int | None, there: int) -> list[str]:
+def _notes(was: Prediction, found: Sequence[Prediction], replayed: bool, workers: int, there: int) -> list[str]:
+    """How to read the table; `replayed`: the first of `found` is the run itself; `there`: the workers that it had."""
     notes = ["equal samples, not equal accuracy"]
-    if again is not None:
-        notes.append(_how_far_off(was, again))
-    if workers is not None and workers > there:
+    if replayed:
+        again_s = found[0].time_s
+        words = f"the replay of {was.strategy} itself takes {again_s:.2f} s; it took {was.time_s:.2f} s"
+        off = again_s / was.time_s - 1
+        if abs(off) > CLOSE:
+            words += f": {abs(off):.0%} {'more' if off > 0 else 'less'}, and the other rows may be off by as much"
+        notes.append(words)
+    if workers > there:
         notes.append(f"{workers - there} of {workers} workers are drawn from the {there} there were")
+    shared = ", ".join(one.strategy for one in found if one.one_host)
+    if shared:
+        notes.append(f"only on one host, where no link slows it down, and so not recommended: {shared}")
     return notes
-
-
-def _without_links(found: Sequence[Prediction]) -> list[str]:
-    names = ", ".join(one.strategy for one in found if one.one_host)
-    return [f"only on one host, where no link slows it down, and so not recommended: {names}"] if names else []
 
 
 def _assumptions(times: Measured, lost: int, own_work: bool) -> list[str]:
@@ -184,15 +179,6 @@ def _assumptions(times: Measured, lost: int, own_work: bool) -> list[str]:
     if not times.service_s:
         notes.append("no exchange with a server was measured: it is taken to cost nothing")
     return notes
-
-
-def _how_far_off(was: Prediction, again: Prediction) -> str:
-    """What the replay of the run itself says of the model, and so of the other rows."""
-    words = f"the replay of {was.strategy} itself takes {again.time_s:.2f} s; it took {was.time_s:.2f} s"
-    off = again.time_s / was.time_s - 1
-    if abs(off) <= CLOSE:
-        return words
-    return f"{words}: {abs(off):.0%} {'more' if off > 0 else 'less'}, and the other rows may be off by as much"
 
 
 def _table(was: Prediction, found: Sequence[Prediction], ran: Prediction) -> Table:
