@@ -22,7 +22,7 @@ import msgspec
 
 import plesio as ps
 from _report import Row, interleave, parser, progress, report
-from plesio.launch.simulated.whatif import called_off, what_if
+from plesio.launch.simulated.whatif import what_if
 from plesio.observe.times import measured
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -65,7 +65,7 @@ def rows(arguments: argparse.Namespace) -> list[Row]:
     times = measured(run.summary)
     ideal = seconds * sum(1 / one.mean_s for one in times.workers)  # about as many steps as the real runs will take
     asked = [STRATEGIES[name]() for name in names]
-    found = what_if(msgspec.structs.replace(times, steps=ideal), asked, in_vain=called_off(run.summary))
+    found = what_if(msgspec.structs.replace(times, steps=ideal), asked)
     predicted = dict(zip(names, (one.steps_per_s for one in found), strict=True))
     progress.print(f"sync_sgd ran at {run.steps_per_s:.1f} steps/s; predicted: {predicted}")
     tasks = {name: functools.partial(steps_per_s, name, seconds) for name in names}
@@ -77,7 +77,7 @@ def called_off_row() -> Row:
     """How far off the replay of a run is that called off its slowest steps."""
     strategy, until = ps.first_of(7), ps.Until(seconds=30)
     run = ps.run(digits.train, strategy, workers=8, engine=ps.Simulated("heavy-tail"), until=until)
-    (found,) = what_if(measured(run.summary), [strategy], in_vain=called_off(run.summary))
+    (found,) = what_if(measured(run.summary), [strategy])
     return _error("first_of(7) of 8, simulated, from itself", found.steps_per_s, [run.steps_per_s])
 
 

@@ -188,13 +188,14 @@ def start(
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
     job = Job(config=config, train=train, evaluate=evaluate)
     begin_from = resumption(job)
-    folder = _new_folder(job) if config.runs is not None else None
+    folder = _new_folder(config, config.runs, name_of(train)) if config.runs is not None else None
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)
     seen = functools.partial(_watch, config.until, watch, begin_from)
     with CtrlC() as ctrl_c:  # until all is written
         if cluster is not None:
-            outcome = SimulatedEngine(job, cluster, seen, _limits(config.until), ctrl_c).run()
+            limits = Limits(**config.until.limits) if config.until is not None else Limits()
+            outcome = SimulatedEngine(job, cluster, seen, limits, ctrl_c).run()
         else:
             outcome = LocalEngine(job, seen, ctrl_c).run()
         if begin_from is not None:
@@ -246,18 +247,19 @@ def _watch(
         watch(live)
     if until is None:
         return None
-    before = begun_from.saved.manifest if begun_from is not None else None
-    return until.reached(live, before.steps, before.samples) if before is not None else until.reached(live)
+    done = {"seconds": live.time_s, "steps": live.steps, "samples": live.samples}
+    if begun_from is not None:
+        done["steps"] += begun_from.saved.manifest.steps
+        done["samples"] += begun_from.saved.manifest.samples
+    return until.reached(done, live.metrics)
 
 
-def _new_folder(job: Job) -> RunFolder:
+def _new_folder(config: RunConfig, runs: Path, train: str) -> RunFolder:
     """The run folder, with run.toml in it."""
-    config, train = job.config, name_of(job.train)
-    assert config.runs is not None
     document = config.as_document()
     document["run"] |= {"train": train, "plesio": version("plesio")}
     target = config.until.target if config.until is not None else None
-    return RunFolder.create(config.runs, document, train, config.in_words(), target)
+    return RunFolder.create(runs, document, train, config.in_words(), target)
 
 
 def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:
@@ -304,11 +306,6 @@ def _warn_of_nothing(done: Run) -> None:
         warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=5)
 
 
-def _limits(until: Until | None) -> Limits:
-    """What virtual time is cut off at exactly."""
-    return Limits(**until.limits) if until is not None else Limits()
-
-
 def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
     names = Summary.__struct_fields__
     measured = {name: value for name, value in msgspec.structs.asdict(final).items() if name in names}
@@ -323,6 +320,3 @@ def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
         ended=outcome.ended,
         clock="virtual" if config.simulated else "wall",
     )
-
-
-__all__ = ["Live", "Run", "Until", "run"]

@@ -594,7 +594,7 @@ def board(width: int) -> str:
 
 
 def _live() -> Any:
-    from plesio.runner import Live
+    from plesio.launch.job import Live
 
     return Live(time_s=3.0, version=5, steps=1234, samples=9, metrics={"accuracy": 0.875})
 

@@ -13,18 +13,16 @@ import plesio as ps
 from plesio.cli.main import main
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.whatif import (
-    CalledOff,
     Prediction,
     advice,
     as_it_was,
-    called_off,
     choose,
     recommendation,
     what_if,
 )
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
-from plesio.observe.times import Measured, StepTimes, measured
+from plesio.observe.times import CalledOff, Measured, StepTimes, measured
 
 SLOW, FAST = (0.5, 0.4, 0.45, 0.41), (0.1, 0.45, 0.05, 0.1)
 
@@ -209,9 +207,10 @@ def test_a_cancelled_step_takes_the_time_of_a_longer_one() -> None:
 
     def took_s(worker: int, seconds: float) -> float:
         """What the two steps of a worker and the one called off between them take, alone; of the other as many."""
-        crew = StepTimes(0, run.workers[worker].seconds[:2]), StepTimes(1, run.workers[1 - worker].seconds)
-        lost = {0: [CalledOff(after=1, seconds=seconds)]}
-        (found,) = what_if(Measured(workers=crew, steps=3), [ps.async_sgd()], workers=1, in_vain=lost)
+        lost = (CalledOff(after=1, seconds=seconds),)
+        mine = StepTimes(0, run.workers[worker].seconds[:2], called_off=lost)
+        crew = mine, StepTimes(1, run.workers[1 - worker].seconds)
+        (found,) = what_if(Measured(workers=crew, steps=3), [ps.async_sgd()], workers=1)
         return found.time_s
 
     assert took_s(0, 0.2) == pytest.approx(0.1 + 0.3 + 0.3)  # its own
@@ -222,8 +221,9 @@ def test_a_cancelled_step_takes_the_time_of_a_longer_one() -> None:
 def test_cancelled_steps_are_unknown_for_local_steps() -> None:
     spans = (Span(0, "compute", 0.0, 0.4, 1), Span(0, "compute", 0.4, 0.9), Span(0, "compute", 0.9, 1.3, 1))
     summary = msgspec.structs.replace(synchronous(), timeline=spans)
-    assert called_off(summary) == {0: [CalledOff(after=1, seconds=0.5)]}
-    assert called_off(msgspec.structs.replace(summary, timeline=(*spans, Span(1, "compute", 0.0, 0.4, 4)))) == {}
+    assert [one.called_off for one in measured(summary).workers] == [(CalledOff(after=1, seconds=0.5),)]
+    several = msgspec.structs.replace(summary, timeline=(*spans, Span(1, "compute", 0.0, 0.4, 4)))
+    assert [one.called_off for one in measured(several).workers] == [(), ()]
 
 
 def endless(worker: ps.Worker) -> None:
@@ -244,10 +244,12 @@ def simulated(strategy: ps.Strategy, runs: Path | None = None) -> ps.Run:
 def test_cancelled_steps_are_in_the_prediction() -> None:
     """Without them the prediction is a third too low."""
     summary = simulated(ps.first_of(7)).summary
-    (found,) = what_if(measured(summary), [ps.first_of(7)], in_vain=called_off(summary))
+    run = measured(summary)
+    (found,) = what_if(run, [ps.first_of(7)])
     assert found.time_s == pytest.approx(summary.wall_s, rel=0.05)
     assert found.waiting_share == pytest.approx(summary.waiting_share, abs=0.03)
-    (biased,) = what_if(measured(summary), [ps.first_of(7)])
+    without = tuple(msgspec.structs.replace(one, called_off=()) for one in run.workers)
+    (biased,) = what_if(msgspec.structs.replace(run, workers=without), [ps.first_of(7)])
     assert biased.time_s < 0.8 * summary.wall_s
 
 

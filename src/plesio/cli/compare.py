@@ -16,7 +16,7 @@ from rich.text import Text
 
 from plesio.cli.live import Board, simulated_in, terminal
 from plesio.cli.options import Arguments, ScriptPath, takes_settings
-from plesio.cli.script import MetricMissingError, load_for
+from plesio.cli.script import MetricMissingError, load
 from plesio.cli.settings import strategies_of, usual
 from plesio.cli.typed import in_words, values_of
 from plesio.cluster.presets import PRESETS
@@ -137,7 +137,7 @@ def _writable(*paths: Path | None) -> None:
 
 def _run_all(console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison) -> None:
     with Board(console, [one.strategy.name for one in configs], found.until) as board:
-        script = load_for(found.config, found.script, arguments)
+        script = load(found.script, arguments, found.config)
         for number, config in enumerate(configs):
             try:
                 summary = script.run(config, board.watch(number)).summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +67,7 @@ def journal(
 
 
 def chosen(
-    rows: Iterable[Row], workers: Iterable[int], staleness_over: int | None, around: int | None
+    rows: Iterable[Row], workers: Sequence[int], staleness_over: int | None, around: int | None
 ) -> Iterator[Row]:
     """The rows that were asked for; it reads no further than it has to.
 
@@ -75,17 +75,13 @@ def chosen(
     >>> [row.version for row in chosen(rows, [1], staleness_over=45, around=40)]
     [47, 49]
     """
-    wanted = frozenset(workers)
     for row in rows:
-        if around is not None and abs(row.version - around) > AROUND:
-            if row.version > around:
-                return
-            continue
-        if wanted and row.worker not in wanted:
-            continue
-        if staleness_over is not None and (row.staleness is None or row.staleness <= staleness_over):
-            continue
-        yield row
+        if around is not None and row.version > around + AROUND:
+            return
+        near = around is None or row.version >= around - AROUND
+        stale = staleness_over is None or (row.staleness or 0) > staleness_over
+        if near and stale and (not workers or row.worker in workers):
+            yield row
 
 
 def _print_json(found: Journal, rows: Iterable[Row]) -> None:

@@ -21,7 +21,7 @@ from plesio.observe.summary import Summary
 from plesio.observe.svg import number
 
 if TYPE_CHECKING:
-    from plesio.runner import Live
+    from plesio.launch.job import Live
 
 REDRAW_S = 0.1
 BAR = 20

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from plesio import __version__
+from plesio import __version__, errors
 from plesio.cli.compare import compare
 from plesio.cli.journal import journal
 from plesio.cli.output import OutputLostError, give_up_output, prepare_output
@@ -21,19 +21,11 @@ from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.cli.typed import as_typed
 from plesio.cli.whatif import whatif
-from plesio.errors import (
-    ConfigurationError,
-    ModelMismatchError,
-    PlesioError,
-    RunInterrupted,
-    SharedMemoryError,
-    StrategyError,
-)
 from plesio.launch.ctrl_c import ENDING, EndedBySignal, end_at_once, name_of
 from plesio.launch.local.forkserver import ForkServer
 
 FAILED, USAGE, BY_SIGNAL = 1, 2, 128
-ASKED_WRONGLY = (ConfigurationError, ModelMismatchError, SharedMemoryError, StrategyError)
+ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.SharedMemoryError, errors.StrategyError)
 
 
 def _plain(options: list[Any]) -> list[Any]:
@@ -127,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = command.main(typed, prog_name="plesio", standalone_mode=False, obj=typed)
-    except PlesioError as error:
+    except errors.PlesioError as error:
         _complain(as_typed(str(error)) if isinstance(error, ASKED_WRONGLY) else str(error))
         return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
     except Exception as error:
@@ -140,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _signal_of(error: BaseException | None) -> int | None:
     """The signal that ended the run, if one did; what failed since may hide it."""
     while error is not None:
-        if isinstance(error, EndedBySignal | RunInterrupted):
+        if isinstance(error, EndedBySignal | errors.RunInterrupted):
             return error.number
         error = error.__cause__ or error.__context__
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -66,25 +66,23 @@ def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> C
         instead: options that are otherwise for this command.
     """
     others = {one.name: one for one in instead}
-
-    def options() -> Iterator[inspect.Parameter]:
-        for name in SETTINGS:
-            for option in options_of(name) if name not in but else ():
-                one = others.get(option.name, option)
-                shown = typer.Option(one.name, metavar=one.metavar, help=one.help)
-                yield inspect.Parameter(
-                    key_of(one),
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=one.default,
-                    annotation=Annotated[one.kind, shown],
-                )
+    taken = [others.get(one.name, one) for name in SETTINGS if name not in but for one in options_of(name)]
+    options = [
+        inspect.Parameter(
+            key_of(one),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=one.default,
+            annotation=Annotated[one.kind, typer.Option(one.name, metavar=one.metavar, help=one.help)],
+        )
+        for one in taken
+    ]
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = signature.parameters.values()
         before = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         after = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        command.__signature__ = signature.replace(parameters=[*before, *options(), *after])  # type: ignore[attr-defined]
+        command.__signature__ = signature.replace(parameters=[*before, *options, *after])  # type: ignore[attr-defined]
         return command
 
     return decorate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,20 +18,13 @@ if TYPE_CHECKING:
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a journal.", show_default=False)]
 ScriptPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--script", metavar="FILE", help="The run's script, if it is no longer where it was.", show_default=False
-    ),
+    Path | None, typer.Option("--script", metavar="FILE", help="The run's script, if it is no longer where it was.")
 ]
 UntilVersion = Annotated[
-    int | None,
-    typer.Option("--until", metavar="VERSION", help="Stop at this version and write its weights.", show_default=False),
+    int | None, typer.Option("--until", metavar="VERSION", help="Stop at this version and write its weights.")
 ]
 Weights = Annotated[
-    Path | None,
-    typer.Option(
-        "--weights", metavar="FILE", help="Where to write them; beside the journal if left out.", show_default=False
-    ),
+    Path | None, typer.Option("--weights", metavar="FILE", help="Where to write them; beside the journal if left out.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Go on even if script, libraries or machine are not the same.")]
 
@@ -56,7 +49,7 @@ def replay(
     from plesio.protocol.journal import read_journal
 
     journal = read_journal(run)
-    train = _train_of(journal.head, script, arguments or (), force)
+    train = _train_of(journal.head, script, arguments, force)
     found = do(run, train, until=until, force=force)
     console = terminal()
     console.print(str(found), markup=False, soft_wrap=True)
@@ -93,7 +86,9 @@ def _check_unchanged(head: JournalHead, script: Path) -> None:
         )
 
 
-def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], force: bool) -> Callable[..., object]:
+def _train_of(
+    head: JournalHead, script: Path | None, arguments: list[str] | None, force: bool
+) -> Callable[..., object]:
     """The training function to do it again with: the `train` of the script that is named, or of the file it was in.
 
     Raises:
@@ -108,7 +103,7 @@ def _train_of(head: JournalHead, script: Path | None, arguments: Sequence[str], 
     if not force:
         _check_unchanged(head, path)
     try:
-        train = load(path, {}, arguments, processes=False).train
+        train = load(path, arguments).train
     except ConfigurationError as error:
         if script is not None:
             raise

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from plesio.cli.live import Board, terminal
 from plesio.cli.options import Arguments, ScriptPath, takes_settings
-from plesio.cli.script import load_for
+from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
 from plesio.config.until import Until
@@ -40,7 +40,7 @@ def train(
     """Run a script, with a line that shows how it stands, and print what it cost; if interrupted, how to go on."""
     try:
         with Board(console, [config.strategy.name], config.until or Until(), says=False) as board:
-            done = load_for(config, script, arguments).run(config, board.watch(0))
+            done = load(script, arguments, config).run(config, board.watch(0))
     except RunInterrupted as stop:
         _show(console, stop.run)
         if stop.run is not None or stop.resume is not None:

@@ -17,7 +17,8 @@ from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.working_directory import check_working_directory
 
 if TYPE_CHECKING:
-    from plesio.runner import Live, Run
+    from plesio.launch.job import Live
+    from plesio.runner import Run
 
 RUN_NAME = "plesio_script"
 """Not "__main__": what a script does only as a program stays undone."""
@@ -28,7 +29,6 @@ UNGUARDED = "it calls ps.run while it is loaded; put ps.run under if __name__ ==
 class Script:
     """What a script gives to a run."""
 
-    path: Path
     train: Callable[..., object]
     evaluate: Callable[..., Mapping[str, float]] | None
 
@@ -57,27 +57,23 @@ class MetricMissingError(ConfigurationError):
     """`evaluate` does not return what the run is to stop at: no strategy is likely to change that."""
 
 
-def load_for(config: RunConfig, path: Path, arguments: Sequence[str] | None) -> Script:
-    """`load` what a run with these settings needs."""
-    targets = config.until.metrics if config.until is not None else {}
-    return load(path, targets, arguments or (), processes=not config.simulated)
+def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None) -> Script:
+    """Load the script, for which `arguments` are; `config`: of the run that it is for, if one is to start.
 
-
-def load(path: Path, metrics: Mapping[str, float], arguments: Sequence[str] = (), processes: bool = True) -> Script:
-    """Load the script, for which `arguments` are; where workers will be `processes`, another one gets ready meanwhile: both
-    import torch.
+    Where workers will be processes, another one gets ready meanwhile: both import torch.
 
     Raises:
         ConfigurationError: no working directory, no such file, it raises, or it lacks `train`, or `evaluate` where
-            `metrics` are wanted.
+            the run has a target.
     """
+    targets = config.until.metrics if config is not None and config.until is not None else {}
     check_working_directory()
     if not path.is_file():
         why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
         raise ConfigurationError(f"{why}; give a Python script that defines train(worker)")
     sys.path.insert(0, str(path.resolve().parent))
-    sys.argv = [str(path), *arguments]  # as the program, here and in its workers: our options are not its own
-    if processes:
+    sys.argv = [str(path), *(arguments or ())]  # as the program, here and in its workers: our options are not its own
+    if config is not None and not config.simulated:
         ForkServer.shared()
     names = _execute(path)
     train, evaluate = names.get("train"), names.get("evaluate")
@@ -85,13 +81,13 @@ def load(path: Path, metrics: Mapping[str, float], arguments: Sequence[str] = ()
         raise ConfigurationError(f"{path} defines no function train(worker); the functions it has: {_functions(names)}")
     if evaluate is not None and not callable(evaluate):
         raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
-    if evaluate is None and metrics:
-        name, value = next(iter(metrics.items()))
+    if evaluate is None and targets:
+        name, value = next(iter(targets.items()))
         raise ConfigurationError(
             f"--until {name}={value:g} needs a function evaluate(model) in {path} that returns {{{name!r}: ...}}; "
             f"the functions it has: {_functions(names)}"
         )
-    return Script(path, train, evaluate)
+    return Script(train, evaluate)
 
 
 def _functions(names: Mapping[str, Any]) -> str:

@@ -119,34 +119,25 @@ def _engine(typed: Typed, workers: int) -> str | Simulated:
 
 
 def _faults(typed: Typed, workers: int) -> list[Fault]:
-    slow: list[Fault] = [_slow(text, workers) for text in typed["slow"] or ()]
-    return [*slow, *(_kill(text, workers) for text in typed["kill"] or ())]
+    slow = [_fault("--slow", text, workers, "0:10 for worker 0 ten times slower") for text in typed["slow"] or ()]
+    example = "1:2.5 for worker 1 after 2.5 seconds, or server:2.5"
+    return [*slow, *(_fault("--kill", text, workers, example) for text in typed["kill"] or ())]
 
 
-def _slow(text: str, workers: int) -> Slow:
-    worker, factor = _pair("--slow", text, "0:10 for worker 0 ten times slower")
-    with refused_as(f"--slow {text}"):
-        return Slow(_worker("--slow", worker, text, workers), factor)
-
-
-def _kill(text: str, workers: int) -> Kill:
-    worker, after_s = _pair("--kill", text, "1:2.5 for worker 1 after 2.5 seconds, or server:2.5")
-    with refused_as(f"--kill {text}"):
-        return Kill(None if worker == "server" else _worker("--kill", worker, text, workers), after_s)
-
-
-def _pair(option: str, text: str, example: str) -> tuple[str, float]:
-    who, _, number = text.partition(":")
+def _fault(option: str, text: str, workers: int, example: str) -> Fault:
+    who, _, number = (part.strip() for part in text.partition(":"))
     try:
-        return who.strip(), float(number)
+        value = float(number)
     except ValueError:
         raise ConfigurationError(f"{option} {text}: cannot be read; write it like {example}") from None
-
-
-def _worker(option: str, who: str, text: str, workers: int) -> int:
-    if not re.fullmatch(r"\d+", who) or int(who) >= workers:
-        raise ConfigurationError(f"{option} {text}: there is no worker {who!r}; there are workers 0 to {workers - 1}")
-    return int(who)
+    with refused_as(f"{option} {text}"):
+        if option == "--kill" and who == "server":
+            return Kill(after_s=value)
+        if not re.fullmatch(r"\d+", who) or int(who) >= workers:
+            raise ConfigurationError(
+                f"{option} {text}: there is no worker {who!r}; there are workers 0 to {workers - 1}"
+            )
+        return Kill(int(who), value) if option == "--kill" else Slow(int(who), value)
 
 
 def _pace(typed: Typed, workers: int) -> Pace | None:

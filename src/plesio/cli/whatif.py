@@ -58,7 +58,7 @@ def whatif(
 
     Says what each would have cost to the same number of samples, and which to take.
     """
-    from plesio.launch.simulated.whatif import as_it_was, called_off, own_work, recommendation, what_if
+    from plesio.launch.simulated.whatif import as_it_was, own_work, recommendation, what_if
     from plesio.observe.times import measured
 
     summary = read_summary(run)
@@ -67,8 +67,7 @@ def whatif(
     asked = strategies_of(",".join(usual(number)) if strategies is None else strategies, number)
     same = _same(summary, number)
     chosen = [*([same] if same is not None else []), *(one for one in asked if same is None or one.name != same.name)]
-    in_vain = called_off(summary)
-    found = what_if(times, chosen, workers, bytes_per_s(bandwidth), seed, in_vain=in_vain)
+    found = what_if(times, chosen, workers, bytes_per_s(bandwidth), seed)
     was = as_it_was(summary)
     changed = workers is not None or bandwidth is not None
     if changed and same is None:
@@ -79,8 +78,7 @@ def whatif(
     ran = found[0] if changed else was
     words = recommendation(times, ran, found)
     notes = _notes(was, found, same is not None and not changed, number, len(times.workers))
-    lost = sum(len(in_vain.get(one.worker, ())) for one in times.workers if not one.at_least)
-    notes += _assumptions(times, lost, own_work(summary))
+    notes += _assumptions(times, own_work(summary))
     if as_json:
         answer = {"run": str(run), "ran": was, "predictions": found, "recommendation": words, "notes": notes}
         print(msgspec.json.encode(answer).decode())
@@ -153,8 +151,8 @@ def _notes(was: Prediction, found: Sequence[Prediction], replayed: bool, workers
     return notes
 
 
-def _assumptions(times: Measured, lost: int, own_work: bool) -> list[str]:
-    """What was not measured, and what it is taken to be; `lost`: how many steps were called off."""
+def _assumptions(times: Measured, own_work: bool) -> list[str]:
+    """What was not measured, and what it is taken to be."""
     notes = [
         f"worker {one.worker} finished no step: it is taken to need {one.mean_s * 1e3:.0f} ms, the longest it computed "
         "before it was called off; it may need more, and what needs it then takes longer than is said here (≥)"
@@ -166,6 +164,7 @@ def _assumptions(times: Measured, lost: int, own_work: bool) -> list[str]:
         for one in times.workers
         if one.last is not None
     ]
+    lost = sum(len(one.called_off) for one in times.workers)
     if lost:
         notes.append(
             f"{lost:,} of {lost + sum(len(one.seconds) for one in times.workers):,} steps were called off: each is taken "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
+from math import inf, prod
 
 import msgspec
 
+from plesio.config.setting import is_number
 from plesio.errors import ConfigurationError
 
 
@@ -26,7 +27,7 @@ class Slow(msgspec.Struct, frozen=True, tag_field="kind"):
 
     def __post_init__(self) -> None:
         _check_worker(self.worker, self)
-        if not (_is_number(self.factor) and self.factor >= 1):
+        if not (is_number(self.factor) and 1 <= self.factor < inf):
             raise ConfigurationError(f"Slow(factor={self.factor!r}): factor must be at least 1 (10: ten times slower)")
 
 
@@ -46,14 +47,10 @@ class Kill(msgspec.Struct, frozen=True, tag_field="kind"):
     def __post_init__(self) -> None:
         if self.worker is not None:
             _check_worker(self.worker, self)
-        if not (_is_number(self.after_s) and self.after_s >= 0):
+        if not (is_number(self.after_s) and 0 <= self.after_s < inf):
             raise ConfigurationError(
                 f"Kill(after_s={self.after_s!r}): after_s must be a number of seconds of at least 0"
             )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _check_worker(worker: object, fault: object) -> None:
@@ -81,9 +78,9 @@ class Pace:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.step_s) and self.step_s >= 0):
+        if not (is_number(self.step_s) and 0 <= self.step_s < inf):
             raise ConfigurationError(f"Pace(step_s={self.step_s!r}): step_s must be a number of seconds of at least 0")
-        if not (_is_number(self.jitter) and 0 <= self.jitter < 1):
+        if not (is_number(self.jitter) and 0 <= self.jitter < 1):
             raise ConfigurationError(f"Pace(jitter={self.jitter!r}): jitter must be at least 0 and below 1")
 
     def draw(self, rng: random.Random) -> float:
@@ -91,10 +88,6 @@ class Pace:
         return self.step_s * max(0.0, rng.gauss(1.0, self.jitter)) if self.jitter else self.step_s
 
 
-def slowness(faults: list[Fault] | tuple[Fault, ...], worker: int) -> float:
+def slowness(faults: tuple[Fault, ...], worker: int) -> float:
     """By what factor `worker` is slowed down."""
-    factor = 1.0
-    for fault in faults:
-        if isinstance(fault, Slow) and fault.worker == worker:
-            factor *= fault.factor
-    return factor
+    return prod(one.factor for one in faults if isinstance(one, Slow) and one.worker == worker)

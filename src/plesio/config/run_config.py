@@ -18,7 +18,7 @@ import msgspec
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.faults import Fault, Kill, Pace, Slow
-from plesio.config.setting import Option, Setting, setting
+from plesio.config.setting import Option, Setting, is_number, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
@@ -31,10 +31,6 @@ SIMULATED_MAX = 60_000
 """Simulated workers: a journal numbers them below 65,536."""
 LONGEST_S = 1e6
 """Eleven days; poll() takes milliseconds in 31 bits, and some waits are for twice the time."""
-ON_MACHINES = (
-    "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and what "
-    "goes wrong: ps.Cluster(groups=..., faults=...)"
-)
 UNTIL = (
     "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with loss, error, mse, "
     "mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of steps (a resumed run goes on "
@@ -74,7 +70,7 @@ class RunConfig:
         Option("--kill", "Kill a worker (or: server) that long into training. May be repeated.", "WORKER:SECONDS"),
         kind=tuple,
         example="a list of ps.Slow(...) and ps.Kill(...)",
-        processes_only=ON_MACHINES,
+        processes_only=True,
     )
     pace: Pace | None = setting(
         None,
@@ -82,7 +78,7 @@ class RunConfig:
         Option("--jitter", "Let paced steps vary by this share (normal, 0 to 1).", "SHARE", float, 0.0),
         kind=Pace | None,
         example="seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)",
-        processes_only=ON_MACHINES,
+        processes_only=True,
     )
     evaluate_every_s: float = setting(
         1.0, help="Pause between two evaluations, in seconds.", metavar="SECONDS", typed_default=0.5
@@ -134,9 +130,12 @@ class RunConfig:
         self._check_numbers()
         self.strategy.check_workers(self.workers)
         self._check_faults()
-        if self.simulated:
-            self._check_simulated()
-        elif self.engine != "local":
+        if self.simulated and (self.faults or self.pace is not None):
+            raise ConfigurationError(
+                "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and "
+                "what goes wrong: ps.Cluster(groups=..., faults=...)"
+            )
+        if not self.simulated and self.engine != "local":
             such = "'local', or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
             raise ConfigurationError(f"engine={self.engine!r}: {such}")
         if self.checkpoint is not None or self.resume is not None:
@@ -152,7 +151,7 @@ class RunConfig:
                 such = f"give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
                 raise StrategyError(f"strategy={strategy!r}: {such}")
             given["strategy"] = recipe(str(name))
-        if _is_number(given["pace"]):
+        if is_number(given["pace"]):
             given["pace"] = Pace(step_s=given["pace"])
         if isinstance(given["faults"], list):
             given["faults"] = tuple(given["faults"])
@@ -172,7 +171,7 @@ class RunConfig:
             raise ConfigurationError(f"seed={self.seed!r}: a whole number of at least 0 and below 2**63")
         for name in ("evaluate_every_s", "timeout_s"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 < value <= longest_s:
+            if not is_number(value) or not 0 < value <= longest_s:
                 raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0{within}")
 
     def _check_faults(self) -> None:
@@ -181,12 +180,6 @@ class RunConfig:
                 raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
             if fault.worker is not None and not 0 <= fault.worker < self.workers:
                 raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
-
-    def _check_simulated(self) -> None:
-        for field in fields(self):
-            why = SETTINGS[field.name].processes_only
-            if why and getattr(self, field.name) != field.default:
-                raise ConfigurationError(why)
 
     def _check_checkpoints(self) -> None:
         if not self.strategy.via.at_server:
@@ -208,10 +201,6 @@ class RunConfig:
     def stealing(self) -> bool:
         """Whether fast workers take more of the data."""
         return self.data == "leases" and not self.strategy.in_lock_step
-
-    def fixed(self) -> dict[str, Any]:
-        """The settings that a resumed run must have in common with the run that it goes on with."""
-        return {name: getattr(self, name) for name, one in SETTINGS.items() if one.fixed}
 
     def in_words(self) -> str:
         """The settings, but for the strategy and what is not asked for.
@@ -253,10 +242,6 @@ SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _plain(value: object) -> object:

@@ -32,7 +32,7 @@ class Setting:
         kind: the class that a value must be of, for `isinstance`; None: it is checked elsewhere.
         example: what a refusal of another kind recommends.
         fixed: a resumed run must have the same value.
-        processes_only: why a simulated run refuses the setting; empty: it does not.
+        processes_only: a simulated run refuses it.
     """
 
     options: tuple[Option, ...] = ()
@@ -43,7 +43,7 @@ class Setting:
     kind: Any = None
     example: str = ""
     fixed: bool = False
-    processes_only: str = ""
+    processes_only: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raise `ConfigurationError` for a value of the wrong kind, or one that is not among the `words`."""
@@ -56,3 +56,8 @@ class Setting:
 def setting(default: Any, *options: Option, **about: Any) -> Any:
     """A field of `RunConfig`; `about` are the arguments of `Setting`."""
     return field(default=default, metadata={"setting": Setting(options=options, **about)})
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, true and false not being any."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Mapping
 
+from plesio.config.setting import is_number
 from plesio.errors import ConfigurationError, unknown_name
 from plesio.observe.summary import all_digits, is_met, limit_reached
-
-
-class Standing(Protocol):
-    """How far a run is."""
-
-    time_s: float
-    steps: int
-    samples: int
-    metrics: dict[str, float]
 
 
 class Until:
@@ -45,14 +37,14 @@ class Until:
         limits = {"seconds": seconds, "samples": samples, "steps": steps}
         self.limits = {name: value for name, value in limits.items() if value is not None}
         for name, value in self.limits.items():
-            if name == "seconds" and not (_is_number(value) and 0 < value < math.inf):
+            if name == "seconds" and not (is_number(value) and 0 < value < math.inf):
                 raise ConfigurationError(f"Until(seconds={value!r}): seconds must be a number of seconds above 0")
-            if name != "seconds" and not (_is_number(value) and 1 <= value < math.inf and value == int(value)):
+            if name != "seconds" and not (is_number(value) and 1 <= value < math.inf and value == int(value)):
                 raise ConfigurationError(
                     f"Until({name}={value!r}): {name} are counted, give a whole number of at least 1"
                 )
         for name, value in metrics.items():
-            if not _is_number(value) or not math.isfinite(value):
+            if not is_number(value) or not math.isfinite(value):
                 raise ConfigurationError(f"Until({name}={value!r}): a target is a finite number, such as accuracy=0.95")
 
     @property
@@ -65,28 +57,24 @@ class Until:
         """The metric and the value that count as success, if any."""
         return next(iter(self.metrics.items()), None)
 
-    def reached(self, live: Standing, steps_before: int = 0, samples_before: int = 0) -> str | None:
-        """Why the run is over, if it is; `steps_before` were taken before it was resumed, `samples_before` visited.
+    def reached(self, done: Mapping[str, float], metrics: Mapping[str, float]) -> str | None:
+        """Why the run is over, if it is; `done`: its seconds, steps and samples so far; `metrics`: the last measured.
 
         Raises:
             ConfigurationError: a target that `evaluate` does not measure would never be reached.
 
-        >>> from types import SimpleNamespace
-        >>> live = SimpleNamespace(time_s=1.0, steps=40, samples=320, metrics={})
-        >>> Until(steps=100).reached(live), Until(steps=100).reached(live, steps_before=60)
+        >>> until = Until(steps=100, accuracy=0.9)
+        >>> until.reached({"steps": 40}, {"accuracy": 0.8}), until.reached({"steps": 100}, {})
         (None, '100 steps were up')
         """
-        unknown = self.metrics.keys() - live.metrics.keys() if live.metrics else set()
+        unknown = self.metrics.keys() - metrics.keys() if metrics else set()
         if unknown:
-            raise ConfigurationError(unknown_name("metric", min(unknown), live.metrics))
+            raise ConfigurationError(unknown_name("metric", min(unknown), metrics))
         for name, wanted in self.metrics.items():
-            got = live.metrics.get(name)
-            if got is not None and is_met(name, got, wanted):
+            if name in metrics and is_met(name, metrics[name], wanted):
                 return f"{name} {all_digits(wanted)} reached"
-        samples, steps = samples_before + live.samples, steps_before + live.steps
-        now = {"seconds": live.time_s, "samples": samples, "steps": steps}
         for name, limit in self.limits.items():
-            if now[name] >= limit:
+            if done[name] >= limit:
                 return limit_reached(name, limit)
         return None
 
@@ -95,10 +83,3 @@ class Until:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Until) and self.goals == other.goals
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.goals.items()))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

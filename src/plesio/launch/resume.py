@@ -6,9 +6,8 @@ import dataclasses
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from plesio.config import RunConfig
+from plesio.config import SETTINGS, RunConfig
 from plesio.errors import CheckpointError
 from plesio.launch.job import Job
 from plesio.launch.provenance import train_hash
@@ -26,31 +25,28 @@ NEARBY = 3
 """How many of the runs there are to resume are named."""
 
 
-class Old(NamedTuple):
-    """The journal of the run that is gone on with: its updates after the checkpoint; or `wrong`, why nobody knows them."""
-
-    undone: int = 0
-    wrong: str = ""
-
-
 UNKNOWN = "how many later updates are undone is not known"
-NO_JOURNAL = Old(wrong=f"{UNKNOWN}: there is no journal")
+NO_JOURNAL = f"{UNKNOWN}: there is no journal"
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A checkpoint that a run goes on from, and what was done after it and is lost."""
+    """A checkpoint that a run goes on from.
+
+    `undone`: the updates after it, which are lost; `unknown`: why the old journal does not tell how many they are.
+    """
 
     saved: Saved
-    old: Old
+    undone: int = 0
+    unknown: str = ""
 
     @property
     def incident(self) -> Incident:
         """In words: nothing goes back silently."""
-        version, undone = self.saved.manifest.version, self.old.undone
+        version, undone = self.saved.manifest.version, self.undone
         passed = f", passing over what is newer: {'; '.join(self.saved.passed)}" if self.saved.passed else ""
         went = f"the run had got to version {version + undone}: " if undone else ""
-        lost = self.old.wrong or f"{went}{undone} update{'' if undone == 1 else 's'} undone"
+        lost = self.unknown or f"{went}{undone} update{'' if undone == 1 else 's'} undone"
         return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}{passed}; {lost}")
 
 
@@ -70,9 +66,9 @@ def resumption(job: Job) -> Resumption | None:
     if saved is None:
         return None
     manifest = saved.manifest
-    old = _old(manifest)
-    if old.wrong and old is not NO_JOURNAL:
-        warnings.warn(f"resumed from {saved.path}; {old.wrong}", RuntimeWarning, stacklevel=5)
+    undone, unknown = _undone(manifest)
+    if unknown and unknown != NO_JOURNAL:
+        warnings.warn(f"resumed from {saved.path}; {unknown}", RuntimeWarning, stacklevel=5)
     if manifest.train_hash and manifest.train_hash != train_hash(job.train):
         warnings.warn(
             f"resumed from {saved.path}; the training function, or something else in its file, has changed since: the run "
@@ -81,7 +77,7 @@ def resumption(job: Job) -> Resumption | None:
             RuntimeWarning,
             stacklevel=5,
         )
-    return Resumption(saved, old)
+    return Resumption(saved, undone, unknown)
 
 
 def _check_same(saved: Saved, now: RunConfig) -> None:
@@ -89,7 +85,7 @@ def _check_same(saved: Saved, now: RunConfig) -> None:
     manifest = saved.manifest
     strategy = Strategy.from_data(manifest.strategy, manifest.fields)
     was = RunConfig(strategy=strategy, workers=manifest.workers, engine=now.engine, seed=manifest.seed)
-    differing = [name for name, value in was.fixed().items() if value != getattr(now, name)]
+    differing = [name for name, one in SETTINGS.items() if one.fixed and getattr(was, name) != getattr(now, name)]
     if differing:
         raise CheckpointError(
             f"{saved.path} is of a run with {_in_words(was, differing, now)}, this one has "
@@ -131,10 +127,10 @@ def _nearby(path: Path) -> str:
     return ""
 
 
-def _old(manifest: Manifest) -> Old:
-    """What the old journal, if it is whole up to the checkpoint, tells of the time after it."""
+def _undone(manifest: Manifest) -> tuple[int, str]:
+    """How many updates the old journal holds after the checkpoint, or why it does not tell."""
     if not manifest.position or not Path(manifest.journal).is_file():
-        return NO_JOURNAL
+        return 0, NO_JOURNAL
     try:
         journal = read_journal(manifest.journal)
         whole, last = journal.start == manifest.position, manifest.version
@@ -143,24 +139,21 @@ def _old(manifest: Manifest) -> Old:
             if end > manifest.position and isinstance(record, Folded):
                 last = max(last, record.version)
     except JournalError as error:
-        return Old(wrong=f"{UNKNOWN}: {error}")
+        return 0, f"{UNKNOWN}: {error}"
     if not whole:
         missing = f": it is damaged or cut off there ({journal.missing})" if journal.missing is not None else ""
         what = f"the journal {manifest.journal} does not reach the checkpoint, which is at byte {manifest.position}"
-        return Old(wrong=f"{UNKNOWN}: {what}{missing}")
-    return Old(last - manifest.version)
+        return 0, f"{UNKNOWN}: {what}{missing}"
+    return last - manifest.version, ""
 
 
 def resumable(job: Job) -> Path | None:
     """The newest place that `job` can be resumed from: its own checkpoints, or what it was resumed from itself."""
     folder = job.keeping.folder
     place = folder if kept_in(folder) else job.keeping.resume
-    return _as_given(Path(place)) if place else None
-
-
-def _as_given(path: Path) -> Path:
-    """The run folder rather than that of its checkpoints; from here if that is shorter."""
-    path = path.parent if path.name == FOLDER else path
+    if not place:
+        return None
+    path = Path(place).parent if Path(place).name == FOLDER else Path(place)  # the run's rather than its checkpoints'
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -183,15 +176,9 @@ def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
     )
     incarnation = 1
     if begin_from is not None:
-        incarnation = 1 + max(begin_from.saved.manifest.order.members.last_incarnation.values(), default=0)
-        if journal is not None:
-            _go_on_with(journal, begin_from)
+        manifest = begin_from.saved.manifest
+        incarnation = 1 + max(manifest.order.members.last_incarnation.values(), default=0)
+        if journal is not None and not begin_from.unknown:  # it begins with what the old one says up to the checkpoint
+            with open(manifest.journal, "rb") as old:
+                journal.write_bytes(old.read(manifest.position))
     return dataclasses.replace(job, incarnation=incarnation, keeping=keeping)
-
-
-def _go_on_with(journal: Path, begin_from: Resumption) -> None:
-    """The new run's journal begins with what the old one's says up to the checkpoint, if that is whole."""
-    manifest = begin_from.saved.manifest
-    if not begin_from.old.wrong:
-        with open(manifest.journal, "rb") as old:
-            journal.write_bytes(old.read(manifest.position))

@@ -10,6 +10,7 @@ exchanges; this is an upper bound if the server was idle meanwhile. What a quick
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -23,10 +24,18 @@ EARLY = 0.1
 """A worker that finishes with this share of all steps left had its own stopping rule."""
 
 
+class CalledOff(msgspec.Struct, frozen=True):
+    """A step that was called off after so many seconds; its worker had finished `after` steps before."""
+
+    after: int
+    seconds: float
+
+
 class StepTimes(msgspec.Struct, frozen=True):
     """One worker's step times in order, in seconds of computing; `at_least`: a lower bound, as it finished no step.
 
     `died_s`: how long it took part, if it died; `last`: how many steps it made, if it returned before the others.
+    `called_off`: none where it finished no step, or where steps go several at a time: one of how many was it?
     """
 
     worker: int
@@ -34,6 +43,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     at_least: bool = False
     died_s: float | None = None
     last: int | None = None
+    called_off: tuple[CalledOff, ...] = ()
 
     @property
     def mean_s(self) -> float:
@@ -70,7 +80,8 @@ def measured(summary: Summary) -> Measured:
         )
     died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end earlier
     last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}
-    workers = [_steps(worker, spans, died.get(worker), last.get(worker)) for worker, spans in by_worker.items()]
+    single = all(span.steps <= 1 for span in summary.timeline)
+    workers = [_steps(worker, spans, died.get(worker), last.get(worker), single) for worker, spans in by_worker.items()]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0
     called_off = summary.discarded.get(Verdict.CANCELLED.words, 0)  # these cost only the parameters sent back
@@ -103,11 +114,15 @@ def _went_early(one: WorkerSummary, summary: Summary) -> bool:
     return left_over > EARLY * summary.steps
 
 
-def _steps(worker: int, spans: Sequence[Span], died_s: float | None, last: int | None) -> StepTimes:
+def _steps(worker: int, spans: Sequence[Span], died_s: float | None, last: int | None, single: bool) -> StepTimes:
     computed = [one for one in spans if one.kind == "compute" and one.end_s > one.start_s]
     seconds = tuple(s for one in computed for s in [(one.end_s - one.start_s) / max(1, one.steps)] * one.steps)
     if seconds or not computed:
-        return StepTimes(worker, seconds, died_s=died_s, last=last)
+        finished = accumulate(one.steps for one in computed)
+        lost = [
+            CalledOff(n, one.end_s - one.start_s) for n, one in zip(finished, computed, strict=True) if not one.steps
+        ]
+        return StepTimes(worker, seconds, died_s=died_s, last=last, called_off=tuple(lost) if single else ())
     return StepTimes(worker, (max(one.end_s - one.start_s for one in computed),), at_least=True, died_s=died_s)
 
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import inf
 from statistics import median
@@ -31,7 +30,7 @@ from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.amounts import percent
 from plesio.observe.summary import Summary
-from plesio.observe.times import Measured, StepTimes, measured, useful_share
+from plesio.observe.times import CalledOff, Measured, StepTimes, measured, useful_share
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
@@ -68,28 +67,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     one_host: bool = False
 
 
-class CalledOff(msgspec.Struct, frozen=True):
-    """A step that was called off after so many seconds; its worker had finished `after` steps before."""
-
-    after: int
-    seconds: float
-
-
-def called_off(summary: Summary) -> dict[int, list[CalledOff]]:
-    """Each worker's steps that were called off, in order; none where steps go several at a time: one of how many was it?"""
-    if any(span.steps > 1 for span in summary.timeline):
-        return {}
-    found: defaultdict[int, list[CalledOff]] = defaultdict(list)
-    finished: Counter[int] = Counter()
-    for span in summary.timeline:
-        if span.kind != "compute":
-            continue
-        finished[span.worker] += span.steps
-        if not span.steps and span.end_s > span.start_s:
-            found[span.worker].append(CalledOff(finished[span.worker], span.end_s - span.start_s))
-    return dict(found)
-
-
 def what_if(
     run: Measured,
     strategies: Sequence[Strategy],
@@ -97,7 +74,6 @@ def what_if(
     bytes_per_s: float | None = None,
     seed: int = 0,
     steps_max: int = STEPS_MAX,
-    in_vain: Mapping[int, Sequence[CalledOff]] | None = None,
 ) -> list[Prediction]:
     """Replay the measured times under other strategies: the time each takes to the same number of samples.
 
@@ -108,7 +84,6 @@ def what_if(
         bytes_per_s: what the links of workers and server carry in each direction; None: as it was.
         seed: of the steps drawn beyond those measured.
         steps_max: simulate no more steps than that.
-        in_vain: each worker's steps that were called off, see `called_off`.
 
     Raises:
         ConfigurationError: a number of workers or a bandwidth that cannot be.
@@ -123,57 +98,47 @@ def what_if(
         raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
     if bytes_per_s is not None and not 0 < bytes_per_s < float("inf"):
         raise ConfigurationError(f"bytes_per_s={bytes_per_s!r}: a number of bytes a second above 0")
-    crew, draws = _crew(run, workers, seed, in_vain or {})
-    return [_predict(run, one, crew, [draw() for draw in draws], bytes_per_s, steps_max) for one in strategies]
+    there = len(run.workers)
+    number = there if workers is None else workers
+    rng = random.Random(f"workers {seed}")
+    crew = [*run.workers[:number], *(rng.choice(run.workers) for _ in range(number - there))]
+    lengths = _Lengths(run.workers)
 
+    def steps() -> list[Iterator[float]]:
+        rngs = [random.Random(f"steps {seed} {place}") for place in range(number)]
+        return [lengths.replay(one.worker, k < there, rng) for k, (one, rng) in enumerate(zip(crew, rngs, strict=True))]
 
-Draws = Callable[[], Iterator[float]]
+    return [_predict(run, one, crew, steps(), bytes_per_s, steps_max) for one in strategies]
 
 
 Step = float | CalledOff
 """How long a step took, if it was finished."""
 
 
-def _crew(
-    run: Measured, workers: int | None, seed: int, in_vain: Mapping[int, Sequence[CalledOff]]
-) -> tuple[list[StepTimes], list[Draws]]:
-    """The workers that take part, and how to draw the steps of each."""
-    there = list(run.workers)
-    number = len(there) if workers is None else workers
-    rng = random.Random(f"workers {seed}")
-    crew = there[:number] + [rng.choice(there) for _ in range(number - len(there))]
-    steps = {one.worker: _in_order(one, in_vain.get(one.worker, ())) for one in there}
-    lengths = _Lengths(steps)
-
-    def draws(place: int) -> Draws:
-        worker = crew[place].worker
-        own = steps[worker]
-        kept = own if place < len(there) else own[:1]
-        return lambda: lengths.replay(worker, kept, random.Random(f"steps {seed} {place}"))
-
-    return crew, [draws(place) for place in range(number)]
-
-
-def _in_order(one: StepTimes, in_vain: Sequence[CalledOff]) -> list[Step]:
+def _in_order(one: StepTimes) -> list[Step]:
     """A worker's steps, those it finished and those that were called off, as they came."""
     steps: list[Step] = list(one.seconds)
-    if not one.at_least:
-        for lost in reversed(in_vain):
-            steps.insert(lost.after, lost)
+    for lost in reversed(one.called_off):
+        steps.insert(lost.after, lost)
     return steps
 
 
 class _Lengths:
     """How long steps are, from all there were of each worker."""
 
-    def __init__(self, steps: Mapping[int, list[Step]]) -> None:
-        self._steps = steps
-        self._ranked: dict[int, list[Step]] = {}
+    def __init__(self, workers: Sequence[StepTimes]) -> None:
+        self._steps = {one.worker: _in_order(one) for one in workers}
+        everybody = list(chain.from_iterable(self._steps.values()))
+        self._ranked = {who: sorted(own, key=_seconds) for who, own in {**self._steps, EVERYBODY: everybody}.items()}
 
-    def replay(self, worker: int, kept: Sequence[Step], rng: random.Random) -> Iterator[float]:
-        """The first step is not drawn again: whatever is made ready in it is made ready once."""
-        drawn = self._steps[worker][1:] or self._steps[worker]
-        for step in kept:
+    def replay(self, worker: int, measured: bool, rng: random.Random) -> Iterator[float]:
+        """The steps of a worker that was `measured`, then steps drawn from them; of any further worker only the first.
+
+        The first step is taken once and never drawn: whatever is made ready in it is made ready once.
+        """
+        own = self._steps[worker]
+        drawn = own[1:] or own
+        for step in own if measured else own[:1]:
             yield self._length(worker, step, rng)
         while True:
             yield self._length(worker, rng.choice(drawn), rng)
@@ -185,7 +150,7 @@ class _Lengths:
         """
         while isinstance(step, CalledOff):
             for who in (worker, EVERYBODY):
-                ranked = self._by_length(who)
+                ranked = self._ranked[who]
                 shorter = bisect_right(ranked, step.seconds, key=_seconds)
                 if shorter < len(ranked):
                     step = ranked[rng.randrange(shorter, len(ranked))]
@@ -193,13 +158,6 @@ class _Lengths:
             else:
                 return step.seconds  # nobody took longer: so long at least
         return step
-
-    def _by_length(self, worker: int) -> list[Step]:
-        """Sorted when they are first asked for: in most runs nothing is called off."""
-        if worker not in self._ranked:
-            steps = chain.from_iterable(self._steps.values()) if worker == EVERYBODY else self._steps[worker]
-            self._ranked[worker] = sorted(steps, key=_seconds)
-        return self._ranked[worker]
 
 
 def _seconds(step: Step) -> float:
@@ -383,7 +341,7 @@ def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
         asked = [sync_sgd(), async_sgd(), local_sgd(16)]
         if ran_with is not None and ran_with.name not in {one.name for one in asked}:
             asked.append(ran_with)
-        others = what_if(run, asked, steps_max=ADVICE_STEPS, in_vain=called_off(summary))
+        others = what_if(run, asked, steps_max=ADVICE_STEPS)
     except (ConfigurationError, StrategyError):
         return None  # too little was measured
     ran = as_it_was(summary)
