@@ -7,11 +7,10 @@ run.toml is `as_document`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
@@ -208,33 +207,21 @@ class RunConfig:
         >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words().partition(", on_")[0]
         'workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8)'
         """
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "strategy"}
-        return ", ".join(f"{name}={value}" for name, value in given.items() if value not in (None, ()))
+        given = {name: value for name, value in vars(self).items() if name != "strategy" and value not in (None, ())}
+        return ", ".join(f"{name}={value}" for name, value in given.items())
 
     def as_document(self) -> dict[str, Any]:
         """The settings as run.toml holds them: the strategy in words and as data, and what is not None of the rest.
 
-        >>> config = RunConfig(strategy="sync_sgd", workers=4, pace=0.02, until=Until(accuracy=0.9))
-        >>> RunConfig.from_document(config.as_document()) == config
-        True
+        >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(accuracy=0.9)).as_document()["run"]["until"]
+        {'accuracy': 0.9}
         """
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        strategy: Strategy = given.pop("strategy")
+        settings = {name: value for name, value in vars(self).items() if name != "strategy"}
+        strategy = {"name": self.strategy.name, **self.strategy.answers(), "fields": self.strategy.as_data()}
         return {
-            "run": _without_none(msgspec.to_builtins(given, enc_hook=_plain)),
-            "strategy": {"name": strategy.name, **strategy.answers(), "fields": _without_none(strategy.as_data())},
+            "run": _without_none(msgspec.to_builtins(settings, enc_hook=_plain)),
+            "strategy": _without_none(strategy),
         }
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> RunConfig:
-        """The settings that `as_document` told of; whatever else the document holds is passed over."""
-        was = document["strategy"]
-        given = {name: value for name, value in document["run"].items() if name in SETTINGS}
-        hints = get_type_hints(cls)
-        return cls(
-            strategy=Strategy.from_data(was["name"], was["fields"]),
-            **{name: _read(hints[name], value) for name, value in given.items()},
-        )
 
 
 SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(RunConfig)}
@@ -246,13 +233,6 @@ def _is_whole(value: object) -> bool:
 
 def _plain(value: object) -> object:
     return value.goals if isinstance(value, Until) else str(value)
-
-
-def _read(hint: Any, value: Any) -> Any:
-    for kind in (Until, Checkpoint):
-        if hint == kind | None:
-            return kind(**value)
-    return msgspec.convert(value, hint, dec_hook=lambda kind, one: kind(one))
 
 
 def _without_none(value: Any) -> Any:
