@@ -194,7 +194,7 @@ def start(
     seen = functools.partial(_watch, config.until, watch, begin_from)
     with CtrlC() as ctrl_c:  # until all is written
         if cluster is not None:
-            limits = Limits(**config.until.limits) if config.until is not None else Limits()
+            limits = Limits(**config.until.limits)
             outcome = SimulatedEngine(job, cluster, seen, limits, ctrl_c).run()
         else:
             outcome = LocalEngine(job, seen, ctrl_c).run()
@@ -221,7 +221,7 @@ def _check_functions(config: RunConfig, train: object, evaluate: object, watch: 
         raise ConfigurationError(
             f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers"
         )
-    if config.until is not None and config.until.metrics and evaluate is None:
+    if config.until.metrics and evaluate is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
         )
@@ -239,14 +239,12 @@ def _check_runs_when_called(train: Callable[..., object]) -> None:
 
 
 def _watch(
-    until: Until | None, watch: Callable[[Live], object] | None, begun_from: Resumption | None, live: Live
+    until: Until, watch: Callable[[Live], object] | None, begun_from: Resumption | None, live: Live
 ) -> str | None:
     if live.evaluate_raised:
         return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
     if watch is not None:
         watch(live)
-    if until is None:
-        return None
     done = {"seconds": live.time_s, "steps": live.steps, "samples": live.samples}
     if begun_from is not None:
         done["steps"] += begun_from.saved.manifest.steps
@@ -258,8 +256,7 @@ def _new_folder(config: RunConfig, runs: Path, train: str) -> RunFolder:
     """The run folder, with run.toml in it."""
     document = config.as_document()
     document["run"] |= {"train": train, "plesio": version("plesio")}
-    target = config.until.target if config.until is not None else None
-    return RunFolder.create(runs, document, train, config.in_words(), target)
+    return RunFolder.create(runs, document, train, config.in_words(), config.until.target)
 
 
 def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:

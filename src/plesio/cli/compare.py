@@ -68,11 +68,6 @@ class Comparison:
     first_failure: str = ""
 
     @property
-    def until(self) -> Until:
-        """When each strategy ends."""
-        return self.config.until or Until()
-
-    @property
     def summaries(self) -> list[Summary]:
         """Of those that did not fail."""
         return [row for row in self.rows if isinstance(row, Summary)]
@@ -136,7 +131,7 @@ def _writable(*paths: Path | None) -> None:
 
 
 def _run_all(console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison) -> None:
-    with Board(console, [one.strategy.name for one in configs], found.until) as board:
+    with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
         script = load(found.script, arguments, found.config)
         for number, config in enumerate(configs):
             try:
@@ -163,10 +158,10 @@ def _show(console: Console, found: Comparison) -> bool:
     summaries = found.summaries
     lacking = _write(found)
     console.print()
-    console.print(compare_table(found.rows, found.until.target, _metric(found), width=console.width))
+    console.print(compare_table(found.rows, found.config.until.target, _metric(found), width=console.width))
     console.print()
     if summaries:
-        console.print(Text(closing(found.until, summaries), style="bold"))
+        console.print(Text(closing(found.config.until, summaries), style="bold"))
     for one in found.failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     for summary in summaries:
@@ -223,19 +218,19 @@ def _write_report(found: Comparison, path: Path) -> None:
     title = f"{found.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
     if found.config.simulated:
         title += f", {found.config.workers} workers in virtual time"
-    write_report(path, summaries, title=title, target=found.until.target, note=note)
+    write_report(path, summaries, title=title, target=found.config.until.target, note=note)
 
 
 def _metric(found: Comparison) -> str | None:
-    if found.until.target is not None:
-        return found.until.target[0]
+    if found.config.until.target is not None:
+        return found.config.until.target[0]
     seen = [name for one in found.summaries for evaluation in one.history for name in evaluation.metrics]
     return "accuracy" if "accuracy" in seen else next(iter(seen), None)
 
 
 def _write_json(found: Comparison, path: Path) -> None:
     """The table for programs. Missing values and NaN are null. A metric other than accuracy is in each row by its name."""
-    target = found.until.target
+    target = found.config.until.target
     metric = _metric(found) or "accuracy"
     table = {
         "target": None if target is None else dict([target]),

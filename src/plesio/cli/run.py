@@ -15,7 +15,6 @@ from plesio.cli.options import Arguments, ScriptPath, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
-from plesio.config.until import Until
 from plesio.errors import RunInterrupted
 from plesio.observe.tables import run_table
 from plesio.strategy import Strategy
@@ -39,7 +38,7 @@ def train(
 ) -> Run:
     """Run a script, with a line that shows how it stands, and print what it cost; if interrupted, how to go on."""
     try:
-        with Board(console, [config.strategy.name], config.until or Until(), says=False) as board:
+        with Board(console, [config.strategy.name], config.until, says=False) as board:
             done = load(script, arguments, config).run(config, board.watch(0))
     except RunInterrupted as stop:
         _show(console, stop.run)

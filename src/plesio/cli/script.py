@@ -40,10 +40,8 @@ class Script:
         """
         from plesio.runner import start  # imports torch
 
-        targets = config.until.metrics if config.until is not None else {}
-
         def checked(live: Live) -> None:
-            for name, value in targets.items():
+            for name, value in config.until.metrics.items():
                 if live.metrics and name not in live.metrics:
                     raise MetricMissingError(
                         f"--until {name}={value:g}: evaluate does not return {name!r}; it returned {', '.join(live.metrics)}"
@@ -66,7 +64,7 @@ def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None =
         ConfigurationError: no working directory, no such file, it raises, or it lacks `train`, or `evaluate` where
             the run has a target.
     """
-    targets = config.until.metrics if config is not None and config.until is not None else {}
+    targets = config.until.metrics if config is not None else {}
     check_working_directory()
     if not path.is_file():
         why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"

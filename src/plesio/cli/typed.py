@@ -152,13 +152,13 @@ def _pace(typed: Typed, workers: int) -> Pace | None:
         return Pace(step_s, jitter)
 
 
-def _until(typed: Typed, workers: int) -> Until | None:
+def _until(typed: Typed, workers: int) -> Until:
     goals: dict[str, Any] = dict(_goal(text) for text in typed["until"] or ())
     if typed["budget_s"] is not None:
         goals["seconds"] = typed["budget_s"]
         with refused_as(f"--budget-s {typed['budget_s']:g}"):
             Until(seconds=typed["budget_s"])
-    return Until(**goals) if goals else None
+    return Until(**goals)
 
 
 def _goal(text: str) -> tuple[str, float]:
@@ -198,7 +198,6 @@ def in_words(config: RunConfig, cluster: str | None = None) -> str:
     >>> in_words(RunConfig(strategy="sync_sgd", workers=64, until=until), "heavy-tail")
     '64 workers simulated on heavy-tail, all times virtual, at most 30 s'
     """
-    until = config.until or Until()
     parts = [f"{config.workers} worker{'s' if config.workers != 1 else ''}"]
     if cluster is not None:
         parts = [f"{parts[0]} simulated on {cluster}", "all times virtual"]
@@ -206,9 +205,9 @@ def in_words(config: RunConfig, cluster: str | None = None) -> str:
     if config.pace is not None:
         jitter = f" (give or take {config.pace.jitter:.0%})" if config.pace.jitter else ""
         parts.append(f"at least {config.pace.step_s * 1000:g} ms a step{jitter}")
-    parts += [f"until {name} {value:g}" for name, value in until.goals.items() if name != "seconds"]
-    if until.seconds is not None:
-        parts.append(f"at most {until.seconds:g} s")
+    parts += [f"until {name} {value:g}" for name, value in config.until.goals.items() if name != "seconds"]
+    if config.until.seconds is not None:
+        parts.append(f"at most {config.until.seconds:g} s")
     return ", ".join(parts)
 
 

@@ -82,11 +82,11 @@ class RunConfig:
     evaluate_every_s: float = setting(
         1.0, help="Pause between two evaluations, in seconds.", metavar="SECONDS", typed_default=0.5
     )
-    until: Until | None = setting(
+    until: Until = setting(
         None,
         Option("--until", UNTIL, "NAME=VALUE"),
         Option("--budget-s", "Stop after this long.", "SECONDS", float | None),
-        kind=Until | None,
+        kind=Until,
         example="such as ps.Until(accuracy=0.95, seconds=30)",
     )
     on_worker_error: str = setting(
@@ -141,7 +141,7 @@ class RunConfig:
             self._check_checkpoints()
 
     def _convert(self) -> None:
-        """What may be given in a shorter form: a recipe by its name, a pace in seconds, faults as a list, paths as text."""
+        """What may be given in a shorter form: a recipe by its name, a pace in seconds, paths as text."""
         given = dict(vars(self))
         strategy = given["strategy"]
         if not isinstance(strategy, Strategy):
@@ -150,6 +150,8 @@ class RunConfig:
                 such = f"give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
                 raise StrategyError(f"strategy={strategy!r}: {such}")
             given["strategy"] = recipe(str(name))
+        if given["until"] is None:
+            given["until"] = Until()
         if is_number(given["pace"]):
             given["pace"] = Pace(step_s=given["pace"])
         if isinstance(given["faults"], list):
@@ -207,7 +209,9 @@ class RunConfig:
         >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words().partition(", on_")[0]
         'workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8)'
         """
-        given = {name: value for name, value in vars(self).items() if name != "strategy" and value not in (None, ())}
+        given = {
+            name: value for name, value in vars(self).items() if name != "strategy" and value not in (None, (), Until())
+        }
         return ", ".join(f"{name}={value}" for name, value in given.items())
 
     def as_document(self) -> dict[str, Any]:
@@ -232,7 +236,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    return value.goals if isinstance(value, Until) else str(value)
+    return value.goals or None if isinstance(value, Until) else str(value)
 
 
 def _without_none(value: Any) -> Any:
