@@ -241,7 +241,7 @@ def test_strategy_names_parse_back_to_the_strategy() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("sink_sgd", "known: allreduce"),
+        ("sink_sgd", "known: adadelay, allreduce"),
         ("buffered(j=3)", "known: correct, k, lr_scale, weigh"),
         ("buffered(k=__import__('os'))", "whole number"),
         ("buffered(k=", "NAME(key=value"),
