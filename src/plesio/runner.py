@@ -188,7 +188,11 @@ def start(
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
     job = Job(config=config, train=train, evaluate=evaluate)
     begin_from = resumption(job)
-    folder = _new_folder(config, config.runs, name_of(train)) if config.runs is not None else None
+    folder = None
+    if config.runs is not None:
+        name, document = name_of(train), config.as_document()
+        document["run"] |= {"train": name, "plesio": version("plesio")}
+        folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)
     seen = functools.partial(_watch, config.until, watch, begin_from)
@@ -250,13 +254,6 @@ def _watch(
         done["steps"] += begun_from.saved.manifest.steps
         done["samples"] += begun_from.saved.manifest.samples
     return until.reached(done, live.metrics)
-
-
-def _new_folder(config: RunConfig, runs: Path, train: str) -> RunFolder:
-    """The run folder, with run.toml in it."""
-    document = config.as_document()
-    document["run"] |= {"train": train, "plesio": version("plesio")}
-    return RunFolder.create(runs, document, train, config.in_words(), config.until.target)
 
 
 def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:

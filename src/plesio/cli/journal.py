@@ -58,7 +58,11 @@ def journal(
     rows = islice(chosen(story(found), worker or (), staleness_over, around), limit)
     try:
         if as_json:
-            _print_json(found, rows)
+            encoder = msgspec.json.Encoder()
+            for row in rows:
+                print(encoder.encode(row).decode())
+            for words in verdict(found):
+                print(words, file=sys.stderr)
         else:
             _print_table(found, rows)
         sys.stdout.flush()
@@ -82,14 +86,6 @@ def chosen(
         stale = staleness_over is None or (row.staleness or 0) > staleness_over
         if near and stale and (not workers or row.worker in workers):
             yield row
-
-
-def _print_json(found: Journal, rows: Iterable[Row]) -> None:
-    encoder = msgspec.json.Encoder()
-    for row in rows:
-        print(encoder.encode(row).decode())
-    for words in verdict(found):
-        print(words, file=sys.stderr)
 
 
 def _print_table(found: Journal, rows: Iterable[Row]) -> None:

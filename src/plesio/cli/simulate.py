@@ -15,7 +15,6 @@ from plesio.cli.typed import config_of, in_words
 from plesio.config import SETTINGS
 from plesio.config.setting import Option
 
-HOW_MANY = "How many. Without it as many as the cluster's file describes, 8 of a preset."
 (CLUSTER,) = options_of("engine")
 
 
@@ -23,7 +22,9 @@ HOW_MANY = "How many. Without it as many as the cluster's file describes, 8 of a
     but=[name for name, setting in SETTINGS.items() if setting.processes_only],
     instead=[
         Option("--cluster", CLUSTER.help, CLUSTER.metavar, str, REQUIRED),
-        Option("--workers", HOW_MANY, kind=int | None),
+        Option(
+            "--workers", "How many. Without it as many as the cluster's file describes, 8 of a preset.", kind=int | None
+        ),
     ],
 )
 def simulate(context: typer.Context, script: ScriptPath, arguments: Arguments = None, **typed: Any) -> int:

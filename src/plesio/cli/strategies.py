@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -16,7 +15,6 @@ from rich.text import Text
 
 from plesio.cli.live import PLAIN_WIDTH, terminal
 from plesio.cli.settings import strategy_of
-from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES
 
 EXAMPLE_WORKERS = 4
@@ -73,20 +71,12 @@ def entry(name: str) -> Entry:
     strategy = strategy_of(name, EXAMPLE_WORKERS)
     text = inspect.getdoc(recipe) or ""
     idea = text.split("\n\n")[0].replace("\n", " ").replace("`", "")
-    return Entry(name, idea, _settings(recipe), strategy.answers(), _paper(text))
-
-
-def _settings(recipe: Callable[..., Strategy]) -> dict[str, Any]:
-    """Each setting with its default. The one without, `first_of`'s m, is set here by the number of workers."""
-    parameters = inspect.signature(recipe).parameters.values()
-    return {
-        one.name: "N - ceil(0.06 N)" if one.default is inspect.Parameter.empty else one.default for one in parameters
-    }
-
-
-def _paper(text: str) -> str:
-    found = re.search(r"^\s*Sources?: (.+?)(?:\n\s*\n|\Z)", text, re.DOTALL | re.MULTILINE)
-    return re.sub(r"\s+", " ", found.group(1)).strip().rstrip(".") if found else ""
+    settings = {one.name: one.default for one in inspect.signature(recipe).parameters.values()}
+    if name == "first_of":
+        settings["m"] = "N - ceil(0.06 N)"  # it has no default: the number of workers sets it here
+    source = re.search(r"^\s*Sources?: (.+?)(?:\n\s*\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    paper = re.sub(r"\s+", " ", source.group(1)).strip().rstrip(".") if source else ""
+    return Entry(name, idea, settings, strategy.answers(), paper)
 
 
 def _answers(entries: list[Entry], apart: bool) -> Table:

@@ -275,7 +275,8 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     shortest_s = min(one.time_s for one in rivals)
     least_s = min(ran.time_s / CLOSE, _replay(ran, others).time_s / max(CLOSE, _off(ran, others)))
     good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s < least_s]
-    return min(good, key=_looseness, default=ran)
+    order = {name: place for place, name in enumerate(RECIPES)}  # from those in lock step on; one's own comes last
+    return min(good, key=lambda one: order.get(one.strategy.split("(")[0], len(order)), default=ran)
 
 
 def _replay(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
@@ -287,12 +288,6 @@ def _off(ran: Prediction, others: Sequence[Prediction]) -> float:
     """How many times too short or too long the replay of what ran is."""
     ratio = _replay(ran, others).time_s / ran.time_s
     return max(ratio, 1 / ratio)
-
-
-def _looseness(one: Prediction) -> int:
-    """The recipes are listed from those in lock step on; one's own strategy comes last."""
-    name, order = one.strategy.split("(")[0], list(RECIPES)
-    return order.index(name) if name in order else len(order)
 
 
 def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
