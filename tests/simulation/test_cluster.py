@@ -193,7 +193,7 @@ def load(folder: Path, text: str) -> Cluster:
 def test_the_example_file_loads() -> None:
     cluster = Cluster.load(EXAMPLE)
     assert cluster.workers == 8
-    assert cluster.group(5).outage == Outage(every_s=60.0, lasts_s=2.0)
+    assert cluster.group_of[5].outage == Outage(every_s=60.0, lasts_s=2.0)
     assert cluster.absent() == {7}
     assert msgspec.convert(msgspec.to_builtins(cluster), Cluster) == cluster
 

@@ -96,24 +96,18 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def absent(self) -> set[int]:
         """Workers that are not there at the start."""
-        first: dict[int, Turn] = {}
-        for turn in self.turns():
-            first.setdefault(turn.worker, turn)
+        first = {turn.worker: turn for turn in reversed(self.turns())}
         return {worker for worker, turn in first.items() if isinstance(turn, Join)}
 
-    def group(self, worker: int) -> Group:
-        """The group of a worker."""
-        last = worker
-        for group in self.groups:
-            if last < group.workers:
-                return group
-            last -= group.workers
-        raise ConfigurationError(f"worker {worker}: there are workers 0 to {self.workers - 1}")
+    @property
+    def group_of(self) -> list[Group]:
+        """Each worker's group."""
+        return [group for group in self.groups for _ in range(group.workers)]
 
     def timetable(self, worker: int, seed: int) -> Timetable:
         """How long the steps of `worker` take in the run of `seed`."""
         slows = [one for one in self.faults if isinstance(one, Slow) and one.worker == worker]
-        return _timetable(self.group(worker), worker, seed, slows)
+        return _timetable(self.group_of[worker], worker, seed, slows)
 
     def timetables(self, seed: int) -> list[Timetable]:
         """The timetables of all workers, made at once."""
@@ -121,8 +115,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for one in self.faults:
             if isinstance(one, Slow):
                 slows.setdefault(one.worker, []).append(one)
-        groups = [group for group in self.groups for _ in range(group.workers)]
-        return [_timetable(group, worker, seed, slows.get(worker, [])) for worker, group in enumerate(groups)]
+        return [_timetable(group, worker, seed, slows.get(worker, [])) for worker, group in enumerate(self.group_of)]
 
     def first(self, workers: int) -> Cluster:
         """The cluster of the first `workers` of these only."""

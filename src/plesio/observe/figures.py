@@ -13,7 +13,7 @@ from itertools import starmap
 
 from plesio.observe import svg
 from plesio.observe.amounts import percent
-from plesio.observe.summary import EXTREMES, Evaluation, Summary, WorkerSummary, telling
+from plesio.observe.summary import EXTREMES, Summary, WorkerSummary, telling
 from plesio.observe.svg import number
 
 Target = tuple[str, float]
@@ -79,10 +79,7 @@ def time_name(summaries: Sequence[Summary]) -> str:
 
 
 def _metric_series(index: int, s: Summary, metric: str, target: float | None) -> svg.Series:
-    def point(evaluation: Evaluation) -> tuple[float, float]:
-        return evaluation.time_s, evaluation.metrics[metric]
-
-    points = tuple(point(evaluation) for evaluation in s.history if metric in evaluation.metrics)
+    points = tuple((one.time_s, one.metrics[metric]) for one in s.history if metric in one.metrics)
     time_s = None if target is None else s.time_to(metric, target)
     return svg.Series(index, s.strategy, points, tuple(p for p in points if p[0] == time_s)[:1])
 

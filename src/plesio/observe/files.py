@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from plesio.errors import ConfigurationError
 from plesio.observe.folders import new_folder
 from plesio.observe.report import write_report
-from plesio.observe.summary import Summary
+from plesio.observe.summary import Evaluation, Logged, Summary
 
 
 class RunFolder:
@@ -99,25 +99,18 @@ def _figures(summary: Summary) -> bytes:
 
 def _lines(summary: Summary) -> bytes:
     """The contents of metrics.jsonl."""
-    encoder = msgspec.json.Encoder()
-    rows: list[tuple[float, dict[str, Any]]] = [
-        (one.time_s, _line({"time_s": one.time_s, "version": one.version, "samples": one.samples}, one.metrics))
-        for one in summary.history
-    ]
-    rows += [
-        (one.time_s, _line({"time_s": one.time_s, "worker": one.worker, "steps": one.steps}, one.metrics))
-        for one in summary.logged
-    ]
-    lines = [encoder.encode(row) for _, row in sorted(rows, key=lambda row: row[0])]
-    return b"\n".join([*lines, b""])
+    entries: list[Evaluation | Logged] = [*summary.history, *summary.logged]
+    return b"".join(msgspec.json.encode(_line(entry)) + b"\n" for entry in sorted(entries, key=lambda one: one.time_s))
 
 
-def _line(known: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
-    """A line of metrics.jsonl. A metric named like a known key gets the prefix "metric".
+def _line(entry: Evaluation | Logged) -> dict[str, Any]:
+    """A line of metrics.jsonl. A metric named like a field gets the prefix "metric".
 
-    >>> _line({"time_s": 0.5, "version": 7}, {"accuracy": 0.9, "version": 2.0})
-    {'time_s': 0.5, 'version': 7, 'accuracy': 0.9, 'metric version': 2.0}
+    >>> _line(Evaluation(0.5, 7, 64, {"accuracy": 0.9, "version": 2.0}))
+    {'time_s': 0.5, 'version': 7, 'samples': 64, 'accuracy': 0.9, 'metric version': 2.0}
     """
+    known = msgspec.structs.asdict(entry)
+    metrics = known.pop("metrics")
     return {**known, **{f"metric {name}" if name in known else name: value for name, value in metrics.items()}}
 
 

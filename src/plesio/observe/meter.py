@@ -11,8 +11,10 @@ vain); or it was cancelled (not counted as a step; only its time is known).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
 
@@ -246,10 +248,8 @@ def staleness_of(by_worker: dict[int, dict[int, int]]) -> Staleness:
     >>> staleness_of({0: {0: 3, 4: 1}})
     Staleness(mean=1.0, p50=0, p99=4, max=4, by_worker={0: {0: 3, 4: 1}})
     """
-    total: Counter[int] = Counter()
-    for counts in by_worker.values():
-        total.update(counts)
-    number = sum(total.values())
+    total = sum(map(Counter, by_worker.values()), Counter())
+    number = total.total()
     if number == 0:
         return Staleness(by_worker=by_worker)
     mean = sum(tau * count for tau, count in total.items()) / number
@@ -258,9 +258,6 @@ def staleness_of(by_worker: dict[int, dict[int, int]]) -> Staleness:
 
 def _quantile(counts: Counter[int], share: float) -> int:
     """The smallest value that at least `share` of the counts do not exceed."""
-    wanted, seen = share * sum(counts.values()), 0
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen >= wanted:
-            return value
-    return max(counts)
+    values = sorted(counts)
+    up_to = list(accumulate(counts[value] for value in values))
+    return values[bisect_left(up_to, share * up_to[-1])]

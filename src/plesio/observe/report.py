@@ -140,7 +140,8 @@ def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) ->
 def setting(summaries: Sequence[Summary]) -> str:
     """How many workers took part, and how much their speeds differed."""
     counts = sorted({len(s.workers) for s in summaries})
-    workers = f"{counts[0]} to {counts[-1]} workers" if len(counts) > 1 else f"{counts[0]} worker{_plural(counts[0])}"
+    plural = "s" if counts[0] != 1 else ""
+    workers = f"{counts[0]} to {counts[-1]} workers" if len(counts) > 1 else f"{counts[0]} worker{plural}"
     speeds: dict[int, list[float]] = {}
     for worker in (w for s in summaries for w in s.workers if w.speed > 0):
         speeds.setdefault(worker.worker, []).append(worker.speed)
@@ -152,10 +153,6 @@ def setting(summaries: Sequence[Summary]) -> str:
     if ratio < 1.25:
         return f"{workers}, about equally fast."
     return f"{workers}; the slowest, worker {slow}, takes {number(ratio, 2)} times as long for a step as the fastest."
-
-
-def _plural(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 def _sections(summaries: Sequence[Summary], title: str, target: Target | None, note: str) -> Iterator[str]:

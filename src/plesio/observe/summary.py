@@ -237,15 +237,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     def time_to(self, metric: str, value: float) -> float | None:
         """Seconds until a snapshot first reached `value` of `metric` (`LOWER` says which way), or None."""
-        for evaluation in self.history:
-            got = evaluation.metrics.get(metric)
-            if got is not None and is_met(metric, got, value):
-                return evaluation.time_s
-        return None
+        evaluated = (one for one in self.history if metric in one.metrics)
+        return next((one.time_s for one in evaluated if is_met(metric, one.metrics[metric], value)), None)
 
     def final(self, metric: str) -> float | None:
         """The last evaluated value of `metric`, or None if it was never evaluated."""
-        for evaluation in reversed(self.history):
-            if metric in evaluation.metrics:
-                return evaluation.metrics[metric]
-        return None
+        return next((one.metrics[metric] for one in reversed(self.history) if metric in one.metrics), None)

@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 
+from rich.filesize import decimal
+
 from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
@@ -27,7 +29,7 @@ from plesio.tensors.optimizer_data import OptimizerData
 from plesio.tensors.outer import check_carried
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
-from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, human
+from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
 
 
 class Assembly:
@@ -61,7 +63,7 @@ class Assembly:
         slots = workers if self.folds else 0
         kept = state_copies(strategy, self._spec, self.layout, workers) if self.folds else 0
         what = (
-            f"training this model ({human(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
+            f"training this model ({decimal(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
         )
         check_room(self.layout.nbytes * (buffers + slots + kept), what)

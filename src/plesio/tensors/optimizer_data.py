@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.carrying import Carried, Held
-from plesio.tensors.optimizer_spec import SCHEDULED, Groups, OptimizerSpec, check_sendable, named
+from plesio.tensors.optimizer_spec import SCHEDULED, STAY, Groups, OptimizerSpec, check_sendable, named
 
 
 class OptimizerData(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ def class_named(name: str) -> type[Optimizer]:
             return kind
     raise ConfigurationError(
         f"the server, where {name.replace(':', '.')} is to step, finds no optimizer of that name: define its class at the "
-        "top of a module or of the script, or take a strategy whose optimizer stays in the worker, such as local_sgd"
+        f"top of a module or of the script, or {STAY}"
     )
 
 

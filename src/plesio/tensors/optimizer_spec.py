@@ -20,6 +20,9 @@ SCHEDULED = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_m
 
 Groups = list[dict[str, Any]]
 
+STAY = "take a strategy whose optimizer stays in the worker, such as local_sgd"
+"""What to do with an optimizer that cannot step at the server."""
+
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
     """What it takes to build a user's optimizer elsewhere: its class, its defaults, its groups without parameters.
@@ -65,15 +68,14 @@ def full_name(kind: type) -> str:
 def _check_moves(optimizer: Optimizer) -> None:
     """Raise `ConfigurationError` for an optimizer that cannot step at the server, for a reason of its kind."""
     name, inner = type(optimizer).__name__, getattr(optimizer, "optimizer", None)
-    stays = "a strategy whose optimizer stays in the worker, such as local_sgd"
     if isinstance(optimizer, SparseAdam):
         raise ConfigurationError(
-            f"{name} takes sparse gradients only, and to the server they travel dense; use Adam, or {stays}"
+            f"{name} takes sparse gradients only, and to the server they travel dense; use Adam, or {STAY}"
         )
     if isinstance(inner, Optimizer):
         raise ConfigurationError(
             f"{name} wraps {type(inner).__name__}, and the server, where it is to step, cannot build it again: call "
-            f"worker.prepare before {name}'s own prepare (accelerator.prepare, fabric.setup), or take {stays}"
+            f"worker.prepare before {name}'s own prepare (accelerator.prepare, fabric.setup), or {STAY}"
         )
 
 
@@ -91,8 +93,7 @@ def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
             kind = type(optimizer).__name__
             raise ConfigurationError(
                 f"{kind} steps at the server, which has to build it again, and nothing tells which {name!r} it was given: "
-                f"name it in its defaults or keep it as self.{name}, or take a strategy whose optimizer stays in the worker, "
-                "such as local_sgd"
+                f"name it in its defaults or keep it as self.{name}, or {STAY}"
             )
         given[name] = getattr(optimizer, name)
     return given
@@ -134,8 +135,7 @@ def check_sendable(optimizer: str, values: dict[str, Any]) -> None:
             kind = full_name(type(value)).removeprefix("builtins.")
             raise ConfigurationError(
                 f"the {what} of {optimizer} is {reprlib.repr(value)} ({kind}), which cannot be sent to the server, where it "
-                f"steps: {reason}; allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or take "
-                "a strategy whose optimizer stays in the worker, such as local_sgd"
+                f"steps: {reason}; allowed are numbers, text, True, False, None, and tuples, lists and dicts of them; or {STAY}"
             )
 
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
-from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, full_name, number, unsendable
+from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec, full_name, number, unsendable
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -97,7 +97,9 @@ class ServerOptimizer:
         grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
         for group, parameter in zip(self._group_of, self.parameters, strict=True):
             grouped[group].append(parameter)
-        self._fused = _pays_fused(spec, sum(one.numel() for one in self.parameters))
+        chose = any(group.get("fused") is not None or group.get("foreach") for group in spec.groups)
+        large = sum(one.numel() for one in self.parameters) >= FUSED_FROM
+        self._fused = spec.kind in FUSED and large and not chose
         self.optimizer = _build(spec, grouped)
         self._applied = spec.groups  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
@@ -288,8 +290,7 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
     except Exception as error:
         raise ConfigurationError(
             f"{spec.kind.__name__} cannot step at the server: tried there on small tensors of zeros, it raised "
-            f"{type(error).__name__}: {error}; take another optimizer, or a strategy whose optimizer stays in the worker, "
-            "such as local_sgd"
+            f"{type(error).__name__}: {error}; take another optimizer, or {STAY}"
         ) from error
     state = optimizer.state.items()
     return len({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
@@ -338,15 +339,8 @@ def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
                 raise ConfigurationError(
                     f"the {spec.kind.__name__} given to prepare holds {held[first]} for {names[0]} and {held[other]} for "
                     f"{names[1]}; the server, which steps a group of parameters as one, can keep one count for it: put them "
-                    "into groups of their own, prepare a fresh one, or take a strategy whose optimizer stays in the "
-                    "worker, such as local_sgd"
+                    f"into groups of their own, prepare a fresh one, or {STAY}"
                 )
-
-
-def _pays_fused(spec: OptimizerSpec, elements: int) -> bool:
-    """Whether to use the fused kernel: it pays, and the user chose no other."""
-    chose = any(group.get("fused") is not None or group.get("foreach") for group in spec.groups)
-    return spec.kind in FUSED and elements >= FUSED_FROM and not chose
 
 
 def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
@@ -357,6 +351,5 @@ def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]])
     except TypeError as error:
         raise ConfigurationError(
             f"{spec.kind.__name__} cannot be built at the server from its defaults {sorted(spec.defaults)}: {error}; "
-            "give its __init__ the names that its defaults have, or take a strategy whose optimizer stays in the worker, such as "
-            "local_sgd"
+            f"give its __init__ the names that its defaults have, or {STAY}"
         ) from error

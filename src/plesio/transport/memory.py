@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.filesize import decimal
 
 from plesio.errors import SharedMemoryError
 
@@ -122,8 +123,8 @@ def anonymous_file(nbytes: int, what: str) -> int:
             raise
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         raise SharedMemoryError(
-            f"{what} needs {human(nbytes)} of shared memory, which counts as a file, and this process may write files "
-            f"of {human(most)} at most; raise that limit (ulimit -f)"
+            f"{what} needs {decimal(nbytes)} of shared memory, which counts as a file, and this process may write files "
+            f"of {decimal(most)} at most; raise that limit (ulimit -f)"
         ) from error
     return fd
 
@@ -137,7 +138,7 @@ def check_room(nbytes: int, what: str) -> None:
     for place, free in room().items():
         if nbytes > free:
             raise SharedMemoryError(
-                f"{what} needs {human(nbytes)} of shared memory and {place} has {human(free)} left; "
+                f"{what} needs {decimal(nbytes)} of shared memory and {place} has {decimal(free)} left; "
                 "use fewer workers or a smaller model, or give the host (or container: --shm-size, --memory) more"
             )
 
@@ -164,16 +165,3 @@ def _read_number(path: str) -> int | None:
         return int(Path(path).read_text())
     except (OSError, ValueError):
         return None  # no such limit, or "max"
-
-
-def human(nbytes: float) -> str:
-    """A size in words.
-
-    >>> human(1_500_000), human(12)
-    ('1.5 MB', '12 B')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
