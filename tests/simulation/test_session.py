@@ -93,7 +93,7 @@ class Pair:
 
     def to_worker(self, letters: list[FromServer]) -> None:
         for letter in letters:
-            news = self.worker.receive(letter, self.now_s)
+            news = self.worker.receive(letter)
             if news is not None:
                 self.news.append(news)
 
@@ -164,9 +164,9 @@ def test_answers_to_other_requests_are_ignored() -> None:
     pair.push()
     grant = Grant(0, 2, 9, Verdict.TAKEN, 0)
     for late in (Go(0, 1, 1, 1, 9, 9, grant), Go(0, 0, 1, 2, 9, 9, grant), Go(0, 1, 0, 2, 9, 9, grant)):
-        assert pair.worker.receive(late, 0.1) is None
+        assert pair.worker.receive(late) is None
     assert pair.worker.phase is Phase.WAITING
-    assert pair.worker.receive(Go(0, 1, 1, 2, 9, 9, grant), 0.1) == grant
+    assert pair.worker.receive(Go(0, 1, 1, 2, 9, 9, grant)) == grant
 
 
 def test_a_repeated_bye_is_answered_again() -> None:
@@ -245,15 +245,6 @@ def test_heartbeats_keep_the_lease() -> None:
         assert pair.server.tick(pair.now_s) == []
 
 
-def test_a_worker_tracks_when_it_last_heard_the_server() -> None:
-    pair = joined()
-    pair.now_s = 3.0
-    pair.to_worker([Received(0, incarnation=9, epoch=1, serial=0)])
-    assert pair.worker.heard_s == 0.0
-    pair.to_worker(pair.to_server(pair.push()))
-    assert pair.worker.heard_s == 3.0
-
-
 def test_a_broken_connection_is_a_departed_worker() -> None:
     pair = joined()
     assert pair.server.broken(0, incarnation=7) == []
@@ -307,7 +298,7 @@ def test_a_restart_loses_exactly_the_work_after_the_checkpoint(before: int, afte
     for _ in range(crashes):
         epoch = pair.server.epoch + 1
         stored = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=ServiceState)
-        pair.server = Service.restore(stored, 1, epoch, SILENCE_S, now_s=0.0)
+        pair.server = Service(1, epoch, SILENCE_S, state=stored, now_s=0.0)
     pair.to_worker(pair.to_server(pair.push()))
     assert pair.news[-1] == Lost(superseded=False)
     pair.join()
@@ -318,7 +309,7 @@ def test_a_restart_loses_exactly_the_work_after_the_checkpoint(before: int, afte
 
 
 def test_a_worker_that_does_not_return_after_a_restart_has_left() -> None:
-    server = Service.restore(service(workers=2).state(), 2, 2, SILENCE_S, now_s=50.0)
+    server = Service(2, 2, SILENCE_S, state=service(workers=2).state(), now_s=50.0)
     assert server.receive(Join(0, Joined(1, 1)), 51.0) == (Joined(1, 1),)
     server.granted(Grant(1, 0, 0, Verdict.TAKEN, 0))
     assert server.tick(50.0 + SILENCE_S + 0.5) == [Left(0, 0, died=True)]

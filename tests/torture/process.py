@@ -139,7 +139,7 @@ class Process:
         """A letter that the server sent in that one of its lives arrived."""
         if not self.alive:
             return
-        news = self.session.receive(letter, self.now_s())
+        news = self.session.receive(letter)
         if news is not None:
             self._act(news, life)
         elif self.session.phase is Phase.FINISHED:

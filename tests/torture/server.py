@@ -80,9 +80,7 @@ class Server:
             self.sequencer = parts.sequencer.restore(
                 plan.strategy, plan.workers, image.sequencer, stealing=stealing, silence_s=PATIENCE_S
             )
-            self.service = parts.service.restore(
-                image.service, plan.workers, epoch, SILENCE_S, plan.level, now_s=self.now_s()
-            )
+            self.service = parts.service(plan.workers, epoch, SILENCE_S, plan.level, image.service, now_s=self.now_s())
         watched: Any = Watched(self.sequencer, self._saw)
         self.program = Program(
             plan.strategy, watched, self, Meter(plan.workers, spans_max=0), tell=lambda message: None, folder=self

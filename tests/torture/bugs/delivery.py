@@ -56,10 +56,10 @@ class _SaysItOnce(Service):
 
 @bug("the answer to an earlier request is taken for the last one's")
 class _TakesAnyAnswer(WorkerSession):
-    def receive(self, letter: FromServer, now_s: float) -> News | None:
+    def receive(self, letter: FromServer) -> News | None:
         if isinstance(letter, Go) and letter.incarnation == self.incarnation and letter.serial > 0:
             letter = msgspec.structs.replace(letter, serial=self._serial)
-        return super().receive(letter, now_s)
+        return super().receive(letter)
 
 
 @bug("a request for data that is repeated gets other data")

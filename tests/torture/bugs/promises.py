@@ -122,8 +122,8 @@ class _InTheMiddle(Server):
 
 @bug("a request is called received and forgotten")
 class _ForgetsReceived(WorkerSession):
-    def receive(self, letter: FromServer, now_s: float) -> News | None:
-        news = super().receive(letter, now_s)
+    def receive(self, letter: FromServer) -> News | None:
+        news = super().receive(letter)
         if type(letter) is Received and self._received:
             self.outstanding = None
         return news

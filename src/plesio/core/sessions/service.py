@@ -22,39 +22,11 @@ member, and all join again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
 
 import msgspec
 
-from plesio.core.events import (
-    Abandoned,
-    Cancel,
-    Discard,
-    Event,
-    Evict,
-    Fold,
-    Grant,
-    Joined,
-    Leased,
-    Left,
-    Verdict,
-)
-from plesio.core.sessions.envelopes import (
-    UNASKED,
-    Answer,
-    Beat,
-    Bye,
-    CalledOff,
-    Fenced,
-    FromServer,
-    FromWorker,
-    Given,
-    Go,
-    Join,
-    Level,
-    Received,
-    Request,
-)
+from plesio.core.events import Abandoned, Cancel, Discard, Event, Evict, Fold, Grant, Joined, Leased, Left, Verdict
+from plesio.core.sessions import envelopes
 
 
 class ServiceState(msgspec.Struct, frozen=True):
@@ -88,54 +60,50 @@ class Service:
         epoch: counts the starts of the server; higher than that of any server before, and at least 1.
         silence_s: how long a worker may be silent.
         level: what the answer to a contribution waits for.
+        state: of the checkpoint that the server goes on from: nobody is a member yet.
         now_s: the time, by the clock that all later times are told by.
 
     >>> service = Service(workers=1, epoch=1, silence_s=5.0, now_s=0.0)
-    >>> service.receive(Join(0, Joined(0, 1)), now_s=0.1)
+    >>> service.receive(envelopes.Join(0, Joined(0, 1)), now_s=0.1)
     (Joined(worker=0, incarnation=1),)
     >>> service.granted(Grant(0, 0, 7, Verdict.TAKEN, 0)); [message.serial for message in service.outbox]
     [0]
-    >>> service.receive(Join(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
+    >>> service.receive(envelopes.Join(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
     ((), 2)
     >>> service.tick(now_s=9.9)
     [Left(worker=0, incarnation=1, died=True)]
     """
 
     def __init__(
-        self, workers: int, epoch: int, silence_s: float, level: Level = Level.APPLIED, *, now_s: float
+        self,
+        workers: int,
+        epoch: int,
+        silence_s: float,
+        level: envelopes.Level = envelopes.Level.APPLIED,
+        state: ServiceState | None = None,
+        *,
+        now_s: float,
     ) -> None:
         self.epoch = epoch
         self.silence_s = silence_s
         self.level = level
-        self.outbox: list[FromServer] = []
+        self.outbox: list[envelopes.FromServer] = []
         self.applied = [0] * workers
         self.durable = [0] * workers
         self._peers = [_Peer(0, now_s) for _ in range(workers)]
         self._checkpoint = 1  # the number of the next one
+        if state is not None:
+            for worker, (applied, latest) in enumerate(
+                zip(state.applied[:workers], state.latest[:workers], strict=True)
+            ):
+                self.applied[worker] = self.durable[worker] = applied
+                self._peers[worker].incarnation = latest
 
     # Checkpoints
 
     def state(self) -> ServiceState:
         """What belongs into a checkpoint; whoever takes it says so, and says when it is written (`written`)."""
         return ServiceState(tuple(self.applied), tuple([peer.incarnation for peer in self._peers]))
-
-    @classmethod
-    def restore(
-        cls,
-        state: ServiceState,
-        workers: int,
-        epoch: int,
-        silence_s: float,
-        level: Level = Level.APPLIED,
-        *,
-        now_s: float,
-    ) -> Self:
-        """The sessions of a server that goes on from a checkpoint: nobody is a member yet."""
-        service = cls(workers, epoch, silence_s, level, now_s=now_s)
-        for worker, (applied, latest) in enumerate(zip(state.applied[:workers], state.latest[:workers], strict=True)):
-            service.applied[worker] = service.durable[worker] = applied
-            service._peers[worker].incarnation = latest
-        return service
 
     def begin_checkpoint(self) -> tuple[int, ServiceState]:
         """The number of a checkpoint that is begun now, and what belongs into it."""
@@ -152,27 +120,29 @@ class Service:
 
     # What workers say
 
-    def receive(self, message: FromWorker, now_s: float) -> tuple[Event, ...]:
+    def receive(self, message: envelopes.FromWorker, now_s: float) -> tuple[Event, ...]:
         """The events that are to be told to the sequencer: none, unless the message brings something new.
 
         Whoever received it has made sure that it comes from the worker it names.
         """
-        if isinstance(message, Beat):
+        if isinstance(message, envelopes.Beat):
             self._beat(message, now_s)
             return ()
         event = message.event
         peer = self._peers[event.worker]
-        if message.epoch != self.epoch and (message.epoch or type(message) is not Join):  # a new process knows no epoch
+        if message.epoch != self.epoch and (
+            message.epoch or type(message) is not envelopes.Join
+        ):  # a new process knows no epoch
             self._fence(event.worker, event.incarnation, peer)
         elif event.incarnation == peer.incarnation and peer.seated:
             peer.heard_s = now_s
             if message.serial == peer.serial + 1:
                 return self._new(message, peer)
             self._repeat(event.worker, message.serial, peer)
-        elif type(message) is Join and event.incarnation > peer.incarnation:
+        elif type(message) is envelopes.Join and event.incarnation > peer.incarnation:
             return self._join(message.event, now_s)
-        elif type(message) is Bye and event.incarnation == peer.incarnation:
-            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, message.serial))
+        elif type(message) is envelopes.Bye and event.incarnation == peer.incarnation:
+            self.outbox.append(envelopes.Received(event.worker, event.incarnation, self.epoch, message.serial))
         else:
             self._fence(event.worker, event.incarnation, peer)
         return ()
@@ -182,18 +152,18 @@ class Service:
         peer.seated = True
         return (event,)
 
-    def _new(self, message: Request, peer: _Peer) -> tuple[Event, ...]:
+    def _new(self, message: envelopes.Request, peer: _Peer) -> tuple[Event, ...]:
         peer.serial, peer.answer, peer.withheld = message.serial, None, 0
         event = message.event
-        if type(message) is Bye:
+        if type(message) is envelopes.Bye:
             peer.seated = peer.expected = False
-        if self.level is Level.RECEIVED or type(message) is Bye:
-            self.outbox.append(Received(event.worker, event.incarnation, self.epoch, message.serial))
+        if self.level is envelopes.Level.RECEIVED or type(message) is envelopes.Bye:
+            self.outbox.append(envelopes.Received(event.worker, event.incarnation, self.epoch, message.serial))
         if message.abandoned:
             return (Abandoned(event.worker, event.incarnation, message.abandoned), event)
         return (event,)
 
-    def _beat(self, beat: Beat, now_s: float) -> None:
+    def _beat(self, beat: envelopes.Beat, now_s: float) -> None:
         peer = self._peers[beat.worker]
         if beat.epoch != self.epoch or beat.incarnation != peer.incarnation or not peer.seated:
             self._fence(beat.worker, beat.incarnation, peer)
@@ -205,12 +175,12 @@ class Service:
         if serial != peer.serial:
             return
         if peer.answer is None or peer.withheld:
-            self.outbox.append(Received(worker, peer.incarnation, self.epoch, serial))
+            self.outbox.append(envelopes.Received(worker, peer.incarnation, self.epoch, serial))
         else:
             self._answer(worker, peer)
 
     def _fence(self, worker: int, incarnation: int, peer: _Peer) -> None:
-        self.outbox.append(Fenced(worker, incarnation, self.epoch, peer.incarnation))
+        self.outbox.append(envelopes.Fenced(worker, incarnation, self.epoch, peer.incarnation))
 
     # Who left
 
@@ -241,7 +211,7 @@ class Service:
         """A worker goes on."""
         peer = self._peers[grant.worker]
         peer.answer = grant
-        if self.level is Level.DURABLE and peer.serial > 0:
+        if self.level is envelopes.Level.DURABLE and peer.serial > 0:
             peer.withheld = self._checkpoint
         else:
             self._send(grant.worker, peer.serial, grant, peer)
@@ -256,7 +226,7 @@ class Service:
         """A step does not count."""
         peer = self._peers[cancel.worker]
         peer.cancelled = cancel
-        self._send(cancel.worker, UNASKED, cancel, peer)
+        self._send(cancel.worker, envelopes.UNASKED, cancel, peer)
 
     def folded(self, fold: Fold) -> None:
         """Contributions are in the parameters."""
@@ -289,4 +259,8 @@ class Service:
         )
 
 
-ENVELOPES: dict[type, Callable[..., Answer]] = {Grant: Go, Leased: Given, Cancel: CalledOff}
+ENVELOPES: dict[type, Callable[..., envelopes.Answer]] = {
+    Grant: envelopes.Go,
+    Leased: envelopes.Given,
+    Cancel: envelopes.CalledOff,
+}

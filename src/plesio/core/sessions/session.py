@@ -22,27 +22,13 @@ contributions it had been told were applied are not in the parameters any longer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import msgspec
 
-from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
-from plesio.core.sessions.envelopes import (
-    UNASKED,
-    Answer,
-    Ask,
-    Beat,
-    Bye,
-    CalledOff,
-    Fenced,
-    FromServer,
-    FromWorker,
-    Go,
-    Join,
-    Push,
-    Received,
-    Request,
-)
+from plesio.core.events import Cancel, Event, Grant, Joined, Leased, LeaseWanted, Left, Pushed
+from plesio.core.sessions import envelopes
 
 
 class Phase(IntEnum):
@@ -99,7 +85,7 @@ class WorkerSession:
     Join(epoch=0, event=Joined(worker=0, incarnation=1), serial=0, abandoned=0)
     >>> session.tick(now_s=0.5), session.tick(now_s=1.0) == session.outstanding
     (None, True)
-    >>> session.receive(Go(0, 1, 1, 0, 0, 0, Grant(0, 0, 7, Verdict.TAKEN, 0)), now_s=1.1)
+    >>> session.receive(envelopes.Go(0, 1, 1, 0, 0, 0, Grant(0, 0, 7, Verdict.TAKEN, 0)))
     Welcome(version=7, went_back=None)
     >>> session.push(1, 32, 1, True, now_s=1.2).event.number, session.phase.name
     (1, 'WAITING')
@@ -116,8 +102,7 @@ class WorkerSession:
         self.number = 1  # of its next contribution
         self.applied = 0  # how many of its contributions the server said are in the parameters,
         self.durable = 0  # and in a checkpoint
-        self.outstanding: Request | None = None
-        self.heard_s = 0.0  # when the server was last heard
+        self.outstanding: envelopes.Request | None = None
         self._joined_epoch = 0  # of the server that last let it in
         self._serial = 0
         self._received = False  # whether the server has the outstanding request
@@ -131,36 +116,39 @@ class WorkerSession:
 
     # What the training loop wants
 
-    def join(self, now_s: float) -> Request:
+    def join(self, now_s: float) -> envelopes.Request:
         """Become a member, for the first time or again."""
         assert self.phase is Phase.LOST, "a member does not join"
         self.incarnation += 1
         self.number, self._serial, self._abandoned = 1, -1, 0
-        return self._ask(Join(self.epoch, Joined(self.worker, self.incarnation)), Phase.JOINING, now_s)
+        return self._ask(envelopes.Join, Joined(self.worker, self.incarnation), Phase.JOINING, now_s)
 
-    def push(self, steps: int, samples: int, batches: int, finite: bool, now_s: float) -> Request:
+    def push(self, steps: int, samples: int, batches: int, finite: bool, now_s: float) -> envelopes.Request:
         """Send a contribution computed from `version`; the arguments as in `plesio.core.events.Pushed`."""
         event = Pushed(self.worker, self.incarnation, self.number, steps, samples, batches, finite)
-        return self._ask(Push(self.epoch, event, self._serial + 1, self._abandoned), Phase.WAITING, now_s)
+        return self._ask(envelopes.Push, event, Phase.WAITING, now_s)
 
-    def ask(self, epoch: int, total: int, most: int, unused: int, now_s: float) -> Request:
+    def ask(self, epoch: int, total: int, most: int, unused: int, now_s: float) -> envelopes.Request:
         """Ask for data; the arguments as in `plesio.core.events.LeaseWanted`."""
         event = LeaseWanted(self.worker, self.incarnation, epoch, total, most, unused)
-        return self._ask(Ask(self.epoch, event, self._serial + 1, self._abandoned), Phase.WAITING, now_s)
+        return self._ask(envelopes.Ask, event, Phase.WAITING, now_s)
 
-    def finish(self, now_s: float) -> Request:
+    def finish(self, now_s: float) -> envelopes.Request:
         """Leave for good."""
         event = Left(self.worker, self.incarnation, died=False)
-        return self._ask(Bye(self.epoch, event, self._serial + 1, self._abandoned), Phase.FINISHING, now_s)
+        return self._ask(envelopes.Bye, event, Phase.FINISHING, now_s)
 
     def abandon(self, batches: int) -> None:
         """Say with the next request that so many leased batches, the oldest, were dropped with a step called off."""
         self._abandoned += batches
 
-    def _ask(self, request: Request, phase: Phase, now_s: float) -> Request:
+    def _ask(
+        self, kind: Callable[..., envelopes.Request], event: Event, phase: Phase, now_s: float
+    ) -> envelopes.Request:
         assert self.outstanding is None, "a worker waits for one answer at a time"
-        self.outstanding, self.phase = request, phase
         self._serial += 1
+        request = self.outstanding = kind(self.epoch, event, self._serial, self._abandoned)
+        self.phase = phase
         self._abandoned = 0
         self._received = False
         self._sent_s = now_s
@@ -168,50 +156,49 @@ class WorkerSession:
 
     # Time and the connection
 
-    def tick(self, now_s: float) -> FromWorker | None:
+    def tick(self, now_s: float) -> envelopes.FromWorker | None:
         """What is to be sent by now, if anything: the open request once more, or a heartbeat."""
         return self._say(now_s) if now_s >= self.due_s else None
 
-    def connected(self, now_s: float) -> FromWorker | None:
+    def connected(self, now_s: float) -> envelopes.FromWorker | None:
         """What to send over a connection that was made again."""
         self._received = False
         return self._say(now_s)
 
-    def _say(self, now_s: float) -> FromWorker | None:
+    def _say(self, now_s: float) -> envelopes.FromWorker | None:
         if self.phase >= Phase.LOST:
             return None
         self._sent_s = now_s
         if self.outstanding is not None and not self._received:
             return self.outstanding
-        serial = UNASKED if self.outstanding is None else self._serial
-        return Beat(self.worker, self.incarnation, self.epoch, serial)
+        serial = envelopes.UNASKED if self.outstanding is None else self._serial
+        return envelopes.Beat(self.worker, self.incarnation, self.epoch, serial)
 
     # What the server says
 
-    def receive(self, message: FromServer, now_s: float) -> News | None:
+    def receive(self, message: envelopes.FromServer) -> News | None:
         """What a message means for the training loop; None: nothing, or nothing new."""
         if message.incarnation != self.incarnation or message.epoch < self.epoch or self.phase >= Phase.LOST:
             return None
-        self.heard_s = now_s
-        if isinstance(message, Fenced):
+        if isinstance(message, envelopes.Fenced):
             return self._fenced(message)
         if message.epoch > self.epoch and self.phase is not Phase.JOINING:
             return self._lose(message.epoch)
-        if isinstance(message, Received):
+        if isinstance(message, envelopes.Received):
             self._is_received(message)
         elif message.serial == self._serial and self.outstanding is not None:
             return self._answered(message)
-        elif isinstance(message, CalledOff) and message.serial == UNASKED:
+        elif isinstance(message, envelopes.CalledOff) and message.serial == envelopes.UNASKED:
             return self._called_off(message)
         return None
 
-    def _is_received(self, message: Received) -> None:
+    def _is_received(self, message: envelopes.Received) -> None:
         if message.serial == self._serial:
             self._received = True
             if self.phase is Phase.FINISHING:
                 self.phase, self.outstanding = Phase.FINISHED, None
 
-    def _answered(self, message: Answer) -> News:
+    def _answered(self, message: envelopes.Answer) -> News:
         joining = self.phase is Phase.JOINING
         effect = message.effect
         self.outstanding, self.phase = None, Phase.FREE
@@ -223,8 +210,8 @@ class WorkerSession:
             self.number, self.version = effect.number + 1, effect.version
         return effect
 
-    def _welcome(self, message: Answer) -> Welcome:
-        assert isinstance(message, Go), "joining is answered by leave to go on"
+    def _welcome(self, message: envelopes.Answer) -> Welcome:
+        assert isinstance(message, envelopes.Go), "joining is answered by leave to go on"
         went_back = None
         if 0 < self._joined_epoch < message.epoch:
             went_back = WentBack(self.version, message.effect.version, max(0, self.applied - message.applied))
@@ -232,15 +219,15 @@ class WorkerSession:
         self.version, self.applied, self.durable = message.effect.version, message.applied, message.durable
         return Welcome(self.version, went_back)
 
-    def _called_off(self, message: CalledOff) -> Cancel | None:
+    def _called_off(self, message: envelopes.CalledOff) -> Cancel | None:
         """While a contribution is on its way only the answer to it counts: it says the same, and no later."""
-        pushing = isinstance(self.outstanding, Push)
+        pushing = isinstance(self.outstanding, envelopes.Push)
         if message.effect.number < self.number or pushing or self.phase not in (Phase.FREE, Phase.WAITING):
             return None
         self.number, self.version = message.effect.number + 1, message.effect.version
         return message.effect
 
-    def _fenced(self, message: Fenced) -> Lost | None:
+    def _fenced(self, message: envelopes.Fenced) -> Lost | None:
         if self.phase is Phase.FINISHING:
             self.phase, self.outstanding = Phase.FINISHED, None
             return None

@@ -1,7 +1,7 @@
 """All-reduce: every worker keeps a whole replica, and steps it by the mean of everybody's gradients.
 
 torch's DistributedDataParallel does the work: it fills buckets during the backward pass and hands each over when it is
-full. What is added here makes it survive whoever leaves. One backward pass of one worker:
+full. This package makes it survive workers that leave. One backward pass of one worker:
 
     first bucket full   rest (a paced or slow worker), check in with the server: GO, when all live workers are there
     each bucket full    begin the mean of it over the group
@@ -24,8 +24,8 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 
 Where the model is on a device of its own, what is reduced or taken over goes through the CPU's memory.
 
-`exchange` is a worker's part in it; what everybody's step is made of beside gradients is in `settings` and `buffers`, what
-somebody left behind gets in `takeover`. Two guards (`plesio.worker.guards`) find gradients that were not reduced
+`exchange` is a worker's part. Beside gradients workers share `settings` and `buffers`; a replica that is behind catches up by
+`takeover`. Two guards (`plesio.worker.guards`) find gradients that were not reduced
 (`unreduced`) and replicas that differ (`divergence`).
 """
 

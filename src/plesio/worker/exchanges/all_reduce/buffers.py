@@ -1,7 +1,7 @@
 """The model's buffers under all-reduce: averaged with each step as the gradients are; counts take the largest.
 
-What nobody wrote into (a mask of -inf, a table of constants) stays as it is to the last bit: along with the numbers goes, for
-each of them, how many workers changed it.
+A number that no worker changed (in a mask of -inf, a table of constants) keeps its bits: the sum carries, for each number, how
+many workers changed it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plesio.transport.collective import Group
 
 
 class SharedBuffers:
-    """One worker's. Forward passes write into them at once, so what they were is kept until the step counts.
+    """One worker's. Forward passes write into them at once, so their former values are kept until the step counts.
 
     Args:
         flats: the buffers, as they lie in the replica.
@@ -27,7 +27,7 @@ class SharedBuffers:
         self._incoming: list[torch.Tensor] = []
 
     def begin(self, group: Group | None) -> None:
-        """Begin their mean over `group`; None where this worker's are not to be everybody's."""
+        """Begin their mean over `group`; None if the others do not get this worker's."""
         self._incoming = []
         if group is None or not group.works:
             return
@@ -48,21 +48,21 @@ class SharedBuffers:
             kept.copy_(flat)
 
     def restore(self) -> None:
-        """The step came to nothing."""
+        """The step does not count: take back the saved values."""
         for kept, flat in zip(self._kept, self._flats, strict=True):
             flat.copy_(kept)
 
     def before(self, flat: torch.Tensor) -> torch.Tensor:
-        """What `flat` was before the step under way, which wrote into it if it is one of these; else itself."""
+        """The saved values of `flat`, if it is one of these; else `flat` itself."""
         return next((kept for kept, one in zip(self._kept, self._flats, strict=True) if one is flat), flat)
 
 
 def _with_changes(flat: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """What is summed up: the numbers, and for each of them 1 if it is another one than it was."""
+    """What is summed: the numbers, and for each of them 1 if it changed."""
     return torch.cat([flat, (~same_bits(flat, kept)).to(flat.dtype)])
 
 
 def _mean(kept: torch.Tensor, sums: torch.Tensor, size: int) -> torch.Tensor:
-    """The mean where anybody changed a number; everybody kept the same ones."""
+    """The mean, where any worker changed a number; else the kept one, which all workers share."""
     numbers, changes = sums.chunk(2)
     return torch.where(changes == 0, kept, numbers.div_(size))

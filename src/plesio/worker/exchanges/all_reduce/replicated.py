@@ -18,7 +18,7 @@ from plesio.errors import ConfigurationError
 IDLE = 1
 """Parameters of `ReplicatedModel` that are not the model's and never take part in a loss."""
 _IDLE_ONLY = object()
-"""Asks a `_Shell` for a loss in which nothing takes part but that."""
+"""Asks a `_Shell` for a loss in which only the idle parameter takes part."""
 CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__")
 Hook = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -26,16 +26,16 @@ Hook = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 class ReplicatedModel(nn.Module):
     """The user's model, called through torch's DistributedDataParallel.
 
-    Called, it computes what the model computes, and the backward pass that follows hands its gradients to `hook`, bucket
-    by bucket. In all else it is the model: its parameters and buffers under their own names (without "module."), its
-    attributes and methods. A copy of it (`copy.deepcopy`) is a copy of the model.
+    A call computes what the model computes; the backward pass that follows hands the gradients to `hook`, bucket by
+    bucket. Otherwise it behaves like the model: parameters and buffers have their own names (without "module."), and
+    attributes and methods are the model's. `copy.deepcopy` copies the model.
 
     Args:
         model: the user's.
         group: the process group by which DistributedDataParallel asks which parameters took part in the loss.
         ignored: names of tensors that nobody reduces.
         hook: DistributedDataParallel's communication hook.
-        check: called before each forward pass: what the reducer does with a tensor that was swapped is hard to read.
+        check: called before each forward pass, since torch's own message about a replaced tensor is hard to read.
         expect: called after each forward pass whose backward pass will be reduced.
 
     Raises:
@@ -61,10 +61,10 @@ class ReplicatedModel(nn.Module):
         shell = _Shell(model)
         hidden = [f"model.{name}" for name in ignored]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(shell, hidden)  # type: ignore[no-untyped-call]
-        # Looking for unused parameters is also what keeps the buckets as they are: otherwise each worker would sort them
-        # anew after its first step, by what came first there, and they would no longer fit together.
-        # Gradients are no views of the buckets, which costs a copy each way and their memory once more: `.grad.data = ...`
-        # (loss scaling, centring) would take a view out of its bucket, and all later means would miss the parameter.
+        # Looking for unused parameters also keeps the buckets fixed. Otherwise each worker would rebuild them after its
+        # first step, in the order of its own gradients, and the workers' buckets would no longer match.
+        # Gradients are not views of the buckets, at the cost of a copy each way and their memory once more. With views,
+        # `.grad.data = ...` (loss scaling, centring) would detach one, and all later means would miss that parameter.
         reducer = DistributedDataParallel(
             shell, process_group=group, find_unused_parameters=True, gradient_as_bucket_view=False, init_sync=False
         )
@@ -86,7 +86,7 @@ class ReplicatedModel(nn.Module):
         return getattr(self.__dict__["_model"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "forward":  # around ours, as mixed precision is put there: the model's own would come back to it
+        if name == "forward":  # mixed precision wraps ours: set on the model, it would call itself
             self.__dict__[name] = value
         else:
             setattr(self.__dict__["_model"], name, value)
@@ -125,8 +125,8 @@ def reduce_again(model: ReplicatedModel) -> None:
 class _Shell(nn.Module):
     """The model, and a parameter that takes no part in any loss.
 
-    DistributedDataParallel writes a warning to the terminal when it looks for unused parameters and there are none; and
-    only there, where no filter of warnings reaches it.
+    Where it looks for unused parameters and finds none, DistributedDataParallel warns on the terminal, where no filter of
+    warnings reaches it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -142,8 +142,8 @@ class _Shell(nn.Module):
 
 
 def _kind(model: type[nn.Module]) -> type[ReplicatedModel]:
-    """`ReplicatedModel`, as a sequence where the model is one (Python asks the class for such methods, not the object), and
-    with the arguments of the model's forward, which trainers read to know what it takes."""
+    """`ReplicatedModel` with the signature of the model's forward, which trainers read; a sequence, if the model is one
+    (Python looks up such methods on the class)."""
 
     def passed_on(name: str) -> Callable[..., Any]:
         return lambda self, *args: getattr(self.__dict__["_model"], name)(*args)

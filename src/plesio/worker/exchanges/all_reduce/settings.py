@@ -1,4 +1,4 @@
-"""The optimizer's hyper-parameters under all-reduce: in each step everybody's are the same."""
+"""The optimizer's hyper-parameters under all-reduce: all workers use the same ones in each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plesio.transport.collective import Group
 
 
 class SharedSettings:
-    """One worker's view of them: its own are told as it checks in, and the lowest worker's hold where they differ."""
+    """One worker's view of them. It sends its own as it checks in; where workers differ, the lowest worker's hold."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -23,7 +23,7 @@ class SharedSettings:
         self._agreed: list[dict[str, Any]] | None = None
 
     def news(self) -> bytes:
-        """This worker's settings, for the server to compare; nothing where they are as last told."""
+        """This worker's settings, for the server to compare; empty if they did not change."""
         before, self._told = self._told, self._mine()
         return self._told if self._told != before else b""
 
@@ -31,7 +31,7 @@ class SharedSettings:
         return msgspec.msgpack.encode(hyper_parameters(self._optimizer), enc_hook=repr)
 
     def agree(self, group: Group, differ: bool) -> None:
-        """All have checked in: where their settings `differ`, the lowest worker's are everybody's in this step."""
+        """All have checked in. If their settings `differ`, all use the lowest worker's in this step."""
         self._agreed = None
         if differ:
             try:

@@ -1,4 +1,4 @@
-"""After a worker left during a step, replicas may be a step apart: those behind take over the state of one that is not."""
+"""After a worker left during a step, replicas may be a step apart: those behind take over the state of one ahead."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ At = tuple[int, int]
 def take_over(group: Group, source: int, at: At, optimizer: Optimizer, arena: Arena, buffers: SharedBuffers) -> At:
     """Take over member `source`'s parameters, buffers and optimizer's state, unless this replica is `at` the same step.
 
-    It is put in place only when all of it has come: whoever dies meanwhile, this replica is whole.
+    The new state is put in place only when all of it has come, so a death meanwhile leaves this replica whole.
 
     Returns:
-        Where this replica is then.
+        Where this replica is now.
 
     Raises:
         RuntimeError: somebody is gone.
@@ -50,7 +50,7 @@ def take_over(group: Group, source: int, at: At, optimizer: Optimizer, arena: Ar
 
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, tuple[Any, bool]]:
-    """A parameter's state, and which of it lies on a device of its own (of a parameter there, not all does)."""
+    """A parameter's state, and which of its tensors lie on a device (Adam's step count may stay on the CPU)."""
     return {
         key: (value.cpu(), not value.is_cpu) if isinstance(value, torch.Tensor) else (value, False)
         for key, value in state.items()
