@@ -513,13 +513,16 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("train script.py", "known: compare, journal, replay, run, simulate, strategies, whatif"),
         ("runn script.py", "no such command 'runn'; known: compare, "),
         ("runn script.py", "strategies, whatif; did you mean 'run'?"),
-        ("compare script.py --strategies=", "no strategy is named; known: allreduce, "),
+        ("compare script.py --strategies=", "no strategy is named; known: adadelay, allreduce, "),
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (
             "run script.py --workers 1 --resume nosuch",
             "--resume 'nosuch': there is no such folder; give the folder of a run",
         ),
-        ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: allreduce, "),
+        (
+            "compare script.py --strategies sync_sgd,slow_sgd",
+            "unknown strategy 'slow_sgd'; known: adadelay, allreduce, ",
+        ),
         ("compare script.py --strategies ,", "no strategy is named"),
         ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
     ],
