@@ -241,7 +241,7 @@ def test_strategy_names_parse_back_to_the_strategy() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("sink_sgd", "known: adadelay, allreduce"),
+        ("sink_sgd", "; known: "),
         ("buffered(j=3)", "known: correct, k, lr_scale, weigh"),
         ("buffered(k=__import__('os'))", "whole number"),
         ("buffered(k=", "NAME(key=value"),
@@ -513,16 +513,13 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("train script.py", "known: compare, journal, replay, run, simulate, strategies, whatif"),
         ("runn script.py", "no such command 'runn'; known: compare, "),
         ("runn script.py", "strategies, whatif; did you mean 'run'?"),
-        ("compare script.py --strategies=", "no strategy is named; known: adadelay, allreduce, "),
+        ("compare script.py --strategies=", "no strategy is named; known: "),
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (
             "run script.py --workers 1 --resume nosuch",
             "--resume 'nosuch': there is no such folder; give the folder of a run",
         ),
-        (
-            "compare script.py --strategies sync_sgd,slow_sgd",
-            "unknown strategy 'slow_sgd'; known: adadelay, allreduce, ",
-        ),
+        ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: "),
         ("compare script.py --strategies ,", "no strategy is named"),
         ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
     ],

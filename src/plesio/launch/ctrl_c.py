@@ -50,7 +50,7 @@ def _handle_as(number: int, handler: Any) -> None:
 
 
 class CtrlC:
-    """Inside `with`, Ctrl-C, SIGTERM and SIGHUP are counted. The second of them raises `EndedBySignal`.
+    """Inside `with`, Ctrl-C, SIGTERM and SIGHUP are counted. The second of them raises `EndedBySignal`, unless it is SIGHUP.
 
     Further ones change nothing: everything is being ended by then. A signal keeps its handler where it is ignored (under
     nohup, or in a shell's background) and where something that is not Python's handles it. In any thread but the main one
@@ -96,6 +96,8 @@ class CtrlC:
         if os.getpid() != self._process:  # a process that the training function forked
             _handle_as(number, self._before[number])
             return
+        if self.pressed and number == signal.SIGHUP:
+            return  # a terminal that closes may send it twice: to its session's leader and to the foreground's processes
         self.pressed += 1
         if self.pressed == 1:
             self.number, self.first_s = number, time.monotonic()
