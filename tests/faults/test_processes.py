@@ -409,10 +409,9 @@ def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -
     run = ps.run(train, RECIPES[name](), workers=3, timeout_s=30)
     assert [one.left for one in run.workers] == ["died", "finished", "finished"]
     assert run.version > 0
-    for name, value in loops.mlp().state_dict().items():
-        torch.testing.assert_close(
-            run.state_dict[name], value, rtol=0.0, atol=1e-6
-        )  # a mean of equals, by samples, rounds
+    rounding = 1e-6 if name == "local_sgd seconds" else 0.0  # a mean of equals rounds where weights are uneven
+    for key, value in loops.mlp().state_dict().items():
+        torch.testing.assert_close(run.state_dict[key], value, rtol=0.0, atol=rounding)
 
 
 @pytest.mark.parametrize("evaluate", [None, lambda model: {"a": 1.0}], ids=["", "evaluated"])
