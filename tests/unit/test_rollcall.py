@@ -64,12 +64,12 @@ def test_different_rounds_in_an_intact_group_are_uneven() -> None:
 
 def test_settings_are_compared_as_last_sent() -> None:
     roll = gathered(2)
-    for told, same in (((b"a", b"a"), True), ((b"", b""), True), ((b"", b"b"), False), ((b"b", b""), True)):
+    for told, differ in (((b"a", b"a"), False), ((b"", b""), False), ((b"", b"b"), True), ((b"b", b""), False)):
         for worker, settings in enumerate(told):
             roll.arrive(worker, (0, 0), True, settings, now_s=1.0)
         outcome = roll.outcome(now_s=1.0)
         assert outcome is not None
-        assert (outcome.call, outcome.same_settings) == (Call.GO, same)
+        assert (outcome.call, outcome.settings_differ) == (Call.GO, differ)
 
 
 def test_silent_workers_count_only_while_others_wait() -> None:

@@ -21,6 +21,7 @@ to others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import msgspec
@@ -38,29 +39,27 @@ class Call(IntEnum):
 class Outcome(msgspec.Struct, frozen=True):
     """The answer to `workers`. `source`: the worker whose state those behind take over; None if none is behind.
 
-    `intact`: no collective broke, and nobody died; `same_settings`: what they last said their settings were is the same.
+    `intact`: no collective broke, and nobody died; `settings_differ`: what they last said their settings were does.
     """
 
     call: Call
     workers: tuple[int, ...]
     generation: int
-    same_settings: bool = True
+    settings_differ: bool = False
     intact: bool = True
     source: int | None = None
 
 
+@dataclass(slots=True)
 class _Place:
     """A live worker: when it was last released, and what it checked in with."""
 
-    __slots__ = ("here", "intact", "reached", "released_s", "settings", "since_s")
-
-    def __init__(self, now_s: float) -> None:
-        self.released_s = now_s
-        self.since_s = now_s
-        self.here = False
-        self.intact = True
-        self.reached = (0, 0)
-        self.settings = b""
+    released_s: float
+    since_s: float = 0.0
+    here: bool = False
+    intact: bool = True
+    reached: tuple[int, int] = (0, 0)
+    settings: bytes = b""
 
 
 class RollCall:
@@ -121,8 +120,8 @@ class RollCall:
             if any(round != furthest[0] for round, _ in reached):
                 return Outcome(Call.UNEVEN, here, self.generation)
             if min(reached) == furthest:
-                same = all(place.settings == places[0].settings for place in places)
-                return Outcome(Call.GO, here, self.generation, same)
+                differ = any(place.settings != places[0].settings for place in places)
+                return Outcome(Call.GO, here, self.generation, differ)
         self.generation += 1
         self.members = here
         source = None if min(reached) == furthest else here[reached.index(furthest)]

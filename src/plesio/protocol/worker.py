@@ -32,7 +32,7 @@ from typing import TypeVar
 import msgspec
 
 from plesio.core.events import Verdict
-from plesio.core.rounds import Call
+from plesio.core.rounds import Call, Outcome
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_data import OptimizerData
 
@@ -91,18 +91,11 @@ class LeaseReply(msgspec.Struct, tag=True, frozen=True):
 class Regrouped(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker that checked in, where workers fold among themselves: the group it is in from now on.
 
-    `members` are its workers, lowest first; they meet at `port`. `source`: the one whose state those take over that are
-    behind, or -1. `intact`: nothing broke, somebody just left. `version` and `mirrors`: how many folds and mirrors the
-    server has been told of.
+    They meet at `port`.
     """
 
-    generation: int
-    members: tuple[int, ...]
+    outcome: Outcome
     port: int
-    source: int
-    intact: bool
-    version: int
-    mirrors: int
 
 
 ToServer = Hello | Ready | LeaseRequest
@@ -174,8 +167,8 @@ class WorkDone(Message):
     """What a worker did since it last told, as it adds up: work that was folded elsewhere.
 
     `missing`: parameters that got no gradient, step by step; `staleness`: how many contributions had which; `wait_s`,
-    `exchange_s`: seconds spent waiting for others and exchanging with them; `versions`: how many more there are, from the
-    worker that counts them; `finite`: whether the last step was; `lasted_s`: seconds since it last told, or began.
+    `exchange_s`: seconds spent waiting for others and exchanging with them; `version`: that of its replica, if it has one;
+    `finite`: whether the last step was; `lasted_s`: seconds since it last told, or began.
     """
 
     steps: int = 0
@@ -185,7 +178,7 @@ class WorkDone(Message):
     staleness: dict[int, int] = {}
     wait_s: float = 0.0
     exchange_s: float = 0.0
-    versions: int = 0
+    version: int = 0
     finite: bool = True
     lasted_s: float = 0.0
 

@@ -93,7 +93,6 @@ class Departures:
             steps=steps,
             batches=max(0, batches - reported.batches),
             samples=max(0, samples - reported.samples),
-            versions=0 if self._in_rounds else steps,
             lasted_s=max(0.0, left_s - reported.until_s),
         )
         return Departure(worker, work, uncertain)

@@ -261,8 +261,8 @@ class Program:
         self._meter.workers[worker].heard(step.worked_s)
         self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
 
-    def reported(self, worker: int, incarnation: int, work: WorkDone, now_s: float) -> None:
-        """Work was folded elsewhere."""
+    def reported(self, worker: int, incarnation: int, work: WorkDone, versions: int, now_s: float) -> None:
+        """Work was folded elsewhere; it made so many `versions`."""
         meter = self._meter.workers[worker]
         meter.reported(meter.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
         meter.folded += work.steps - (not work.finite)
@@ -273,9 +273,9 @@ class Program:
         if not work.finite:
             self._meter.dropped(worker, Verdict.NOT_FINITE.words)
             self._non_finite.discarded(worker, f"step {meter.steps}")
-        if work.versions:
+        if versions:
             self._made_s = now_s
-        self.receive(events.Reported(worker, incarnation, work.versions, work.batches), now_s)
+        self.receive(events.Reported(worker, incarnation, versions, work.batches), now_s)
 
     def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
         """It wants data; whether it is a member.

@@ -35,11 +35,10 @@ class Snapshots:
         self, evaluator: Channel[SnapshotRequest] | None, standing: Standing, look: Callable[[Arena], object]
     ) -> None:
         self.evaluator = evaluator
-        self.mirrors_made = 0
         self._standing = standing
         self._look = look
         self._asked = self._shown = False
-        self._mirror_awaited = 0
+        self._mirrors = 0
 
     def hear(self, timeout_s: float) -> bool:
         """Take its question; False if it is gone."""
@@ -59,15 +58,15 @@ class Snapshots:
             return
         self._asked = False
         if built.mirrored:
-            self._mirror_awaited = built.board.want_mirror()
+            self._mirrors += 1
+            built.board.want_mirror(self._mirrors)
         else:
             self.send(built, final=False)
 
     def mirrored(self, built: Assembly, number: int) -> None:
         """A worker made mirror `number`."""
-        self.mirrors_made = max(self.mirrors_made, number)
-        if self._mirror_awaited and number >= self._mirror_awaited:
-            self._mirror_awaited = 0
+        if number == built.board.mirror_wanted:
+            built.board.want_mirror(0)
             self.send(built, final=False)
 
     def send(self, built: Assembly, final: bool) -> None:

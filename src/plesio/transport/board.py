@@ -58,13 +58,12 @@ class Board:
 
     @property
     def mirror_wanted(self) -> int:
-        """How many copies of the parameters have been asked for so far."""
+        """The number of the copy of the parameters that is asked for, counted from 1; 0: none is."""
         return self._cells[_MIRROR]
 
-    def want_mirror(self) -> int:
-        """Ask for a copy of the parameters; its number."""
-        self._cells[_MIRROR] += 1
-        return self._cells[_MIRROR]
+    def want_mirror(self, number: int) -> None:
+        """Ask for that copy of the parameters."""
+        self._cells[_MIRROR] = number
 
     @property
     def broken(self) -> int:

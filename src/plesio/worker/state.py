@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import nan
 
-from plesio.core.events import Verdict
 from plesio.worker.seeding import seed_step
 
 
@@ -24,7 +23,6 @@ class WorkerState:
     seed: int
     version: int = 0
     staleness: int = 0
-    verdict: Verdict = Verdict.TAKEN
     discarded: int = 0
     steps: int = 0
     stopped: bool = False

@@ -26,12 +26,11 @@ from plesio.protocol.launcher import Begun, Final, Progress, Stop, Trouble, Writ
 from plesio.server.answers import answer_to
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.departures import Departures
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
+from plesio.server.peers import Peers
 from plesio.server.program import Program
 from plesio.server.recording import Recorder
-from plesio.server.rendezvous import Rendezvous
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.doorbell import Lookout, write_answer
@@ -63,7 +62,6 @@ class Server:
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
-        self._via = strategy.via
         self._engine = engine
         self._lines = lines
         self._opening = Opening(partial(Assembly, strategy, config.workers, evaluates=evaluator is not None), lines)
@@ -85,17 +83,13 @@ class Server:
             raise_on_nonfinite=config.on_nonfinite == "raise",
         )
         self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
-        self._rendezvous: Rendezvous | None = None
-        self._departures: Departures | None = None
+        self._peers: Peers | None = None
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._hear: dict[type[protocol.FromWorker], Callable[[int, int, Any, float], None]] = {
+        self._hear: dict[type, Callable[[int, int, Any, float], None]] = {
             protocol.Contribution: program.pushed,
             protocol.DroppedStep: program.abandoned,
-            protocol.WorkDone: self._work_done,
-            protocol.CheckIn: self._checked_in,
             protocol.MirrorFilled: self._mirror_filled,
-            protocol.CheckOut: self._checked_out,
             protocol.Farewell: self._farewell,
         }
         self._next_tick_s = 0.0
@@ -178,11 +172,8 @@ class Server:
         if program.begun:
             meter = self._meter
             self._tell_engine(Progress(now_s - meter.zero_s, program.version, meter.steps, meter.samples))
-        if self._rendezvous is not None:
-            for worker, silent_s in self._rendezvous.tick(now_s):
-                self._leave(worker)
-                self._settle(concluded=True)
-                program.evict(worker, self._lines[worker].incarnation, silent_s, now_s)
+        if self._peers is not None:
+            self._peers.tick(now_s)
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -191,7 +182,8 @@ class Server:
             line = self._evicted.pop()
             line.finished = True
             self._close(line)
-            self._part(line.worker, died=False)
+            if self._peers is not None:
+                self._peers.go_on_without(line.worker, died=False, now_s=time.monotonic())
         while self._unresponsive:
             line = self._unresponsive.pop()
             if not line.gone:
@@ -226,7 +218,8 @@ class Server:
             if readable(line.messages.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
             if not line.gone:
-                self._settle(concluded=False)
+                if self._peers is not None:
+                    self._peers.settle(concluded=False)
                 self._program.lease(line.worker, line.incarnation, message, time.monotonic())
             return
         if isinstance(message, protocol.Hello):
@@ -243,78 +236,32 @@ class Server:
         for message in messages:
             self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
 
-    def _work_done(self, worker: int, incarnation: int, work: protocol.WorkDone, now_s: float) -> None:
-        if self._departures is not None:
-            self._departures.report(worker, work)
-        self._program.reported(worker, incarnation, work, now_s)
-
     def _mirror_filled(self, worker: int, incarnation: int, mirror: protocol.MirrorFilled, now_s: float) -> None:
         self._snapshots.mirrored(self._memory, mirror.number)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._lines[worker].finished = True
-        if self._rendezvous is not None:
-            self._memory.last_weights.handed_over(worker)
-        self._part(worker, died=False)
-
-    def _checked_out(self, worker: int, incarnation: int, check_out: protocol.CheckOut, now_s: float) -> None:
-        place = self._memory.last_weights.place(worker, check_out.version)
-        write_answer(self._lines[worker].answer, protocol.CheckedOut(place is not None), place or 0)
-
-    def _checked_in(self, worker: int, incarnation: int, check_in: protocol.CheckIn, now_s: float) -> None:
-        assert self._rendezvous is not None, "workers are told to begin before they check in"
-        if self._rendezvous.arrived(worker, check_in, now_s):
-            self._settle(concluded=True)
+        if self._peers is not None:
+            self._peers.finished(worker, now_s)
 
     def _lost(self, line: Line) -> None:
         """A worker's pipe is closed, or is to be."""
         if line.gone:
             return
         self._close(line)
-        died = not line.finished
+        died, now_s = not line.finished, time.monotonic()
         self._program.over(line.worker, died)
-        if self._program.begun:
-            self._leave(line.worker)
-            self._part(line.worker, died)
-            self._settle(concluded=False)
+        if self._peers is not None:
+            self._peers.gone(line.worker, died, now_s)
+        elif self._program.begun:
+            self._program.left(line.worker, line.incarnation, died, now_s)
         else:
             self._begin()
-
-    def _leave(self, worker: int) -> None:
-        if self._departures is not None:
-            self._departures.leave(worker, time.monotonic())
-        else:
-            self._take_leave(worker)
-
-    def _settle(self, concluded: bool) -> None:
-        """Take leave of the departed whose folds are known. What they did not fold is leased to others.
-
-        `concluded`: the live workers have concluded the last step that the departed took part in.
-        """
-        for worker, work, uncertain in self._departures.settled(concluded) if self._departures is not None else ():
-            if work.steps:
-                self._program.reported(worker, self._lines[worker].incarnation, work, time.monotonic())
-            if uncertain:
-                what = f"worker {worker} died while it wrote into shared memory"
-                self._program.trouble(worker, f"{what}: batches possibly folded twice: {uncertain}")
-            self._take_leave(worker)
-
-    def _take_leave(self, worker: int) -> None:
-        line = self._lines[worker]
-        self._program.left(worker, line.incarnation, not line.finished, time.monotonic())
 
     def _close(self, line: Line) -> None:
         self._unwatch(line.messages.descriptor)
         self._unwatch(line.channel.fileno())
         line.close()
-
-    def _part(self, worker: int, died: bool) -> None:
-        """Where workers fold among themselves, the others are to do so without this one."""
-        if self._rendezvous is not None:
-            if died:
-                self._memory.last_weights.died(worker)
-            if self._rendezvous.leave(worker, died, time.monotonic()):
-                self._settle(concluded=True)
 
     # Beginning
 
@@ -332,18 +279,9 @@ class Server:
             return
         self._meter.begin(now_s)
         self._tell_engine(Begun())
-        if not self._via.at_server:
-            self._departures = Departures(memory.board, len(self._lines), self._via.by_collective, now_s)
-        if memory.mirrored:
-            answers = {line.worker: line.answer for line in self._opening.live()}
-            self._rendezvous = Rendezvous(
-                answers,
-                memory.board,
-                lambda worker, message: self._lines[worker].say(message),
-                lambda: (self._program.version, self._snapshots.mirrors_made, self._program.stopping),
-                self._timeout_s,
-                time.monotonic(),
-            )
+        if not memory.folds:
+            self._peers = Peers(self._program, self._lines, memory, self._timeout_s, now_s)
+            self._hear |= self._peers.hear
         for line in sorted(self._lines, key=lambda line: not line.gone):  # the data of the gone is for the others
             if line.gone:
                 self._program.left(line.worker, line.incarnation, not line.finished, now_s)
@@ -355,29 +293,18 @@ class Server:
 
     def _finish(self) -> None:
         program, memory = self._program, self._program.memory
-        self._settle(concluded=True)
+        lost = ""
+        if self._peers is not None:
+            self._peers.settle(concluded=True)
+            lost = self._peers.lost_weights()
         program.end(time.monotonic())
         buffer = 0
         if memory is not None:
             self._snapshots.send(memory, final=True)
             buffer = memory.final_buffer(FINAL)
-        lost = self._lost_weights(memory)
         program.close(time.monotonic(), buffer)
         figures = program.figures(time.monotonic(), memory, buffer, lost)
         self._tell_engine(figures, (memory.ring_descriptor,) if memory is not None else ())
-
-    def _lost_weights(self, memory: Assembly | None) -> str:
-        """Where workers fold among themselves, the weights end with the last of them."""
-        version = self._program.version
-        whole = memory.last_weights.whole if memory is not None else None
-        handed_over = whole.version if whole is not None else 0
-        if memory is None or not memory.mirrored or handed_over >= version:
-            return ""
-        died = f"the workers that held version {version} ended before they could hand it over"
-        if not handed_over:
-            return f"{died}, and with them the weights; steps longer than the time to stop have the same effect"
-        self._program.trouble(None, f"{died}: the weights are those of version {handed_over}")
-        return ""
 
     def _tell(self, message: Trouble | Writing) -> None:
         """Tell the engine; what happened is put on record, too."""

@@ -126,16 +126,16 @@ class ProcessContext:
         if via.in_shared_memory:
             shared = SharedReplica(layout, model, tensors, ring)
             board = Board.attach(descriptors[2], self.workers)
+            share = self._strategy.outer.scale(1, self.workers)
             return SharedMemoryExchange(
-                self._strategy, self.workers, state, optimizer, shared, self._doorbell, board, pacer, used,
-                self._timeout_s,
-            )  # fmt: skip
+                state, optimizer, shared, self._doorbell, board, pacer, used, self._timeout_s, share
+            )
         if via.by_collective:
             own = ParameterReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self.workers)
             return AllReduceExchange(
-                state, optimizer, own, ring, model, self._doorbell, board, pacer, used, self._regrouped,
-                self._timeout_s,
+                state, optimizer, own, self._doorbell, board, pacer, used, self._timeout_s,
+                ring, model, self._regrouped,
             )  # fmt: skip
         slots = SharedBlock(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-REPORT_S = 0.05
-"""How often a worker reports its work where no server folds it."""
-
 
 class Exchange:
     """One way to exchange; these are the ways that differ in the least.

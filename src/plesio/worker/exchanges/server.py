@@ -162,7 +162,7 @@ class ServerExchange(Exchange):
     def _adopt(self, answer: GoOn) -> None:
         self._go_on(answer)
         state = self._state
-        state.verdict, state.staleness = answer.verdict, answer.staleness
+        state.staleness = answer.staleness
         if answer.verdict is Verdict.CANCELLED:
             self._sent = None  # the settings sent with it may be lost
         if answer.verdict is not Verdict.TAKEN:

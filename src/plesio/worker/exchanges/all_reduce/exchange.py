@@ -6,19 +6,18 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
 from plesio.protocol.worker import (
-    Beginning,
     CheckedOut,
     CheckIn,
     CheckOut,
@@ -27,24 +26,16 @@ from plesio.protocol.worker import (
     MirrorFilled,
     Regrouped,
     RollCalled,
-    WorkDone,
 )
 from plesio.tensors.arena import Arena, Kind
-from plesio.transport.board import Board
 from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
-from plesio.transport.doorbell import Doorbell
-from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.all_reduce.takeover import take_over
-from plesio.worker.exchanges.exchange import REPORT_S, Exchange
+from plesio.worker.exchanges.among_peers import PeerExchange
 from plesio.worker.guards.divergence import DivergenceCheck
 from plesio.worker.guards.unreduced import UnreducedGradients
-from plesio.worker.pacer import Pacer
-from plesio.worker.replica import ParameterReplica
-from plesio.worker.state import WorkerState
-from plesio.worker.warn import warn_not_finite
 
 TRIES = 6
 """How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
@@ -54,82 +45,61 @@ PATIENCE_S = 1.0
 """How much longer than the server's deadline for a silent worker the others wait: it is to evict that one first."""
 
 
-class AllReduceExchange(Exchange):
-    """A worker's part in it.
+@dataclass(eq=False)
+class AllReduceExchange(PeerExchange):
+    """A worker's part in it; the replica is its own.
 
-    Args:
-        state: what the worker knows of its place.
-        optimizer: the user's; it steps here.
-        replica: the model's tensors in one arena.
+    Attributes:
         ring: the run's buffers: the evaluator's mirror first, two for the final weights last.
-        model: the user's.
+        user_model: what was given to prepare.
         regrouped: waits for the server to name the next group.
-        timeout_s: how long to wait for anybody.
+        model: what its training loop calls.
     """
 
-    def __init__(
-        self,
-        state: WorkerState,
-        optimizer: Optimizer,
-        replica: ParameterReplica,
-        ring: Sequence[Arena],
-        model: nn.Module,
-        doorbell: Doorbell,
-        board: Board,
-        pacer: Pacer,
-        used: DataUse,
-        regrouped: Callable[[], Regrouped],
-        timeout_s: float,
-    ) -> None:
-        self._state = state
-        self._optimizer = optimizer
-        self._replica = replica
-        self._ring = ring
-        self._doorbell = doorbell
-        self._board = board
-        self._pacer = pacer
-        self._used = used
-        self._regrouped = regrouped
-        self._timeout_s = timeout_s
-        self._buffers = SharedBuffers(replica.arena.of_kind(Kind.BUFFER))
-        self._settings = SharedSettings(optimizer)
+    ring: Sequence[Arena]
+    user_model: nn.Module
+    regrouped: Callable[[], Regrouped]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arena, layout = self.replica.arena, self.replica.layout
+        self._buffers = SharedBuffers(arena.of_kind(Kind.BUFFER))
+        self._settings = SharedSettings(self.optimizer)
         self._store: Any = None
-        self._group = Group(None, 0, 0, 1, timeout_s)
-        self._divergence = DivergenceCheck(replica.arena)
+        self._group = Group(None, 0, 0, 1, self.timeout_s)
+        self._divergence = DivergenceCheck(arena)
         self._process_group = CurrentGroup(self._group, lambda: self._divergence.checksum(self._round))
         trained = [
-            one for one, spec in zip(replica.tensors, replica.layout.specs, strict=True) if spec.kind is Kind.TRAINED
+            one for one, spec in zip(self.replica.tensors, layout.specs, strict=True) if spec.kind is Kind.TRAINED
         ]
         self._unreduced = UnreducedGradients(trained)
-        ignored = [spec.name for spec in replica.layout.specs if spec.kind is not Kind.TRAINED]
+        ignored = [spec.name for spec in layout.specs if spec.kind is not Kind.TRAINED]
         self.model = ReplicatedModel(
-            model, self._process_group, ignored, self._reduce, replica.check, self._unreduced.after_forward
+            self.user_model,
+            self._process_group,
+            ignored,
+            self._reduce,
+            self.replica.check,
+            self._unreduced.after_forward,
         )
-        self._round = 0  # steps completed, by this replica
-        self._version = 0  # those of them that moved the parameters
-        self._batches = self._samples = 0  # that they used
-        self._told = 0  # the version the server knows of
+        self._round = 0  # steps completed, by this replica; `_version` of them moved the parameters
         self._leads = False
-        self._mirrors = 0
+        self._mirror = 0  # the last that it filled
         self._entered = False  # a backward pass of this step checked in
         self._spoiled = False  # its gradient will not be everybody's
         self._resting = True  # a backward pass takes its time
         self._over = False  # no step follows
         self._error: PlesioError | None = None
         self._issued_s = 0.0
-        self._done = WorkDone()
-        self._reported_s = 0.0
 
     def begin(self) -> None:
         """Wait until everybody is there, and form the first group."""
-        self._doorbell.answer(Beginning, self._timeout_s, 0, 0)
-        self._replica.adopt(self._doorbell.buffer)
+        super().begin()
         self._buffers.keep()
-        self._state.begin(1)
-        self._reported_s = time.monotonic()
+        self.state.begin(1)
         if self._check_in(intact=False) is Call.REGROUP:
             self._regroup()
-        self._pacer.begin()
+        self.pacer.begin()
 
     # The backward pass
 
@@ -142,10 +112,10 @@ class AllReduceExchange(Exchange):
         future = completed(tensor) if self._spoiled else self._group.mean(tensor)
         if bucket.is_last():
             self._unreduced.after_backward()
-            self._replica.bring_back()
+            self.replica.bring_back()
             self._buffers.begin(None if self._spoiled else self._group)
             self._issued_s = time.monotonic()
-            self._pacer.begin()
+            self.pacer.begin()
         return future
 
     def _reduce_again(self) -> None:
@@ -161,40 +131,35 @@ class AllReduceExchange(Exchange):
     def _enter(self) -> None:
         """Wait until everybody has got as far; what is wrong is raised by `step`, outside of the backward pass."""
         if self._resting:
-            self._pacer.rest(time.sleep)
+            self.pacer.rest(time.sleep)
         again, self._entered = self._entered, True
         try:
             while not (self._spoiled or self._over) and self._group.finish():
                 call = self._check_in()
                 if call is Call.GO:
-                    self._tell_board()
+                    self._folding(self._round + 1)
                     return
                 self._spoiled = call is not Call.REGROUP or self._regroup(again)
         except PlesioError as error:
             self._error = error
         self._spoiled = True
 
-    def _tell_board(self) -> None:
-        """All are there: if this worker dies from here on, the step may be in the others' replicas with its gradient."""
-        batches, samples = self._batches + self._used.batches, self._samples + self._used.samples
-        self._board.folding(self._state.worker, self._round + 1, batches, samples)
-
     def _completed(self, round: int, version: int) -> None:
         """This replica is that far."""
         self._round, self._version = round, version
-        self._board.folded(self._state.worker, round)
+        self.board.folded(self.state.worker, round)
 
     def _check_in(self, intact: bool = True) -> Call:
         """Tell the server that this worker is there; what it says when all are."""
         news = self._settings.news()
         now_s = time.monotonic()
-        self._doorbell.send(CheckIn(self._round, self._version, intact, news))
-        answer = self._doorbell.answer(RollCalled, self._timeout_s + PATIENCE_S, self._round, self._version)
+        self.doorbell.send(CheckIn(self._round, self._version, intact, news))
+        answer = self.doorbell.answer(RollCalled, self.timeout_s + PATIENCE_S, self._round, self._version)
         self._done.wait_s += time.monotonic() - now_s
-        self._state.stopped = self._state.stopped or answer.stop
+        self.state.stopped = self.state.stopped or answer.stop
         if answer.call is Call.UNEVEN:
             raise ConfigurationError(
-                f"worker {self._state.worker} called backward() after {self._round} steps, another worker after a "
+                f"worker {self.state.worker} called backward() after {self._round} steps, another worker after a "
                 "different number; under all-reduce every worker must call backward() equally often for each step(). If "
                 "one step() is for several batches, count them on from epoch to epoch (a worker's part of an epoch may be "
                 "one batch longer than another's, and what is over goes into the next epoch's first step), or leave out "
@@ -216,20 +181,23 @@ class AllReduceExchange(Exchange):
         if self._unreduced.found:
             self._reduce_again()
         self._entered = False
-        batches, samples = self._used()
+        batches, samples = self.used()
         verdict = self._conclude()
-        self._state.verdict, self._state.version = verdict, self._version
+        self.state.version = self._version
         if verdict is Verdict.CANCELLED:
             self._drop(batches)
         else:
-            self._count(verdict, batches, samples)
-        self._mirror()
-        self._over = self._state.stopped
-        self._state.begin(self._state.number + 1)
-        self._pacer.begin()
+            if verdict is Verdict.TAKEN:
+                self._done.folded(staleness=0)
+            self._count(batches, samples, self._missing())
+            self._report_step(verdict is not Verdict.NOT_FINITE)
+        self._fill_mirror()
+        self._over = self.state.stopped
+        self.state.begin(self.state.number + 1)
+        self.pacer.begin()
 
     def _refuse_step(self) -> None:
-        if self._state.stopped:
+        if self.state.stopped:
             raise StopRun("the run is over")
         raise ConfigurationError(
             "step() without a gradient to exchange: call the model that prepare returned (not one of its methods, or the "
@@ -245,13 +213,13 @@ class AllReduceExchange(Exchange):
             return self._recover()
         if not self._process_group.alike:
             self._divergence.refuse(self._round)
-        if not self._replica.check_gradients():
+        if not self.replica.check_gradients():
             self._buffers.restore()
             self._completed(self._round + 1, self._version)
             return Verdict.NOT_FINITE
         self._buffers.take(self._group.size)
         with self._settings.in_force() if self._group.size > 1 else nullcontext():
-            self._optimizer.step()
+            self.optimizer.step()
         self._completed(self._round + 1, self._version + 1)
         return Verdict.TAKEN
 
@@ -260,7 +228,7 @@ class AllReduceExchange(Exchange):
         self._process_group.alike = True  # who took over another's state is
         self._buffers.restore()
         behind = self._round, self._version
-        if self._group.broken and not self._state.stopped:
+        if self._group.broken and not self.state.stopped:
             self._group.close()
             if self._check_in(intact=False) is Call.REGROUP:
                 self._regroup()
@@ -268,32 +236,13 @@ class AllReduceExchange(Exchange):
             return Verdict.TAKEN if self._version > behind[1] else Verdict.NOT_FINITE
         return Verdict.CANCELLED
 
-    def _count(self, verdict: Verdict, batches: int, samples: int) -> None:
-        """The step counts."""
-        done = self._done
-        self._state.steps += 1
-        done.steps += 1
-        done.samples += samples
-        done.batches += batches
-        self._samples += samples
-        self._batches += batches
-        done.missing += self._missing()
-        if verdict is Verdict.TAKEN:
-            done.folded(staleness=0)
-        if verdict is Verdict.NOT_FINITE:
-            self._state.discarded += 1
-            warn_not_finite(self._state.worker)
-            self.report(finite=False)
-        elif self._state.stopped or time.monotonic() - self._reported_s > REPORT_S:
-            self.report()
-
     def _drop(self, batches: int) -> None:
         """The step does not count; its data goes to whoever asks next."""
         self._missing()
         self.report()
-        self._state.discarded += 1
-        reason = "the run ended" if self._state.stopped else "the group broke"
-        self._doorbell.send(DroppedStep(batches, reason=reason))
+        self.state.discarded += 1
+        reason = "the run ended" if self.state.stopped else "the group broke"
+        self.doorbell.send(DroppedStep(batches, reason=reason))
 
     def _missing(self) -> int:
         """Parameters that took no part in this worker's loss."""
@@ -314,15 +263,15 @@ class AllReduceExchange(Exchange):
         members: tuple[int, ...] = ()
         alike, since_s = 0, 0.0
         for tries in count():
-            message = self._regrouped()
-            if message.members != members:
-                members, alike, since_s = message.members, 0, time.monotonic()
+            message = self.regrouped()
+            if message.outcome.workers != members:
+                members, alike, since_s = message.outcome.workers, 0, time.monotonic()
             alike += 1
             try:
-                return self._join(message, tries) or (again and not message.intact)
+                return self._join(message, tries) or (again and not message.outcome.intact)
             except RuntimeError as error:
                 self._group.fail(error)
-                if alike == TRIES or time.monotonic() - since_s > self._timeout_s:
+                if alike == TRIES or time.monotonic() - since_s > self.timeout_s:
                     self._refuse_group(members, alike, time.monotonic() - since_s, error)
             self._group.close()
             if self._check_in(intact=False) is not Call.REGROUP:
@@ -346,58 +295,42 @@ class AllReduceExchange(Exchange):
         """
         self._group.close()
         if self._store is None:
-            self._store = RendezvousStore.at(message.port, min(self._timeout_s / TRIES, STORE_S))
-        rank = message.members.index(self._state.worker)
-        size = len(message.members)
-        generation, board = message.generation, self._board
+            self._store = RendezvousStore.at(message.port, min(self.timeout_s / TRIES, STORE_S))
+        outcome, board = message.outcome, self.board
+        members, generation = outcome.workers, outcome.generation
+        rank = members.index(self.state.worker)
         self._group = Group(
-            self._store, generation, rank, size, self._timeout_s, tries, lambda: board.broken >= generation
+            self._store, generation, rank, len(members), self.timeout_s, tries, lambda: board.broken >= generation
         )
         self._process_group.group = self._group
         before = self._round, self._version
-        if message.source >= 0:
-            source = message.members.index(message.source)
-            self._completed(
-                *take_over(self._group, source, before, self._optimizer, self._replica.arena, self._buffers)
-            )
+        if outcome.source is not None:
+            source = members.index(outcome.source)
+            self._completed(*take_over(self._group, source, before, self.optimizer, self.replica.arena, self._buffers))
         self._leads = rank == 0
-        if self._leads:
-            self._told, self._mirrors = message.version, message.mirrors
         return (self._round, self._version) != before
 
     # Telling
 
-    def report(self, finite: bool = True) -> None:
-        """Tell the server what was done since last told; the lowest worker also, how many versions that made."""
-        versions = self._version - self._told if self._leads else 0
-        if not self._done.steps and not versions:
-            return
-        done, self._done = self._done, WorkDone()
-        done.versions, done.finite = versions, finite
-        now_s = time.monotonic()
-        done.lasted_s, self._reported_s = now_s - self._reported_s, now_s
-        self._told += versions
-        self._doorbell.send(done)
-
-    def _mirror(self) -> None:
+    def _fill_mirror(self) -> None:
         """The lowest worker shows the evaluator its replica when that asks."""
-        wanted = self._board.mirror_wanted
-        if self._leads and wanted > self._mirrors:
+        wanted = self.board.mirror_wanted
+        if self._leads and wanted and wanted != self._mirror:
             self.report()
-            self._replica.fill_slot()
-            self._ring[0].copy_from(self._replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
-            self._mirrors = wanted
-            self._doorbell.send(MirrorFilled(wanted))
+            self.replica.fill_slot()
+            self.ring[0].copy_from(self.replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
+            self._mirror = wanted
+            self.doorbell.send(MirrorFilled(wanted))
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is."""
-        saved = self._replica.writes.saved_buffers() if self._state.warns_at_the_end() else {}
+        saved = self.replica.writes.saved_buffers() if self.state.warns_at_the_end() else {}
         written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
-        self._replica.writes.warn_of_buffers(written, self._replica.arena.views)
+        self.replica.writes.warn_of_buffers(written, self.replica.arena.views)
         self.report()
-        self._doorbell.send(CheckOut(self._version))
-        if self._doorbell.answer(CheckedOut, self._timeout_s, self._round, self._version).wanted:
-            self._ring[self._doorbell.buffer].copy_from(self._replica.arena)
-        self._doorbell.send(Farewell())
+        self.doorbell.send(CheckOut(self._version))
+        if self.doorbell.answer(CheckedOut, self.timeout_s, self._round, self._version).wanted:
+            self.ring[self.doorbell.buffer].copy_from(self.replica.arena)
+        self.doorbell.send(Farewell())
         self._group.close()

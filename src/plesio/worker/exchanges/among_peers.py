@@ -1,0 +1,89 @@
+"""What the exchanges of workers that fold among themselves have in common: the server is told of their work now and then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from plesio.protocol.worker import Beginning, WorkDone
+from plesio.transport.board import Board
+from plesio.transport.doorbell import Doorbell
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.pacer import Pacer
+from plesio.worker.replica import Replica
+from plesio.worker.state import WorkerState
+from plesio.worker.warn import warn_not_finite
+
+REPORT_S = 0.05
+"""How often a worker reports its work."""
+
+
+@dataclass(eq=False)
+class PeerExchange(Exchange):
+    """One worker's part.
+
+    Attributes:
+        state: what the worker knows of its place.
+        optimizer: the user's; it steps here.
+        replica: the model's tensors.
+        used: the data that the step under way took.
+        timeout_s: how long to wait for anybody.
+    """
+
+    state: WorkerState
+    optimizer: Optimizer
+    replica: Replica
+    doorbell: Doorbell
+    board: Board
+    pacer: Pacer
+    used: DataUse
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        self._version = 0  # of a replica of its own
+        self._batches = self._samples = 0  # that its steps used
+        self._done = WorkDone()
+        self._reported_s = 0.0
+
+    def begin(self) -> None:
+        """Wait until all workers are ready."""
+        self.doorbell.answer(Beginning, self.timeout_s, 0, 0)
+        self.replica.adopt(self.doorbell.buffer)
+        self._reported_s = time.monotonic()
+
+    def _folding(self, number: int) -> None:
+        """If this worker dies from here on, its step `number` may be in the model."""
+        batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
+        self.board.folding(self.state.worker, number, batches, samples)
+
+    def _count(self, batches: int, samples: int, missing: int) -> None:
+        """A step counts."""
+        done = self._done
+        self.state.steps += 1
+        done.steps += 1
+        done.batches += batches
+        done.samples += samples
+        done.missing += missing
+        self._batches += batches
+        self._samples += samples
+
+    def _report_step(self, finite: bool) -> None:
+        """Tell the server, if it is time or the step was not finite."""
+        if not finite:
+            self.state.discarded += 1
+            warn_not_finite(self.state.worker)
+        if not finite or self.state.stopped or time.monotonic() - self._reported_s > REPORT_S:
+            self.report(finite)
+
+    def report(self, finite: bool = True) -> None:
+        """Tell the server what was done since last told."""
+        if not self._done.steps:
+            return
+        done, self._done = self._done, WorkDone()
+        done.version, done.finite = self._version, finite
+        now_s = time.monotonic()
+        done.lasted_s, self._reported_s = now_s - self._reported_s, now_s
+        self.doorbell.send(done)
