@@ -65,6 +65,8 @@ def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.
 def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
     name: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A second SIGHUP does not count: a terminal that closes may send it twice."""
+    in_order = times == 1 or name == "SIGHUP"
     before = signal.getsignal(signal.Signals[name])
     handled = "signal.getsignal(signal.SIGINT) is not signal.default_int_handler"  # not while it is replayed
     press = f"if worker.version > 20 and {handled}: [signal.raise_signal(signal.{name}) for _ in range({times})]"
@@ -76,8 +78,8 @@ def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
     assert error == f"plesio: {'interrupted' if name == 'SIGINT' else f'ended by {name}'}\n"
     (folder,) = Path("here").iterdir()
     written = {one.name for one in folder.iterdir()}
-    assert ("weights.safetensors" in written) == (times == 1)
-    if times == 1:
+    assert ("weights.safetensors" in written) == in_order
+    if in_order:
         assert "async_sgd: interrupted after " in out
         assert out.endswith(f"\ngo on with: plesio {typed} --resume {folder}\n")
         assert main(["replay", str(folder)]) == 0
