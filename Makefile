@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test test-long torture lint types rooms unit bench clean
+.PHONY: setup demo test test-long test-ray chaos torture lint types rooms unit bench clean
 
 setup: $(STAMP)
 
@@ -32,17 +32,25 @@ rooms: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not ray'
 
 test-long: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m 'not ray'
+
+# Ray takes half a gigabyte, and these tests minutes.
+test-ray: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest -q -n 0 -m ray tests/on_ray
+
+chaos: setup
+	$(BIN)/python -m pytest -q -m slow tests/faults
 
 SEEDS ?= 10000
 torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --seeds $(SEEDS)
 
 bench: setup
-	for name in exchange fold straggler convergence embedding simulator theory whatif journal hogwild; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in exchange network fold straggler convergence embedding simulator theory whatif journal hogwild; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs demo.html

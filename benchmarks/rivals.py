@@ -106,7 +106,7 @@ def torch_rpc(params: int, workers: int, seconds: float) -> float:
     return sum(_together(_rpc_process, workers + 1, params, seconds))
 
 
-class _Server:
+class RpcOwner:
     """The owner's state. It lives in the server process; workers reach it by the module-level functions below."""
 
     lock = threading.Lock()
@@ -118,17 +118,17 @@ class _Server:
         cls.weights, cls.optimizer = _owner(params)
 
 
-def _push_and_pull(gradient: Tensor) -> Tensor:
-    with _Server.lock:
-        _Server.weights.grad = gradient
-        _Server.optimizer.step()
+def push_and_pull(gradient: Tensor) -> Tensor:
+    with RpcOwner.lock:
+        RpcOwner.weights.grad = gradient
+        RpcOwner.optimizer.step()
     # Not cloned: the answer may be torn by the next push, which is cheaper for the rival than being right.
-    return _Server.weights.detach()
+    return RpcOwner.weights.detach()
 
 
 def _rpc_process(rank: int, processes: int, rendezvous: str, params: int, seconds: float) -> float:
     if rank == 0:
-        _Server.build(params)
+        RpcOwner.build(params)
     rpc.init_rpc(
         "server" if rank == 0 else f"worker{rank}",
         rank=rank,
@@ -142,7 +142,7 @@ def _rpc_process(rank: int, processes: int, rendezvous: str, params: int, second
 
 def _rpc_worker(params: int, seconds: float) -> float:
     gradient = torch.full((params,), SCALE)
-    return steps_per_s(lambda: rpc.rpc_sync("server", _push_and_pull, args=(gradient,)), seconds)
+    return steps_per_s(lambda: rpc.rpc_sync("server", push_and_pull, args=(gradient,)), seconds)
 
 
 # --- DistributedDataParallel on gloo ---------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def _from_rank_0(value: int) -> int:
 
 _LOOPBACK = "lo0" if platform.system() == "Darwin" else "lo"
 # Threads of the RPC pool do not inherit torch.set_num_threads: only the environment reaches them.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": _LOOPBACK, "TP_SOCKET_IFNAME": _LOOPBACK}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": _LOOPBACK, "TP_SOCKET_IFNAME": _LOOPBACK}
 _END_S = 30.0  # to end once the result is in
 
 Body = Callable[[int, int, str, int, float], float]
@@ -248,7 +248,7 @@ def _together(body: Body, processes: int, params: int, seconds: float) -> list[f
     with tempfile.TemporaryDirectory() as folder:
         started = []
         try:
-            with _environment(_ENVIRONMENT):
+            with environment(ENVIRONMENT):
                 for rank in range(processes):
                     started.append(_start(body, rank, processes, Path(folder), params, seconds))
             results = _receive([receiver for _, receiver in started], deadline_s)
@@ -258,7 +258,7 @@ def _together(body: Body, processes: int, params: int, seconds: float) -> list[f
             if late:
                 raise RivalError(f"not ended cleanly {_END_S:.0f} s after the result: {', '.join(late)}")
         except RivalError as error:
-            raise RivalError(f"{body.__name__}: {error}\n{_complaints(Path(folder))}") from None
+            raise RivalError(f"{body.__name__}: {error}\n{complaints(Path(folder))}") from None
         finally:
             _end(process for process, _ in started)
     return results
@@ -314,7 +314,7 @@ def _end(processes: Iterator[BaseProcess]) -> None:
         process.join()
 
 
-def _complaints(folder: Path) -> str:
+def complaints(folder: Path) -> str:
     """The last lines each process wrote to stderr."""
     parts = []
     for path in sorted(folder.glob("stderr-*")):
@@ -324,7 +324,7 @@ def _complaints(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def environment(values: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -23,7 +23,7 @@ from plesio import async_sgd, ringmaster
 from plesio.cluster import Cluster, Exponential, Group
 from plesio.core.events import Joined, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import timed_workers
 from plesio.strategy import Strategy

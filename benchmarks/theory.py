@@ -17,7 +17,6 @@ from pathlib import Path
 from _report import Row, figure, meets, parser, progress, report, whole
 from plesio import async_sgd, first_of, rennala, ringmaster, sync_sgd
 from plesio.cluster import Cluster, Constant, Exponential, Group, Pareto, Ranked, StepTime
-from plesio.observe.svg import Axis, log_axis
 from plesio.strategy import Strategy
 from problems import Quadratic, tune
 
@@ -119,6 +118,29 @@ def markdown(results: Mapping[str, Mapping[str, Outcome]]) -> str:
 
 COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#555555")
 LEFT, WIDTH, LINE, TOP = 110, 640, 56, 66
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A logarithmic range of times; `ticks` are the values to label, with their labels."""
+
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+
+    def at(self, value: float) -> float:
+        """The place of `value`: 0 at the low end, 1 at the high end."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+
+def log_axis(low: float, high: float) -> Axis:
+    """An axis with ticks at powers of ten, or at 1, 2, 5 if there is room."""
+    decades = math.log10(high / low)
+    factors = (1, 2, 5) if decades < 3 else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1, max(1, math.ceil(decades / 7)))
+    values = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+    low, high = low / 1.1, high * 1.1
+    return Axis(low, high, tuple((v, f"{v:,g}" if v < 1e6 else f"{v:.0e}") for v in values if low <= v <= high))
 
 
 def picture(results: Mapping[str, Mapping[str, Outcome]], title: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from plesio.cluster import Cluster
 from plesio.errors import ConfigurationError
-from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import timed_workers
 from plesio.protocol.launcher import Final

@@ -11,7 +11,9 @@ from plesio.config.checkpoint import Checkpoint as Checkpoint
 from plesio.config.faults import Kill as Kill
 from plesio.config.faults import Pace as Pace
 from plesio.config.faults import Slow as Slow
+from plesio.config.on_ray import Ray as Ray
 from plesio.config.simulated import Simulated as Simulated
+from plesio.config.until import MetricMissingError as MetricMissingError
 from plesio.config.until import Until as Until
 from plesio.errors import CheckpointError as CheckpointError
 from plesio.errors import ConfigurationError as ConfigurationError
@@ -38,16 +40,22 @@ from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:
+    from plesio.launch.remote.join import join as join
     from plesio.launch.replayed.replay import Replayed as Replayed
     from plesio.launch.replayed.replay import ReplayError as ReplayError
     from plesio.launch.replayed.replay import replay as replay
     from plesio.runner import EvaluateError as EvaluateError
     from plesio.runner import Run as Run
     from plesio.runner import run as run
+    from plesio.transport.secure import ProofError as ProofError
+    from plesio.transport.wire import RemoteProtocolError as RemoteProtocolError
     from plesio.worker.worker import Worker as Worker
 
 _NEED_TORCH = {
     "plesio.launch.replayed.replay": ("Replayed", "ReplayError", "replay"),
+    "plesio.launch.remote.join": ("join",),
+    "plesio.transport.secure": ("ProofError",),
+    "plesio.transport.wire": ("RemoteProtocolError",),
     "plesio.runner": ("EvaluateError", "Run", "run"),
     "plesio.worker.worker": ("Worker",),
 }
@@ -59,6 +67,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
+    if name == "ray":
+        return importlib.import_module("plesio.ray")
     for module, names in _NEED_TORCH.items():
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(module), name)

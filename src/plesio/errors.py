@@ -8,13 +8,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-TEXT_MAX = 20_000
-"""How many characters of an exception's message, or of its traceback, are told."""
+TEXT_MAX = 20_000  # how many characters of an exception's message, or of its traceback, are told
 
 
 class PlesioError(Exception):
@@ -50,7 +47,9 @@ class WorkerLostError(PlesioError):
 
 
 class ServerLostError(PlesioError):
-    """The server process died; its last version is lost unless a checkpoint holds it."""
+    """The server process died; its last version is lost unless a checkpoint holds it: pass that as `resume=`."""
+
+    resume: Path | None = None
 
 
 class DeadlineError(PlesioError, TimeoutError):
@@ -98,21 +97,18 @@ class StepCancelled(PlesioError):
 
 
 def error_class(name: str) -> type[PlesioError] | None:
-    """The class of plesio's error called `name`: processes send an error as its name and its message.
-
-    >>> error_class("DeadlineError").__name__, error_class("ValueError")
-    ('DeadlineError', None)
-    """
+    """The class of plesio's error called `name`: processes send an error as its name and its message."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, PlesioError) else None
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for an unknown name: the name, the known ones, the closest match.
+def is_own(error: BaseException) -> bool:
+    """Whether plesio's class of that name raised it, and not a user's own of the same name."""
+    return error_class(type(error).__name__) is type(error)
 
-    >>> unknown_name("strategy", "asynch_sgd", ["sync_sgd", "async_sgd"])
-    "unknown strategy 'asynch_sgd'; known: async_sgd, sync_sgd; did you mean 'async_sgd'?"
-    """
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for an unknown name: the name, the known ones, the closest match."""
     names = sorted(known)
     if not names:
         return f"unknown {kind} {name!r}; there are none"
@@ -122,11 +118,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """The message of any exception, also of one whose `__str__` raises; a long one is cut.
-
-    >>> words_of(ValueError("no such layer"))
-    'no such layer'
-    """
+    """The message of any exception, also of one whose `__str__` raises; a long one is cut."""
     return _told(lambda: str(error))
 
 
@@ -148,9 +140,5 @@ def _told(tell: Callable[[], str]) -> str:
 
 
 def as_utf8(text: str) -> str:
-    r"""The text with what UTF-8 cannot encode escaped, such as parts of a file's name in another encoding.
-
-    >>> as_utf8("naïve"), as_utf8("\ud800x")
-    ('naïve', '\\ud800x')
-    """
+    """The text with what UTF-8 cannot encode escaped, such as parts of a file's name in another encoding."""
     return text.encode(errors="backslashreplace").decode()

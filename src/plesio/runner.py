@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,26 +13,29 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import msgspec
 import torch
 
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.faults import Fault, Pace
+from plesio.config.on_ray import Ray
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, NonFiniteError, PlesioError, RunInterrupted
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
+from plesio.launch.local.listen import Door
 from plesio.launch.provenance import name_of, without_arguments
+from plesio.launch.remote import torchrun
 from plesio.launch.resume import Resumption, kept, resumable, resumption
 from plesio.launch.simulated.engine import SimulatedEngine
-from plesio.launch.simulated.limits import Limits
 from plesio.launch.simulated.whatif import advice
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
-from plesio.observe.summary import Evaluation, Summary
+from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
@@ -69,13 +73,8 @@ class Run:
         self.state_dict = state_dict
         self.folder = folder
 
-    @property
-    def history(self) -> tuple[Evaluation, ...]:
-        """The evaluations, in order."""
-        return self.summary.history
-
     def __getattr__(self, name: str) -> Any:
-        """Any figure of the summary: `run.staleness.mean`, `run.steps_per_s`, ..."""
+        """Any figure of the summary: `run.history`, `run.staleness.mean`, `run.steps_per_s`, ..."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.summary, name)
@@ -89,11 +88,7 @@ class Run:
 
 @contextmanager
 def alone(refusal: str) -> Iterator[None]:
-    """Allow one run at a time; others raise with this message.
-
-    Raises:
-        ConfigurationError: another run is under way; its message.
-    """
+    """Allow one run at a time; others raise with this message."""
     global _refusal
     if not _turn.acquire(blocking=False):
         raise ConfigurationError(_refusal)
@@ -109,7 +104,7 @@ def run(
     strategy: Strategy | str | Callable[..., Strategy],
     *,
     workers: int,
-    engine: str | Simulated = "local",
+    engine: str | Simulated | Ray = "local",
     seed: int = 0,
     data: str = "leases",
     faults: Sequence[Fault] = (),
@@ -131,7 +126,8 @@ def run(
         train: called with a `Worker` in each worker process; an ordinary PyTorch loop.
         strategy: `ps.async_sgd()` and the like, or the name of a recipe.
         workers: how many workers.
-        engine: where they run: "local", processes of this host; or `ps.Simulated(cluster)`, greenlets in virtual time.
+        engine: where they run: "local", processes of this host; `ps.Ray()`, processes on a Ray cluster; or
+            `ps.Simulated(cluster)`, greenlets in virtual time.
         seed: seeds everything random: initial weights, order of data, jitter.
         data: leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always
             share out evenly.
@@ -178,19 +174,28 @@ def run(
 @alone("another run is under way in this process, and there is one at a time: wait for its end, or use another process")
 def start(
     config: RunConfig,
-    train: Callable[..., object],
+    train: Callable[..., object] | None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     watch: Callable[[Live], object] | None = None,
+    door: Door | None = None,
 ) -> Run:
-    """`run`, with its settings as one object."""
+    """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere."""
     check_working_directory()
     _check_functions(config, train, evaluate, watch)
+    if door is not None and not config.strategy.via.at_server:
+        raise ConfigurationError(
+            f"under {config.strategy.name} workers fold among themselves, in memory or a group of one host, and these workers "
+            "come from elsewhere; sync_sgd gives what allreduce gives, and async_sgd is the nearest to hogwild"
+        )
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
-    job = Job(config=config, train=train, evaluate=evaluate)
+    if isinstance(config.engine, Ray):
+        assert train is not None, "Ray's own workers join a local head"
+        return _on_ray(config, train, evaluate, watch)
+    job = Job(config=config, train=train, evaluate=evaluate, listening=door.listening if door is not None else None)
     begin_from = resumption(job)
     folder = None
     if config.runs is not None:
-        name, document = name_of(train), config.as_document()
+        name, document = name_of(train) if train is not None else "workers that joined", config.as_document()
         document["run"] |= {"train": name, "plesio": version("plesio")}
         folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
@@ -198,10 +203,9 @@ def start(
     seen = functools.partial(_watch, config.until, watch, begin_from)
     with CtrlC() as ctrl_c:  # until all is written
         if cluster is not None:
-            limits = Limits(**config.until.limits)
-            outcome = SimulatedEngine(job, cluster, seen, limits, ctrl_c).run()
+            outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
         else:
-            outcome = LocalEngine(job, seen, ctrl_c).run()
+            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else ()).run()
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
         done = _done(config, outcome, folder)
@@ -215,21 +219,43 @@ def start(
     return done
 
 
+def _on_ray(
+    config: RunConfig,
+    train: Callable[..., object],
+    evaluate: Callable[..., Mapping[str, float]] | None,
+    watch: Callable[[Live], object] | None,
+) -> Run:
+    from plesio.launch.remote.ray_backend import run_on_ray
+
+    if watch is not None:
+        raise ConfigurationError(
+            "watch= is not possible with engine=ps.Ray(): the run stands at its head; until= works there"
+        )
+
+    def loop() -> None:
+        from plesio.launch.remote.join import join
+
+        with join() as worker:
+            train(worker)
+
+    done: Run = run_on_ray(config, loop, evaluate)
+    return done
+
+
 def _check_functions(config: RunConfig, train: object, evaluate: object, watch: object) -> None:
     """Raise `ConfigurationError` for a function of the user's that cannot be called, or one that is missing."""
-    if not callable(train):
+    if train is not None and not callable(train):
         raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
-    if watch is not None and not callable(watch):
-        raise ConfigurationError(f"watch={watch!r}: a function that takes the state of the run")
-    if evaluate is not None and not callable(evaluate):
-        raise ConfigurationError(
-            f"evaluate={evaluate!r}: a function that takes the model and returns names and numbers"
-        )
+    takes = {"watch": "the state of the run", "evaluate": "the model and returns names and numbers"}
+    for (name, what), given in zip(takes.items(), (watch, evaluate), strict=True):
+        if given is not None and not callable(given):
+            raise ConfigurationError(f"{name}={given!r}: a function that takes {what}")
     if config.until.metrics and evaluate is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
         )
-    _check_runs_when_called(train)
+    if train is not None:
+        _check_runs_when_called(train)
 
 
 def _check_runs_when_called(train: Callable[..., object]) -> None:
@@ -291,18 +317,15 @@ def _check_finite(done: Run) -> None:
 
 def _warn_of_nothing(done: Run) -> None:
     """Warn where the training functions returned without training anything."""
-    missed = ""
-    if not done.state_dict:
-        missed = "worker.prepare(model, optimizer, loader)"
-    elif not done.steps and not done.version:
-        missed = "step() of the optimizer that worker.prepare returned"
-    if missed:
-        warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=5)
+    if done.state_dict and (done.steps or done.version):
+        return
+    step = "step() of the optimizer that worker.prepare returned"
+    missed = step if done.state_dict else "worker.prepare(model, optimizer, loader)"
+    warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=5)
 
 
 def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
-    names = Summary.__struct_fields__
-    measured = {name: value for name, value in msgspec.structs.asdict(final).items() if name in names}
+    measured = {name: getattr(final, name) for name in final.__struct_fields__ if name in Summary.__struct_fields__}
     return Summary(
         **measured,
         strategy=config.strategy.name,
@@ -314,3 +337,20 @@ def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
         ended=outcome.ended,
         clock="virtual" if config.simulated else "wall",
     )
+
+
+def head(told: int) -> None:
+    """Entry of a head that a worker's process starts (`plesio.launch.remote.head`): it reads what to run from its input, and
+    writes the port that it listens on into `told`."""
+    config, evaluate, listening, where = cloudpickle.load(sys.stdin.buffer)
+    try:
+        door = Door.open(listening)
+        if where.store:
+            torchrun.end_with_agent(where.store)
+        with open(told, "w") as answer:
+            answer.write(str(door.listening.port))
+        print(start(config, None, evaluate, door=door), flush=True)
+    except (PlesioError, RunInterrupted) as error:
+        sys.exit(f"plesio: the run's head: {error}")
+    if where.store:
+        torchrun.tell_of_end(where)

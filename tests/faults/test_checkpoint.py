@@ -70,7 +70,7 @@ def test_every_recipe_resumes_and_its_journal_replays(strategy: Strategy, tmp_pa
     resumed = trained(strategy, tmp_path / "resumed", train, resume=folder)
     assert resumed.batches_unvisited == 0
     again = ps.replay(resumed.folder, train)
-    assert str(again) == f"bit-identical: {resumed.version} versions"
+    assert str(again) == f"bit-identical: {resumed.version:,} versions, all computed again"
     assert same(resumed, ps.Run(resumed.summary, again.state_dict, None))
 
 
@@ -107,6 +107,11 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
     keeper.came(0, 3, steps=1, samples=4)
     keeper.answered(0, 3)
     assert keeper.taken == (3, 20)
+
+
+def test_a_due_checkpoint_that_is_not_written_waits_for_the_next_time() -> None:
+    keeper = Checkpointer(Keeping(folder="there", every_s=60.0), ps.sync_sgd(), workers=2)
+    assert [now_s for now_s in range(1000, 1200) if keeper.due(now_s)] == [1060, 1120, 1180]
 
 
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)

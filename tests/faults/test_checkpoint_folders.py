@@ -403,3 +403,19 @@ def test_without_the_old_journal_undone_updates_are_unknown(kept: bool, tmp_path
     said = second.incidents[0].what
     assert said.endswith("; how many later updates are undone is not known: there is no journal")
     assert read_journal(kept_in_run(second)).missing is None
+
+
+def test_the_latest_checkpoint_is_the_one_of_the_greatest_number(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for version in (99_999_000, 100_000_500):
+        put(store, version)
+    assert latest(tmp_path).manifest.version == 100_000_500
+
+
+def test_a_users_copy_of_a_checkpoint_is_kept(tmp_path: Path) -> None:
+    first = put(CheckpointStore(tmp_path, keep=1), 100)
+    copy = shutil.copytree(first, tmp_path / f"{first.name}.backup")
+    store = CheckpointStore(tmp_path, keep=1, resumed=first)
+    put(store, 200)
+    put(store, 300)
+    assert sorted(tmp_path.iterdir()) == [copy, at(tmp_path, 300)]

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import time
 from functools import partial
 
 import pytest
@@ -110,3 +111,24 @@ def test_a_death_within_a_step_is_exact_under_allreduce() -> None:
     run = ps.run(partial(counting, name="allreduce", die="in the step"), ps.allreduce(), workers=WORKERS, timeout_s=60)
     assert torch.equal(visits(run), torch.ones(ROWS["allreduce"], dtype=torch.long))
     assert perhaps_twice(run) == 0
+
+
+def freezing(worker: ps.Worker) -> None:
+    """One epoch of 16 batches; worker 1 hangs after its fifth step."""
+    model = nn.Embedding(64, 1)
+    nn.init.zeros_(model.weight)
+    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=BATCH)
+    wrapped, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=2.0), loader)
+    for step, (samples,) in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        wrapped(samples).sum().backward()
+        optimizer.step()
+        if worker.rank == 1 and step == 5:
+            time.sleep(600)
+
+
+def test_what_a_frozen_last_worker_folded_is_counted() -> None:
+    run = ps.run(freezing, ps.hogwild(), workers=2, timeout_s=3, data="shards")
+    assert [one.left for one in run.workers] == ["finished", "evicted"]
+    assert int((visits(run) > 0).sum()) == run.samples == 13 * BATCH
+    assert (run.folded, run.batches_unvisited) == (13, 3)

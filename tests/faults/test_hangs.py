@@ -6,8 +6,9 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_the_fork_servers_death_is_one_clear_error(name: str) -> None:
     with pytest.raises(
         ps.ServerLostError,
         match=rf"the fork server \(process {first}\), which .*, ended unexpectedly \(exit code -9\); .* "
-        r"took the run along at version \d+, .* are lost",
+        r"the run ended with it at version \d+, .* are lost",
     ):
         ps.run(loops.endless, name, workers=2, watch=once(20, partial(end_the_fork_server, seen)), timeout_s=30)
     assert time.monotonic() - seen[0] < 4.0
@@ -80,9 +81,9 @@ def test_the_fork_servers_death_is_one_clear_error(name: str) -> None:
 def test_the_fork_servers_death_before_training_is_one_clear_error() -> None:
     start = Processes.start
 
-    def bereft(self: Processes, job: Job) -> None:
+    def bereft(self: Processes, job: Job, *sockets: Sequence[socket.socket]) -> None:
         os.kill(ForkServer.shared().pid, signal.SIGKILL)
-        start(self, job)
+        start(self, job, *sockets)
 
     with patch.object(Processes, "start", bereft), pytest.raises(ps.ServerLostError, match=r"server \(.*exit code -9"):
         ps.run(SHORT, "async_sgd", workers=2, timeout_s=30)
@@ -295,7 +296,7 @@ def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
 
 def keep_few_answers(worker: ps.Worker) -> None:
     """The pipe they lie in has room for 128, and not for 1024: so it is full soon."""
-    fcntl.fcntl(worker._exchange._doorbell._answer, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
+    fcntl.fcntl(worker._exchange.doorbell._answer, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
 
 
 def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def deaf(worker: ps.Worker) -> None:
     if worker.rank == 1:
         keep_few_answers(worker)
         for number in count(1):
-            worker._exchange._doorbell.send(Contribution(number, steps=1))  # type: ignore[union-attr]
+            worker._exchange.doorbell.send(Contribution(number, steps=1))  # type: ignore[union-attr]
     for _ in range(50):
         optimizer.zero_grad()
         loops.loss_of(model, inputs, labels).backward()

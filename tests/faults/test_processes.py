@@ -148,6 +148,12 @@ def test_an_exception_in_a_worker_ends_the_run(name: str, after: int) -> None:
     assert "loops.py" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["ServerLostError", "ConfigurationError"])
+def test_a_users_exception_named_like_one_of_plesios_is_the_users(name: str) -> None:
+    with pytest.raises(ps.WorkerError, match=rf"worker 1 raised {name}: the disk is on fire\nTraceback"):
+        ps.run(partial(loops.raising, who=1, after=5, kind=name), ps.async_sgd(), workers=2, timeout_s=30)
+
+
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
 def test_an_exception_in_a_worker_can_be_survived(name: str) -> None:
     """on_worker_error="continue": the others finish, and the run says what happened."""
@@ -461,3 +467,16 @@ def test_the_evaluators_death_is_reported_and_training_goes_on() -> None:
     run = ps.run(train, ps.async_sgd(), workers=2, evaluate=end_itself, until=ps.Until(steps=60))
     assert run.history == ()
     assert any("the evaluator died: nothing is evaluated from here on" in one.what for one in run.incidents)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of processes are Linux's")
+def test_processes_have_names(tmp_path: Path) -> None:
+    names = tmp_path / "names"
+
+    def train(worker: ps.Worker) -> None:
+        if worker.rank == 0:
+            names.write_text(Path("/proc/self/comm").read_text())
+
+    with pytest.warns(RuntimeWarning, match="nothing was trained"):
+        ps.run(train, "async_sgd", workers=2)
+    assert names.read_text() == "plesio worker 0\n"

@@ -19,7 +19,7 @@ import torch
 import plesio as ps
 from plesio.launch.job import Live
 from plesio.launch.local import children
-from plesio.launch.local.forker import Spawned
+from plesio.launch.local.forker import Done
 from plesio.launch.local.forkserver import ForkServer
 from plesio.observe.files import RunFolder
 from plesio.server.checkpoints import FOLDER, PREFIX, latest
@@ -349,7 +349,7 @@ def test_a_start_interrupted_half_way_leaves_no_process(monkeypatch: pytest.Monk
         if len(started) == 2:
             raise KeyboardInterrupt
         message, descriptors = as_ever(self, *waiting)
-        if isinstance(message, Spawned):
+        if isinstance(message, Done) and message.pid:
             started.append(message.pid)
         return message, descriptors
 
@@ -367,3 +367,20 @@ def test_a_worker_that_never_steps_ends_with_the_run() -> None:
     assert run.ended.startswith("0.3 seconds")
     assert [one.left for one in run.workers] == ["finished", "finished"]
     assert sum(one.metrics["left_by_itself"] for one in run.logged) == 2.0
+
+
+def fails_to_clean_up(worker: ps.Worker) -> None:
+    try:
+        loops.endless(worker)
+    finally:
+        if worker.rank == 0:
+            raise ValueError("cleanup failed")
+
+
+def test_a_worker_that_raises_after_ctrl_c_does_not_cost_the_run() -> None:
+    with pytest.raises(ps.RunInterrupted) as caught:
+        ps.run(fails_to_clean_up, ps.async_sgd(), workers=2, watch=once_stepped(), timeout_s=30)
+    run = caught.value.run
+    assert run.version > 10
+    assert [one.what for one in run.incidents] == ["worker 0 raised ValueError: cleanup failed"]
+    assert [one.left for one in run.workers] == ["raised", "finished"]

@@ -176,7 +176,8 @@ def test_an_ascii_terminal_gets_ascii_tables() -> None:
     done = program("run", script(), "--workers", "1", "--until", "steps=20", stdout=subprocess.PIPE, env=few)
     assert (done.returncode, done.stderr) == (0, "")
     assert "| worker | steps |" in done.stdout
-    assert "20 steps were up after" in done.stdout
+    assert "20 steps were up ? 0" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line != line.rstrip()]
     code = (
         "from pathlib import Path; import msgspec; from plesio.observe.summary import Summary\n"
         "from plesio.runner import Run; (path,) = Path('runs').glob('*/summary.json')\n"
@@ -356,6 +357,15 @@ def test_run_with_only_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str])
     assert error.count("\n") == 1
 
 
+def test_a_lost_server_leaves_the_command_to_resume_with(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "2", "--checkpoint-every-s", "0.1", "--kill", "server:0.8", "--pace", "0.02"]
+    assert main(["run", script(), *options]) == 1
+    (folder,) = Path("runs").iterdir()
+    told = capsys.readouterr()
+    assert told.out.endswith(f"go on with: plesio run script.py {' '.join(options)} --resume {folder}\n")
+    assert f"; go on from the last checkpoint with --resume {folder}; " in told.err
+
+
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
 def test_a_signal_to_run_leaves_a_folder_and_says_how_to_resume(number: int, words: str) -> None:
     """Schedulers send SIGTERM to all processes of a run; Ctrl-C reaches the launcher alone."""
@@ -372,7 +382,7 @@ def test_a_signal_to_run_leaves_a_folder_and_says_how_to_resume(number: int, wor
     assert program.returncode == 128 + number
     assert error == f"plesio: {words}\n"
     (folder,) = Path("here").iterdir()
-    assert "async_sgd: interrupted after " in out
+    assert "async_sgd: interrupted · " in out
     *_, written, hint = out.splitlines()
     assert written == f"written to {folder}"
     same = "--workers 2 --checkpoint-every-s 60 --runs here"
@@ -474,7 +484,7 @@ def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) ->
 
 def test_compare_refuses_a_target_metric_that_is_not_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", script(metric="error"), "--workers", "1", "--until", "accuracy=0.9"]) == 2
-    assert "evaluate does not return 'accuracy'; it returned error" in capsys.readouterr().err
+    assert "--until accuracy=0.9: unknown metric 'accuracy'; known: error" in capsys.readouterr().err
 
 
 def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -484,7 +494,7 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
     assert main(["compare", path, *options]) == 1
     out = capsys.readouterr().out
     assert "async_sgd did not reach accuracy 2 " in out
-    assert "buffered(k=2) failed: --until accuracy=2: evaluate does not return 'accuracy'; it returned error" in out
+    assert "buffered(k=2) failed: until accuracy=2: unknown metric 'accuracy'; known: error" in out
 
 
 # What cannot be
@@ -511,9 +521,12 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("run script.py --fast", "; known: --budget-s, "),
         ("run script.py --fast", "; what is the script's own goes behind --"),
         ("run", "missing argument 'SCRIPT'"),
-        ("train script.py", "known: compare, journal, replay, run, simulate, strategies, whatif"),
-        ("runn script.py", "no such command 'runn'; known: compare, "),
-        ("runn script.py", "strategies, whatif; did you mean 'run'?"),
+        (
+            "train script.py",
+            "known: certs, compare, journal, replay, run, serve, simulate, strategies, template, whatif",
+        ),
+        ("runn script.py", "no such command 'runn'; known: certs, compare, "),
+        ("runn script.py", "strategies, template, whatif; did you mean 'run'?"),
         ("compare script.py --strategies=", "no strategy is named; known: "),
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (

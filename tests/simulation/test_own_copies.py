@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
-from plesio.launch.own_copies import OwnCopies
+from plesio.launch.own_copies import own_copies
 
 INPUTS = torch.arange(256.0).view(64, 4) / 256
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -147,7 +147,7 @@ class Carrying:
 def test_writes_into_a_copy_stay_in_it() -> None:
     numbers = torch.arange(100.0)
     train = Carrying(whole=numbers, array=np.arange(100), words=["a"])
-    copies = OwnCopies(train, workers=2)
+    copies = own_copies(train, workers=2)
     first: Any = copies()
     second: Any = copies()
     first.whole.zero_(), first.array.fill(0), first.words.clear()
@@ -166,6 +166,14 @@ def test_a_training_function_that_cannot_be_pickled_is_refused() -> None:
 def test_copies_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plesio.transport.memory.room", lambda: {"the host's memory": 1 << 20})
     train = Carrying(words=[str(number) for number in range(2000)])
-    OwnCopies(train, workers=2)
+    own_copies(train, workers=2)
     with pytest.raises(ps.SharedMemoryError, match="a copy for each of the 256 workers of what the training function"):
-        OwnCopies(train, workers=256)
+        own_copies(train, workers=256)
+
+
+def test_bound_methods_have_objects_of_their_own() -> None:
+    again = own_copies([].append, workers=2)
+    first, second = again(), again()
+    first(1)
+    second(2)
+    assert [first.__self__, second.__self__] == [[1], [2]]  # type: ignore[attr-defined]

@@ -23,8 +23,8 @@ import plesio as ps
 from conformance.table import strategies
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
-from plesio.core.events import Abandoned, Discard, Joined, LeaseWanted, Pushed, Verdict
-from plesio.protocol.journal import FILE_NAME, Evicted, Received, Record, read_journal
+from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
+from plesio.protocol.journal import FILE_NAME, Received, Record, read_journal
 from plesio.strategy import Strategy
 from support.replayed import build, chancy, fills_the_disk
 
@@ -42,7 +42,7 @@ def trained(strategy: Strategy, folder: Path, train: Any = chancy, workers: int 
 def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
     assert run.folder is not None
     again = ps.replay(run.folder, train)
-    assert str(again) == f"bit-identical: {run.version} versions"
+    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
     assert all(torch.equal(value, again.state_dict[name]) for name, value in run.state_dict.items())
     return again
 
@@ -210,8 +210,8 @@ def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
     *_, end, _ = (position for position, _ in read_journal(file).placed())
     file.write_bytes(file.read_bytes()[:end])
     words = "the journal has no end: its run was killed, or is still going"
-    assert str(ps.replay(file, chancy)) == f"bit-identical: {run.version} versions\n{words}"
-    assert str(ps.replay(file, chancy, until=7)) == "bit-identical: 7 versions"
+    assert str(ps.replay(file, chancy)) == f"bit-identical: {run.version:,} versions, all computed again\n{words}"
+    assert str(ps.replay(file, chancy, until=7)) == "bit-identical: 7 versions, all computed again"
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")
     assert main(["replay", str(file), "--script", str(script)]) == 0
@@ -251,7 +251,7 @@ def test_the_command_replays_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     run = trained(ps.async_sgd(), tmp_path / "runs")
     assert main(["replay", str(run.folder), "--script", str(script), "--until", "5"]) == 0
     out = capsys.readouterr().out
-    assert "bit-identical: 5 versions" in out
+    assert "bit-identical: 5 versions, all computed again" in out
     assert "weights-5.safetensors" in out
     assert main(["replay", str(run.folder), "--script", str(tmp_path / "gone.py")]) == 2
     assert "is not there; name it with --script" in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_the_command_distinguishes_another_function_from_a_changed_one(
         "import functools\nfrom support.replayed import chancy\ntrain = functools.partial(chancy, epochs=2)\n"
     )
     assert main(["replay", str(run.folder), "--script", str(script)]) == 0
-    assert f"bit-identical: {run.version} versions" in capsys.readouterr().out
+    assert f"bit-identical: {run.version:,} versions, all computed again" in capsys.readouterr().out
     assert main(["replay", str(run.folder)]) == 2
     error = capsys.readouterr().err
     assert "replayed.py defines no function train(worker)" in error
@@ -399,7 +399,7 @@ def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> 
     run = trained(strategy, tmp_path, train, 3, engine=ps.Simulated(CUT_OFF), timeout_s=0.5, until=until)
     assert run.folder is not None
     journal = read_journal(run.folder)
-    evicted_s = [one.time_s for one in journal if isinstance(one, Evicted)]
+    evicted_s = [one.time_s for one in journal if isinstance(one, Received) and isinstance(one.event, Evict)]
     assert len(evicted_s) == 1
     later = [one.event for one in journal if isinstance(one, Received) and one.time_s > evicted_s[0]]
     of_it = [(type(one), one.incarnation) for one in later if one.worker == 1]
@@ -415,8 +415,8 @@ def test_an_evicted_workers_late_messages_are_ignored_in_replay(at_s: float, sen
     run = trained(ps.first_of(2), tmp_path, cooling, 3, engine=ps.Simulated(cut_off), timeout_s=0.5)
     assert run.folder is not None
     journal = list(read_journal(run.folder))
-    evicted = next(place for place, one in enumerate(journal) if isinstance(one, Evicted))
-    later = [one.event for one in journal[evicted:] if isinstance(one, Received) and one.event.worker == 2]
+    evicted = next(place for place, one in enumerate(journal) if isinstance(getattr(one, "event", None), Evict))
+    later = [one.event for one in journal[evicted + 1 :] if isinstance(one, Received) and one.event.worker == 2]
     assert [(type(one), one.incarnation) for one in later[:3]] == [(sent[0], 1), (sent[1], 1), (Joined, 2)]
     assert_same(run, cooling)
 
@@ -501,3 +501,10 @@ def without_data(worker: Any) -> None:
         optimizer.zero_grad()
         model(torch.ones(1, 8)).square().sum().backward()
         optimizer.step()
+
+
+def test_a_replay_leaves_the_random_sources_as_they_were(tmp_path: Path) -> None:
+    run = trained(ps.sync_sgd(), tmp_path, workers=2)
+    before = torch.get_rng_state()
+    assert_same(run)
+    assert torch.equal(torch.get_rng_state(), before)

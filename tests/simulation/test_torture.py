@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from plesio.core.sessions.envelopes import Level
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy, recipes
 from torture import FAULTS, Plan, draw, excerpt, run_seed, shrink
 from torture.__main__ import torture
 from torture.bugs import planted
 from torture.disk import Disk
+from torture.sessions.envelopes import Level
 from torture.world import Parts, World, simulate
 
 SEEDS = 500

@@ -31,10 +31,9 @@ from plesio.cluster import (
     Timetable,
 )
 from plesio.cluster.faults import AnyFault
-from plesio.core.events import Event, Fold, Ticked
+from plesio.core.events import Effect, Event, Fold, Ticked
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.launch.simulated.clock import VirtualClock
-from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.clock import Limits, VirtualClock
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker, timed_workers
@@ -510,7 +509,7 @@ class Told(Recorder):
         super().__init__()
         self.events: list[Event] = []
 
-    def told(self, event: Event, now_s: float, loss: float = math.nan) -> None:
+    def told(self, event: Event, effects: Sequence[Effect], now_s: float, loss: float = math.nan) -> None:
         self.events.append(event)
 
 

@@ -499,3 +499,9 @@ def test_the_same_seed_gives_the_same_prediction() -> None:
     first, again, other = (what_if(run, [ps.buffered(2)], workers=5, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_a_slow_worker_holds_back_lock_step_only() -> None:
+    run = Measured(workers=(StepTimes(0, (0.4,)), StepTimes(1, (0.1,))), steps=10)
+    found = what_if(run, [ps.sync_sgd(), ps.async_sgd()])
+    assert [f"{one.strategy} {one.time_s:.1f} s" for one in found] == ["sync_sgd 2.0 s", "async_sgd 0.8 s"]

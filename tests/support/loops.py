@@ -218,8 +218,9 @@ def endless(worker: Any, pause_s: float = 0.005) -> None:
                 worker.log(loss=loss)
 
 
-def raising(worker: Any, who: int, after: int) -> None:
-    """As `endless` with 30 steps, but worker `who` raises after `after` steps (or before prepare, if negative)."""
+def raising(worker: Any, who: int, after: int, kind: str = "") -> None:
+    """As `endless` with 30 steps, but worker `who` raises after `after` steps (or before prepare, if negative). Its class is a
+    ValueError, or one called `kind`."""
     if worker.rank == who and after < 0:
         raise ValueError("no data on this machine")
     inputs, labels = data()
@@ -227,7 +228,7 @@ def raising(worker: Any, who: int, after: int) -> None:
     model, optimizer, _ = worker.prepare(model, sgd(model), None)
     for step in range(60):
         if worker.rank == who and step == after:
-            raise ValueError("the disk is on fire")
+            raise (type(kind, (Exception,), {}) if kind else ValueError)("the disk is on fire")
         optimizer.zero_grad()
         loss_of(model, inputs, labels).backward()
         time.sleep(0.005)

@@ -344,7 +344,7 @@ class Referee:
         """Every possible fold and grant was made."""
         chairs = self.chairs.values()
         assert self.sequencer.version == self.version
-        assert self.sequencer.pending == len(self.pending)
+        assert len(self.sequencer._pending) == len(self.pending)
         assert len(self.pending) < self.quota, "a fold is overdue"
         assert len(self.pending) <= (len(self.seated_this_round) if self.after_fold else self.quota)
         assert not chairs or not all(chair.waits for chair in chairs), "everybody waits"

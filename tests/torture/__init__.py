@@ -2,8 +2,8 @@
 
 Theory. The core asks for nothing, it is told: so a whole cluster of it runs in one thread, on simulated time, and a seed
 decides everything that happens. The parts under test are the shipped ones, unchanged: sequencer, membership,
-leases and their checkpoints, which every run with a server uses, and both sides of the sessions. Sessions are for
-connections that lose messages: between processes of one host, whose pipes lose none, no run needs them yet.
+leases and their checkpoints, which every run with a server uses. The simulated network loses, repeats and reorders single
+messages, which is worse than what pipes and TCP do; `sessions/` makes requests of these that are answered once.
 
 | file       | what it is                                                                                 |
 | ---------- | ------------------------------------------------------------------------------------------ |
@@ -15,6 +15,7 @@ connections that lose messages: between processes of one host, whose pipes lose 
 | disk.py    | forgets what was not synced                                                                |
 | server.py  | the server around the core; crashes between any two effects                                |
 | process.py | a worker around its session; clocks that drift and jump                                    |
+| sessions/  | delivery: requests that are answered once, leases that run out, restarts that are told     |
 | model.py   | parameters that are the multiset of what was folded                                        |
 | oracle.py  | raises at the first promise that is broken                                                 |
 | bugs/      | bugs to plant: each must be found                                                          |

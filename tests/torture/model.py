@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from plesio.core.sequencer import SequencerState
-from plesio.core.sessions.service import ServiceState
+from torture.sessions.service import ServiceState
 
 GROW = 1024
 

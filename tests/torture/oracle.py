@@ -26,11 +26,11 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.envelopes import Beat, Fenced, FromServer, FromWorker, Level, Received
-from plesio.core.sessions.session import Welcome, WorkerSession
 from torture.disk import Disk
 from torture.model import Contribution, Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S, Plan
+from torture.sessions.envelopes import Beat, Fenced, FromServer, FromWorker, Level, Received
+from torture.sessions.session import Welcome, WorkerSession
 
 if TYPE_CHECKING:
     from torture.server import Server
@@ -236,7 +236,7 @@ class Oracle:
 
     def settled(self, sequencer: Sequencer) -> None:
         """An event was dealt with."""
-        pending = sequencer.pending
+        pending = len(sequencer._pending)
         if pending > (self._round if self.after_fold else self.most_pending):
             self._broken(f"memory is bounded: {pending} contributions wait")
         if pending and not self._seats:

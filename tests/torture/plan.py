@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass
 
 from conformance.table import makers
-from plesio.core.sessions.envelopes import Level
 from plesio.strategy import Strategy, recipes
+from torture.sessions.envelopes import Level
 
 FAULTS = (
     "loss",

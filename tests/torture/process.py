@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from plesio.core.events import Cancel, Grant, Leased
 from plesio.core.leases import Batch
-from plesio.core.sessions.envelopes import FromServer, FromWorker
-from plesio.core.sessions.session import Lost, News, Phase, Welcome
 from torture.model import Contribution
 from torture.plan import HEARTBEAT_S, RETRY_S
+from torture.sessions.envelopes import FromServer, FromWorker
+from torture.sessions.session import Lost, News, Phase, Welcome
 
 if TYPE_CHECKING:
     from torture.world import World

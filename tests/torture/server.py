@@ -13,14 +13,14 @@ import msgspec
 from plesio.core.events import Cancel, Discard, Effect, Event, Evict, Fold, Grant, Joined, Leased, Left, Pushed, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.envelopes import FromWorker
-from plesio.core.sessions.service import ServiceState
 from plesio.observe.meter import Meter
 from plesio.protocol.worker import Contribution, LeaseReply
 from plesio.server.program import Program
 from torture.model import Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S
 from torture.process import Clock
+from torture.sessions.envelopes import FromWorker
+from torture.sessions.service import ServiceState
 
 if TYPE_CHECKING:
     from torture.world import World

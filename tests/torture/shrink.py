@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from plesio.core.sessions.envelopes import Level
 from plesio.errors import StrategyError
 from torture.plan import FAULTS, Plan
+from torture.sessions.envelopes import Level
 from torture.world import Outcome, Parts, simulate
 
 SEEDS = 4

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plesio.core.sessions.envelopes import (
+from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
+from torture.model import Contribution
+from torture.sessions.envelopes import (
     UNASKED,
-    Ask,
+    Answer,
     Beat,
-    Bye,
-    CalledOff,
     Fenced,
     FromServer,
     FromWorker,
-    Given,
-    Go,
-    Join,
-    Push,
     Received,
+    Request,
 )
-from torture.model import Contribution
 
 
 def words(letter: FromWorker | FromServer, payload: int, made: Sequence[Contribution]) -> str:
@@ -29,25 +25,25 @@ def words(letter: FromWorker | FromServer, payload: int, made: Sequence[Contribu
     'server tells worker 2 that request 5 was received'
     """
     match letter:
-        case Join(event=event):
+        case Request(event=Joined() as event):
             return f"worker {event.worker} joins as incarnation {event.incarnation}"
-        case Push(event=event):
+        case Request(event=Pushed() as event):
             return f"worker {event.worker} pushes {event.number} (from version {made[payload].computed_from})"
-        case Ask(event=event):
+        case Request(event=LeaseWanted() as event):
             return f"worker {event.worker} asks for data of epoch {event.epoch}"
-        case Bye(event=event):
+        case Request(event=Left() as event):
             return f"worker {event.worker} is done"
         case Beat(serial=serial):
             waits = "" if serial == UNASKED else f", waits for the answer to request {serial}"
             return f"worker {letter.worker} is alive{waits}"
-        case Go(effect=effect) if effect.number == 0:
+        case Answer(effect=Grant(number=0) as effect):
             return f"server lets worker {letter.worker} in at version {effect.version} (epoch {letter.epoch})"
-        case Go(effect=effect):
+        case Answer(effect=Grant() as effect):
             verdict = effect.verdict.words
             return f"server answers {effect.number} of worker {letter.worker}: {verdict}, go on from {effect.version}"
-        case Given(effect=effect):
+        case Answer(effect=Leased() as effect):
             return f"server leases worker {letter.worker} {len(effect.batches)} batches"
-        case CalledOff(effect=effect):
+        case Answer(effect=Cancel() as effect):
             return f"server calls off {effect.number} of worker {letter.worker}, go on from {effect.version}"
         case Received():
             return f"server tells worker {letter.worker} that request {letter.serial} was received"

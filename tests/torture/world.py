@@ -17,9 +17,6 @@ from heapq import heappop
 from typing import Any
 
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.envelopes import Beat, FromServer, FromWorker, Received
-from plesio.core.sessions.service import Service
-from plesio.core.sessions.session import Phase, WorkerSession
 from torture import chaos
 from torture.agenda import Agenda
 from torture.disk import Disk
@@ -28,6 +25,9 @@ from torture.oracle import Oracle, PromiseBroken
 from torture.plan import LIVENESS_LEASES, PATIENCE_S, SILENCE_S, STEP_S, Plan
 from torture.process import Clock, Process
 from torture.server import Server
+from torture.sessions.envelopes import Beat, FromServer, FromWorker, Received
+from torture.sessions.service import Service
+from torture.sessions.session import Phase, WorkerSession
 from torture.story import words
 
 LOOK_S = 0.1

@@ -122,6 +122,10 @@ def written(config: RunConfig) -> dict[str, Any]:
     return tomllib.loads(tomli_w.dumps(config.as_document()))
 
 
+def test_first_of_by_name_takes_its_default_from_the_workers() -> None:
+    assert [RunConfig(strategy="first_of", workers=n).strategy.name for n in (2, 4)] == ["first_of(1)", "first_of(3)"]
+
+
 def test_run_toml_holds_every_setting() -> None:
     assert CHOSEN.keys() | {"strategy", "workers"} == FIELDS.keys()
     strategy = ps.local_sgd(every=ps.Seconds(0.3))
@@ -219,3 +223,11 @@ def test_a_full_disk_leaves_no_empty_run_folder(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigurationError, match="No space left on device; give another folder"):
         ps.run(print, "async_sgd", workers=1, runs=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_in_words_and_as_a_document() -> None:
+    words = RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words()
+    asked = "workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8), on_"
+    assert words.startswith(asked)
+    document = RunConfig(strategy="sync_sgd", workers=4, until=Until(accuracy=0.9)).as_document()
+    assert document["run"]["until"] == {"accuracy": 0.9}

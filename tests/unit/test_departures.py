@@ -66,3 +66,13 @@ def test_a_worker_that_reported_everything_has_nothing_to_settle() -> None:
         account.report(0, WorkDone(steps=1, batches=2, samples=16))
         account.leave(0, now_s=9.0)
         assert found(account) == (0, 0, 0, 0)
+
+
+def test_a_reported_round_that_no_survivor_completed_is_uncertain() -> None:
+    board, account = departures(in_rounds=True)
+    board.folding(0, 5, 11, 88)
+    board.folded(0, 5)
+    account.report(0, WorkDone(steps=2, batches=5, samples=40))
+    account.leave(0, now_s=9.0)
+    assert account.settled(concluded=False) == []
+    assert found(account, concluded=True) == (0, 0, 0, 3)

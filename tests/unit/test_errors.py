@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import plesio as ps
-from plesio.errors import TEXT_MAX, traceback_of, words_of
+from plesio.errors import TEXT_MAX, DeadlineError, as_utf8, error_class, traceback_of, unknown_name, words_of
 
 LONG = 50_000_000
 
@@ -68,3 +68,19 @@ def test_a_workers_long_message_is_cut(engine: str | ps.Simulated) -> None:
         ps.run(talkative, "async_sgd", workers=2, engine=engine)
     assert "in talkative" in str(caught.value)
     assert len(str(caught.value)) < 3 * TEXT_MAX
+
+
+def test_only_our_own_errors_have_a_class() -> None:
+    assert error_class("DeadlineError") is DeadlineError
+    assert error_class("ValueError") is None
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    assert unknown_name("strategy", "asynch_sgd", ["sync_sgd", "async_sgd"]) == (
+        "unknown strategy 'asynch_sgd'; known: async_sgd, sync_sgd; did you mean 'async_sgd'?"
+    )
+
+
+def test_words_are_utf8() -> None:
+    assert words_of(ValueError("no such layer")) == "no such layer"
+    assert [as_utf8("naïve"), as_utf8("\ud800x")] == ["naïve", "\\ud800x"]

@@ -42,7 +42,6 @@ from plesio.core.sequencer import Sequencer
 from plesio.protocol.journal import (
     FORMAT,
     Ended,
-    Evicted,
     Folded,
     FoldedMember,
     JournalError,
@@ -105,7 +104,7 @@ def small(path: Path) -> Path:
     writer.event(Abandoned(1, 1, 3, look=2), 101.5)
     writer.event(Reported(0, 1, 5, 5), 101.75)
     writer.note("worker 1 went quiet", 102.0, worker=1)
-    writer.evict(Evict(1, 1, 12.5), 102.0)
+    writer.event(Evict(1, 1, 12.5), 102.0)
     writer.event(Left(1, 1, True), 102.0)
     writer.end(7, "00ff", 103.0)
     return path
@@ -127,6 +126,7 @@ EVENTS = st.one_of(
     st.builds(Abandoned, COUNT, COUNT, BYTE4, BYTE4),
     st.builds(Reported, COUNT, COUNT, BYTE4, BYTE4),
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4),
+    st.builds(Evict, COUNT, COUNT, SECONDS),
 )
 RECEIVED = st.builds(Received, SECONDS, EVENTS, ANY_FLOAT).map(
     lambda one: one if isinstance(one.event, Pushed) else msgspec.structs.replace(one, loss=NAN)
@@ -138,7 +138,6 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
     RECEIVED,
     st.builds(Folded, EIGHT, EIGHT, ANY_FLOAT, st.booleans(), st.lists(MEMBERS, max_size=4).map(tuple)),
     st.builds(Discard, COUNT, COUNT, BYTE4, st.sampled_from(Verdict), BYTE4, BYTE4),
-    st.builds(Evicted, SECONDS, COUNT, COUNT, SECONDS),
     st.builds(Noted, SECONDS, st.none() | COUNT, st.text()),
 )
 
@@ -150,8 +149,6 @@ def write(writer: JournalWriter, record: Record) -> None:
         writer.fold(fold(record.version, *record.members, scale=record.scale, held=record.held), record.checksum)
     elif isinstance(record, Discard):
         writer.discard(record)
-    elif isinstance(record, Evicted):
-        writer.evict(Evict(record.worker, record.incarnation, record.silent_s), record.time_s)
     elif isinstance(record, Noted):
         writer.note(record.text, record.time_s, record.worker)
     else:
@@ -501,7 +498,7 @@ def played(strategy: Strategy, writer: JournalWriter) -> list[Effect]:
             elif isinstance(effect, Discard):
                 writer.discard(effect)
             elif isinstance(effect, Evict):
-                writer.evict(effect, now_s)
+                writer.event(effect, now_s)
 
     for worker in range(3):
         take(Joined(worker, 1))
@@ -525,9 +522,8 @@ def replayed(strategy: Strategy, path: Path) -> list[Effect]:
     sequencer, effects = Sequencer(strategy, 3, silence_s=5.0), []
     for record in read_journal(path):
         if isinstance(record, Received):
-            effects += sequencer.receive(record.event, record.time_s)
-        elif isinstance(record, Evicted):
-            effects += sequencer.receive(Ticked(), record.time_s)
+            event = Ticked() if isinstance(record.event, Evict) else record.event
+            effects += sequencer.receive(event, record.time_s)
     return effects
 
 

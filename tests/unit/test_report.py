@@ -1,13 +1,15 @@
-"""The HTML report: correct, complete, self-contained, well formed and small."""
+"""The report's data and its page: correct, complete, self-contained, well formed and small."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ import pytest
 from plesio.cli.compare import closing
 from plesio.cli.live import ended
 from plesio.config.until import Until
-from plesio.observe.report import byte_size, finding, setting, write_report
+from plesio.observe.amounts import byte_size
+from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
+from plesio.observe.finding import finding, setting
+from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
 
@@ -192,33 +197,57 @@ def reaching(strategy: str, time_s: float | None, wall_s: float = 12.6) -> Summa
 class _Balance(HTMLParser):
     """Checks that every tag opened is closed, in order."""
 
-    VOID = frozenset({"meta", "wbr"})
+    VOID = frozenset({"meta", "wbr", "link"})
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
+        self.data = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
         assert self.open.pop() == tag, f"</{tag}> is out of order"
 
     def handle_data(self, data: str) -> None:
-        if not {"style", "script"} & set(self.open):
-            self.text += data
+        if self.open and self.open[-1] == "script" and self.tags[-1][1].get("id") == "data":
+            self.data += data
 
 
-def page(path: Path, summaries: Sequence[Summary], **options: object) -> tuple[str, _Balance]:
-    """The page as written, and as parsed; it must be well formed and ask for nothing from outside."""
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A page as written, its tags, and the data in it."""
+
+    html: str
+    tags: list[tuple[str, dict[str, str | None]]]
+    data: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Every text in the data, a line each."""
+        return "\n".join(texts(self.data))
+
+    @property
+    def charts(self) -> dict[str, dict[str, Any]]:
+        """The charts by name."""
+        return {one["name"]: one for one in self.data["learning"]["charts"]}
+
+
+def texts(value: Any) -> list[str]:
+    """All strings in JSON data."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in texts(part)]
+
+
+def page(path: Path, summaries: Sequence[Summary], **options: object) -> Page:
+    """The page of a report; it must be well formed, and its data JSON without NaN."""
     given = {"title": "Digits, one slow worker", "target": TARGET, **options}
     write_report(path / "report.html", summaries, **given)  # type: ignore[arg-type]
     html = (path / "report.html").read_text(encoding="utf-8")
@@ -226,51 +255,54 @@ def page(path: Path, summaries: Sequence[Summary], **options: object) -> tuple[s
     parsed.feed(html)
     parsed.close()
     assert parsed.open == []
-    assert "nan" not in re.findall(r'[\s"(MLHV](nan|inf)[\s")%]', html)
-    return html, parsed
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return Page(html, parsed.tags, json.loads(parsed.data, parse_constant=no_constant))
 
 
 def test_the_page_needs_no_external_resource(tmp_path: Path, runs: list[Summary]) -> None:
-    html, parsed = page(tmp_path, runs)
-    assert "http:" not in html
-    assert "https:" not in html
-    assert "@import" not in html
-    assert "url(" not in html
-    assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in parsed.tags}
-    assert not [attrs for _, attrs in parsed.tags if {"src", "href"} & set(attrs)]
+    """A browser's own account is in `tests/integration/test_report_page.py`."""
+    shown = page(tmp_path, runs)
+    library = resources.files("plesio.observe").joinpath("page/uplot.min.js").read_text(encoding="utf-8")
+    assert library in shown.html
+    ours = shown.html.replace(library, "").replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|@import|url\(|\{\{", ours)
+    assert not {"img", "iframe", "object"} & {tag for tag, _ in shown.tags}
+    assert {attrs.get("src", attrs.get("href", "data:,")) for _, attrs in shown.tags} == {"data:,"}
 
 
 def test_the_page_shows_every_strategy_in_every_section(tmp_path: Path, runs: list[Summary]) -> None:
-    html, parsed = page(tmp_path, runs)
-    for index, run in enumerate(runs):
-        assert parsed.text.count(run.strategy) >= 5, run.strategy  # table, three legends, timeline
-        assert html.count(f'data-s="{index}"') == 6, run.strategy  # a line and a button in each of three charts
-    lines = re.findall(r'<g class="(s\d)"[^>]*><title>[^<]*</title><path class="line" d="[^"]*"( [^>]*)?/>', html)
-    assert len(set(lines)) == len(runs)  # colour and dash together tell all apart
-    assert html.count('class="lane"') == WORKERS * len(runs)
+    data = page(tmp_path, runs).data
+    every = list(range(len(runs)))
+    assert [one["name"] for one in data["strategies"]] == [run.strategy for run in runs]
+    assert len(data["table"]["rows"]) == len(runs)
+    assert [[line["strategy"] for line in chart["lines"]] for chart in data["learning"]["charts"]] == [every] * 3
+    assert [group["strategy"] for group in data["lanes"]["groups"]] == every
+    assert [len(group["rows"]) for group in data["lanes"]["groups"]] == [WORKERS] * len(runs)
 
 
 def test_the_table_marks_only_the_fastest(tmp_path: Path, runs: list[Summary]) -> None:
-    html, parsed = page(tmp_path, runs)
+    shown = page(tmp_path, runs)
     soonest = min(time for run in runs if (time := run.time_to(*TARGET)) is not None)
-    marked = re.findall(r'<td class="best">([^<]*)</td>', html)
-    assert [float(text) for text in marked] == [pytest.approx(soonest, rel=0.01)]
-    assert re.search(r"sync_sgdwaiting 6[5-9]%", parsed.text)  # three of four wait nine tenths of their time
-    assert "worker 3, takes 10 times as long" in html
+    table = shown.data["table"]
+    marked = [row[0] for row, best in zip(table["rows"], table["best"], strict=True) if best]
+    assert marked == [f"{soonest:.2f} s"]
+    # three of four wait nine tenths of their time
+    assert re.search(r"waiting 6[5-9]%", shown.data["lanes"]["groups"][0]["about"])
+    assert "worker 3, takes 10 times as long" in shown.data["setting"]
 
 
-def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary]) -> None:
+@pytest.mark.parametrize("part", ["whole", "middle"])
+def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary], part: str) -> None:
     """However fine the spans, the columns of each colour are its share of the time."""
-    html, _ = page(tmp_path, runs[:1])
-    lanes = re.findall(r'<svg class="lane".*?</svg>', html)
-    assert len(lanes) == WORKERS
-    columns = [
-        {kind: sum(map(int, re.findall(r"h(\d+)", d))) for kind, d in re.findall(r'class="(\w+)" d="([^"]*)"', lane)}
-        for lane in lanes
-    ]
-    assert all(sum(lane.values()) == 900 for lane in columns)
-    assert columns[0]["wait"] / 900 == pytest.approx(runs[0].workers[0].waiting_share, abs=0.03)
-    assert columns[SLOW]["compute"] / 900 == pytest.approx(0.99, abs=0.02)
+    (group,) = page(tmp_path, runs[:1]).data["lanes"]["groups"]
+    lanes = [row[part] for row in group["rows"]]
+    assert [len(lane) for lane in lanes] == [LANE_COLUMNS] * WORKERS
+    assert all(lane.count(" ") <= 10 for lane in lanes)  # the last round was cut at its slowest
+    assert lanes[0].count("w") / LANE_COLUMNS == pytest.approx(runs[0].workers[0].waiting_share, abs=0.03)
+    assert lanes[SLOW].count("c") / LANE_COLUMNS == pytest.approx(0.99, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +360,7 @@ def test_the_finding_names_the_fastest_strategy(
     tmp_path: Path, summaries: list[Summary], target: tuple[str, float] | None, expected: str
 ) -> None:
     assert finding(summaries, target) == expected
-    _, parsed = page(tmp_path, summaries, target=target)
-    assert expected in parsed.text
+    assert page(tmp_path, summaries, target=target).data["finding"] == expected
 
 
 def test_the_finding_takes_the_best_evaluation() -> None:
@@ -400,9 +431,9 @@ def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:
     run = msgspec.structs.replace(bare("first_of(1)"), workers=(known, never), steps=100, wall_s=10.0)
     assert "(≥ 91% of ideal)" in run_table(run, None)
     assert "≥ 91%" in render(compare_table([run], None, None))
-    assert "≥ 91" in page(tmp_path, [run])[0]
+    assert "≥ 91%" in page(tmp_path, [run]).data["table"]["rows"][0]
     alone = msgspec.structs.replace(run, workers=(known,))
-    assert "≥" not in run_table(alone, None) + render(compare_table([alone], None, None)) + page(tmp_path, [alone])[0]
+    assert "≥" not in run_table(alone, None) + render(compare_table([alone], None, None)) + page(tmp_path, [alone]).text
 
 
 def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -> None:
@@ -418,19 +449,10 @@ def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -
     assert re.search(r"0\.67 +>99% +<1% ", render(compare_table([run], None, None)))
     assert ended(run, None) == "4000.00 s, 2,664 steps (0.67/s)"
     assert "made 0.666 steps a second, >99% of the ideal; its workers waited <1% of the time." in finding([run], None)
-    html, parsed = page(tmp_path, [run])
-    assert "<td>&gt;99</td><td>&lt;1</td>" in html
-    assert "waiting <1%, from" in parsed.text
-    assert "<1% waiting" in parsed.text
-
-
-def test_single_points_between_gaps_are_drawn(tmp_path: Path) -> None:
-    values = (math.nan, 0.5, math.nan, 0.6, math.nan, 0.7, 0.8)
-    history = tuple(Evaluation(float(t), 1, 1, {"accuracy": value}) for t, value in enumerate(values))
-    text, _ = page(tmp_path, [msgspec.structs.replace(bare(), history=history, wall_s=6.0)])
-    lines = re.findall(r'<path class="line" d="(M[^"]*)"', text)
-    assert [len(re.findall("h3", line)) for line in lines] == [2]
-    assert [line.count("M") for line in lines] == [3]
+    data = page(tmp_path, [run]).data
+    assert data["table"]["rows"][0][2:4] == [">99%", "<1%"]
+    assert data["lanes"]["groups"][0]["about"] == "waiting <1%"
+    assert [row["waiting"] for row in data["lanes"]["groups"][0]["rows"]] == ["<1%", "0%"]
 
 
 def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
@@ -442,110 +464,106 @@ def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
 
 
 def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]) -> None:
-    html, parsed = page(tmp_path, runs[2:3])
-    assert "<button" not in html  # nothing to tell apart
-    assert 'class="best"' not in html
-    assert "worker 1" in parsed.text
-    assert "37 batches were leased out and not folded" in parsed.text
-    assert "died (signal 9)" in parsed.text
+    shown = page(tmp_path, runs[2:3])
+    assert shown.data["table"]["best"] == [False]
+    assert "async_sgd: 37 batches that workers had taken are not in the model." in shown.data["incidents"]["lost"]
+    assert "died (signal 9)" in shown.text
 
 
 def test_missing_records_become_sentences(tmp_path: Path) -> None:
     for summaries in ([bare()], [bare(), bare("sync_sgd")]):
-        html, parsed = page(tmp_path, summaries, target=None)
-        assert "<svg" not in html
-        for sentence in (
-            "No evaluations were recorded",
-            "No finite training loss was recorded",
-            "No timeline was recorded",
-            "No staleness was recorded",
-            "no worker died",
-        ):
-            assert sentence in parsed.text
+        shown = page(tmp_path, summaries, target=None)
+        assert "No evaluations were recorded" in shown.text
+        assert "No finite training loss was recorded" in shown.text
+        assert [chart["lines"] for chart in shown.data["learning"]["charts"]] == [[]]
+        assert shown.data["lanes"]["groups"] == []
 
 
 def test_strategies_with_nothing_to_draw_are_named(tmp_path: Path, runs: list[Summary]) -> None:
     silent = msgspec.structs.replace(runs[0], strategy="silent", history=(), logged=(), timeline=())
-    _, parsed = page(tmp_path, [*runs[1:3], silent])
-    assert parsed.text.count("Nothing to draw for silent.") == 3
-    assert "No timeline was recorded for silent." in parsed.text
+    shown = page(tmp_path, [*runs[1:3], silent])
+    assert shown.text.count("Nothing to draw for silent.") == 3
+    assert "No timeline was recorded for silent." in shown.text
 
 
 def test_other_logged_metrics_are_drawn(tmp_path: Path, runs: list[Summary]) -> None:
     """Six of them, smaller than the loss; the page says if there are more."""
     names = [f"own_{k}" for k in range(6)]
     also = [Logged(float(t), 0, 5, dict.fromkeys(names, t / 10)) for t in range(10)]
-    html, _ = page(tmp_path, [runs[0], msgspec.structs.replace(runs[2], logged=(*runs[2].logged, *also))])
-    assert html.count('<figure class="half">') == 6
-    for name in names:
-        assert f'<div class="y-name">{name}, logged</div>' in html
-    assert html.count("Nothing to draw for sync_sgd.") == 6
-    assert "not drawn" not in html
+    shown = page(tmp_path, [runs[0], msgspec.structs.replace(runs[2], logged=(*runs[2].logged, *also))])
+    assert [name for name, chart in shown.charts.items() if chart.get("small")] == [f"{name}, logged" for name in names]
+    assert shown.text.count("Nothing to draw for sync_sgd.") == 6
+    assert shown.data["learning"]["notes"] == []
     odd = [*also, Logged(3.0, 1, 5, {"<b>zebra</b>": 1.0})]
-    html, _ = page(tmp_path, [msgspec.structs.replace(runs[0], logged=tuple(odd))])
-    assert html.count('<figure class="half">') == 6
-    assert "own_5, logged" not in html
-    assert "Logged, too, and not drawn: own_5." in html
-    assert "&lt;b&gt;zebra&lt;/b&gt;, logged" in html
-    assert "<b>zebra" not in html
+    shown = page(tmp_path, [msgspec.structs.replace(runs[0], logged=tuple(odd))])
+    assert "<b>zebra</b>, logged" in shown.charts
+    assert "own_5, logged" not in shown.charts
+    assert shown.data["learning"]["notes"] == ["Logged, too, and not drawn: own_5."]
+    assert "<b>zebra" not in shown.html
 
 
-def test_all_fresh_contributions_become_a_sentence(tmp_path: Path, runs: list[Summary]) -> None:
-    html, parsed = page(tmp_path, runs[:2])
-    assert "Every contribution was fresh (staleness 0): sync_sgd, allreduce." in parsed.text
-    assert 'class="bars"' not in html
-
-
-def test_the_legend_explains_empty_lanes_of_dead_workers(tmp_path: Path, runs: list[Summary]) -> None:
-    """Only where a worker died."""
-    entry = '<span><i class="k-none"></i>gone, or nothing recorded</span>'
-    html, _ = page(tmp_path, runs[:1])
-    assert entry not in html
-    middle = runs[0].wall_s / 2
-    spans = tuple(one for one in runs[0].timeline if one.worker != SLOW or one.end_s < middle)
-    html, _ = page(tmp_path, [msgspec.structs.replace(runs[0], timeline=spans)])
-    assert entry in html
-    assert re.search(r"\.k-none \{ background: var\(--grid\)", html), "the colour of an empty lane"
+def test_logged_numbers_are_the_mean_of_the_workers(tmp_path: Path, runs: list[Summary]) -> None:
+    """Weighted by steps, in bins of time."""
+    logged = tuple(Logged(t, w, steps, {"own": own}) for t in (0.5, 2.0) for w, steps, own in ((0, 3, 1.0), (1, 1, t)))
+    (line,) = page(tmp_path, [msgspec.structs.replace(runs[0], logged=logged)]).charts["own, logged"]["lines"]
+    assert (line["time"], line["y"]) == ([0.5, 2.0], [0.875, 1.25])
 
 
 def test_the_page_says_that_hogwild_snapshots_may_be_torn(tmp_path: Path, runs: list[Summary]) -> None:
     hogwild = next(one for one in runs if one.recipe == "hogwild")
     others = [one for one in runs if one is not hogwild]
     torn = "may be torn, part one version and part the next"
-    _, parsed = page(tmp_path, others)
-    assert "evaluated on consistent snapshots." in parsed.text
-    assert torn not in parsed.text
-    _, parsed = page(tmp_path, [*others, hogwild])
-    assert f"evaluated on consistent snapshots; those of hogwild {torn}" in parsed.text
-    _, parsed = page(tmp_path, [hogwild])
-    assert f"evaluated on snapshots that {torn}" in parsed.text
-    assert "consistent" not in parsed.text
-    _, parsed = page(tmp_path, [msgspec.structs.replace(hogwild, clock="virtual")])
-    assert torn not in parsed.text, "what is simulated is never torn"
+    text = page(tmp_path, others).text
+    assert "evaluated on consistent snapshots." in text
+    assert torn not in text
+    assert f"evaluated on consistent snapshots; those of hogwild {torn}" in page(tmp_path, [*others, hogwild]).text
+    text = page(tmp_path, [hogwild]).text
+    assert f"evaluated on snapshots that {torn}" in text
+    assert "consistent" not in text
+    text = page(tmp_path, [msgspec.structs.replace(hogwild, clock="virtual")]).text
+    assert torn not in text, "what is simulated is never torn"
 
 
-def test_lane_and_panel_labels_do_not_wrap(tmp_path: Path, runs: list[Summary]) -> None:
-    html, _ = page(tmp_path, runs)
-    assert ".row > span { white-space: nowrap; }" in html
-    width = re.search(r"\.panels \.row \{ grid-template-columns: 62px minmax\(0, 1fr\) (\d+)px", html)
-    assert width is not None
-    assert int(width[1]) >= 70, "mean 0.72 in figures of 12 pixels"
+def test_curves_over_samples_steps_and_bytes(tmp_path: Path, runs: list[Summary]) -> None:
+    """Samples are exact at each evaluation; steps and bytes end at the run's totals, whatever the timeline kept."""
+    spans = tuple(Span(w, "compute", 0.1 * k, 0.1 * k + 0.1, 2) for w in range(WORKERS) for k in range(20))
+    workers = tuple(msgspec.structs.replace(runs[2].workers[w], worker=w, steps=100) for w in range(WORKERS))
+    run = msgspec.structs.replace(runs[2], timeline=spans, workers=workers, steps=400)
+    spent = page(tmp_path, [run]).data["strategies"][0]["spent"]
+    assert all(len(values) == len(spent["time"]) and values == sorted(values) for values in spent.values())
+    samples = dict(zip(spent["time"], spent["samples"], strict=True))
+    assert {float(f"{one.time_s:.7g}"): one.samples for one in run.history}.items() <= samples.items()
+    steps = dict(zip(spent["time"], spent["steps"], strict=True))
+    assert steps[1.0] == 80
+    assert steps[2.0] == pytest.approx(160)
+    assert (spent["steps"][-1], spent["bytes"][-1]) == (400, pytest.approx(run.bytes, rel=1e-6))
+    resumed = tuple(
+        msgspec.structs.replace(one, version=one.version + 9, samples=one.samples + 500) for one in run.history
+    )
+    spent = page(tmp_path, [msgspec.structs.replace(run, history=resumed)]).data["strategies"][0]["spent"]
+    assert spent["samples"][0] == 500
 
 
-def test_staleness_panels_state_mean_and_max(tmp_path: Path, runs: list[Summary]) -> None:
-    html, parsed = page(tmp_path, runs)
-    stale = [run.staleness for run in runs if run.staleness.max > 0]
-    assert html.count('class="bars"') == WORKERS * len(stale)
-    for staleness in stale:
-        assert f"mean {staleness.mean:.2f}, max {staleness.max}" in parsed.text
+def test_long_series_are_thinned_and_keep_their_extremes(tmp_path: Path, runs: list[Summary]) -> None:
+    values = [math.sin(k / 1000) for k in range(50_000)]
+    values[12_345], values[23_456], values[34_567] = 7.0, -9.0, math.nan
+    history = tuple(Evaluation(k / 100, k, k, {"accuracy": value}) for k, value in enumerate(values))
+    shown = page(tmp_path, [msgspec.structs.replace(runs[0], history=history, wall_s=500.0)])
+    (line,) = shown.charts["accuracy"]["lines"]
+    assert 500 < len(line["y"]) <= POINTS_MAX
+    points = dict(zip(line["time"], line["y"], strict=True))
+    assert {123.45: 7.0, 234.56: -9.0, 345.67: None, 0.0: 0.0, 499.99: values[-1]}.items() <= points.items()
+    assert line["time"] == sorted(points)
 
 
-def test_the_last_staleness_bar_holds_the_tail(tmp_path: Path, runs: list[Summary]) -> None:
-    tail = Staleness(mean=3.0, p50=2, p99=9, max=900, by_worker={0: {2: 500, 9: 20, 900: 1}})
-    html, parsed = page(tmp_path, [msgspec.structs.replace(runs[2], staleness=tail)])
-    assert "The last bar holds all that is staler than 13 too." in parsed.text
-    assert 'viewBox="0 0 14 100"' in html
-    assert "mean 3.00, max 900" in parsed.text
+def test_the_staleness_of_very_many_workers_is_summed(tmp_path: Path, runs: list[Summary]) -> None:
+    stale = Staleness(mean=1.0, max=2, p99=2, by_worker={w: {0: 5, 2: 5} for w in range(40)})
+    (one,) = page(tmp_path, [msgspec.structs.replace(runs[2], staleness=stale)]).data["strategies"]
+    assert one["staleness"]["by_worker"] == {"all": {"0": 200, "2": 200}}
+    own = page(tmp_path, runs[2:3]).data["strategies"][0]["staleness"]["by_worker"]
+    assert own == {
+        f"worker {w}": {str(tau): n for tau, n in by.items()} for w, by in runs[2].staleness.by_worker.items()
+    }
 
 
 def test_non_finite_values_break_the_line_only(tmp_path: Path, runs: list[Summary]) -> None:
@@ -554,27 +572,12 @@ def test_non_finite_values_break_the_line_only(tmp_path: Path, runs: list[Summar
     )
     logged = tuple(Logged(float(t), 0, 1, {"loss": v}) for t, v in enumerate((2.0, 3e5, math.inf, math.nan)))
     diverged = msgspec.structs.replace(runs[0], strategy="diverged", history=history, logged=logged)
-    html, parsed = page(tmp_path, [diverged, runs[1]])
-    assert parsed.text.count("not finite") == 3  # in the table and at the end of both its lines
-    line = re.search(r'<title>diverged</title><path class="line" d="([^"]*)"', html)
-    assert line is not None
-    assert line[1].count("M") == 2
-
-
-@pytest.mark.parametrize("metric", ["score", "loss"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        (-1e308, 1e308), (1e308, 1.7e308), (5e-324, 1e308), (5e-324, 1e-323), (1e-200, 1.0), (-1.7e308, 0.0),
-        (900719925474100.0, 900719925474100.1),
-    ],
-)  # fmt: skip
-def test_any_finite_value_is_drawn(tmp_path: Path, runs: list[Summary], metric: str, values: tuple[float, ...]) -> None:
-    history = tuple(Evaluation(float(t), t, t, {metric: value}) for t, value in enumerate(values))
-    html, _ = page(tmp_path, [msgspec.structs.replace(runs[0], strategy="far", history=history, logged=())])
-    lines = re.findall(r'<title>far</title><path class="line" d="M0 (-?[\d.]+)L[\d.]+ (-?[\d.]+)"', html)
-    assert len(lines) == 1
-    assert all(0 <= float(down) <= 1000 for down in lines[0])
+    shown = page(tmp_path, [diverged, runs[1]])
+    line, loss = (shown.charts[name]["lines"][0] for name in ("accuracy", "training loss"))
+    assert line["y"] == [0.1, 0.5, None, 0.6, None]
+    assert [value is None for value in loss["y"]] == [False, False, True, True]
+    assert (line["end"], loss["end"]) == ("not finite", "not finite")
+    assert "inf" in shown.data["table"]["rows"][0]
 
 
 def test_everything_from_outside_is_escaped(tmp_path: Path, runs: list[Summary]) -> None:
@@ -588,11 +591,16 @@ def test_everything_from_outside_is_escaped(tmp_path: Path, runs: list[Summary])
         ended=evil,
         workers=tuple(msgspec.structs.replace(worker, left=evil) for worker in runs[2].workers),
     )
-    html, parsed = page(tmp_path, [run, run], title=evil, target=(evil, 0.9), note=evil)
-    assert html.count("<script") == 1
-    assert 'alert("x")' not in html
-    assert parsed.text.count(evil) > 5
-    assert {tag for tag, _ in parsed.tags if tag == "script"} == {"script"}
+    shown = page(tmp_path, [run, run], title=evil, target=(evil, 0.9), note=evil)
+    assert shown.html.count("<script") == shown.html.count("</script>") == 3
+    assert "<script>alert" not in shown.html
+    assert shown.text.count(evil) > 5
+    assert {one["name"] for one in shown.data["strategies"]} == {evil}
+
+
+def test_a_title_outside_utf8_is_escaped(tmp_path: Path, runs: list[Summary]) -> None:
+    data = page(tmp_path, runs[:1], title="\udcff.py", note="\udcff.py: one").data
+    assert (data["title"], data["note"]) == ("\\udcff.py", "\\udcff.py: one")
 
 
 def test_the_page_is_small(tmp_path: Path) -> None:
@@ -602,8 +610,7 @@ def test_the_page_is_small(tmp_path: Path) -> None:
         run = fabricate(kind, wall_s=30.0, evaluations=200)
         spans = [span for w in range(WORKERS) for span in [s for s in run.timeline if s.worker == w][:5000]]
         many.append(msgspec.structs.replace(run, timeline=tuple(spans)))
-    html, _ = page(tmp_path, many)
-    assert len(html.encode()) <= 400_000
+    assert len(page(tmp_path, many).html.encode()) <= 400_000
 
 
 def test_very_short_spans_keep_the_page_small(tmp_path: Path, runs: list[Summary]) -> None:
@@ -616,19 +623,12 @@ def test_very_short_spans_keep_the_page_small(tmp_path: Path, runs: list[Summary
     )
     long = tuple(Span(worker, "compute", 0.5 * k, 0.5 * k + 0.5) for worker in range(WORKERS) for k in range(8))
     given = [msgspec.structs.replace(run, timeline=fine if k else long) for k, run in enumerate(runs)]
-    html, parsed = page(tmp_path, given)
-    assert "0.51 s from the middle of each run" in parsed.text
-    assert len(html.encode()) <= 400_000
-    widths = re.findall(r'class="wait" d="([^"]*)"', html)
-    drawn = [sum(map(int, re.findall(r"h(\d+)", d))) for d in widths]
+    shown = page(tmp_path, given)
+    lanes = shown.data["lanes"]
+    assert lanes["window_s"] == 0.51
+    assert len(shown.html.encode()) <= 400_000
+    drawn = [row["middle"].count("w") for group in lanes["groups"][1:] for row in group["rows"]]
     assert drawn == [pytest.approx(300, abs=3)] * (WORKERS * (len(runs) - 1))  # a third of the time, still
-
-
-def test_more_strategies_than_colours_have_distinct_lines(tmp_path: Path) -> None:
-    quick = [fabricate(KINDS[k % 8], wall_s=1.0, evaluations=5, seed=k) for k in range(17)]
-    html, _ = page(tmp_path, [msgspec.structs.replace(run, strategy=f"run {k}") for k, run in enumerate(quick)])
-    lines = re.findall(r'<g class="(s\d)"[^>]*><title>[^<]*</title><path class="line" d="[^"]*"( [^>]*)?/>', html)
-    assert len(set(lines)) == 17
 
 
 def test_many_workers_are_cut_to_the_slowest_and_fastest(tmp_path: Path, runs: list[Summary]) -> None:
@@ -636,20 +636,17 @@ def test_many_workers_are_cut_to_the_slowest_and_fastest(tmp_path: Path, runs: l
     workers = tuple(
         msgspec.structs.replace(runs[2].workers[0], worker=w, speed=1.0 if w == 31 else 10.0) for w in range(40)
     )
-    stale = Staleness(mean=1.0, max=2, p99=2, by_worker={w: {0: 5, 2: 5} for w in range(40)})
-    html, parsed = page(tmp_path, [msgspec.structs.replace(runs[2], timeline=spans, workers=workers, staleness=stale)])
-    assert html.count('class="lane"') == 16
-    assert html.count('class="bars"') == 1
-    assert "of 40 workers the 8 slowest and the 8 fastest" in parsed.text
-    assert "worker 31" in parsed.text
+    shown = page(tmp_path, [msgspec.structs.replace(runs[2], timeline=spans, workers=workers)])
+    (group,) = shown.data["lanes"]["groups"]
+    assert len(group["rows"]) == 16
+    assert 31 in [row["worker"] for row in group["rows"]]
+    assert "of 40 workers the 8 slowest and the 8 fastest" in group["about"]
 
 
 def test_virtual_time_is_labelled(tmp_path: Path, runs: list[Summary]) -> None:
     simulated = [msgspec.structs.replace(run, clock="virtual") for run in runs]
-    html, parsed = page(tmp_path, simulated, target=None)
-    assert "virtual time, s" in parsed.text
-    assert "wall time" not in html
-    assert "virtual time" not in page(tmp_path, runs, target=None)[0]
+    assert page(tmp_path, simulated, target=None).data["clock"] == "virtual time"
+    assert page(tmp_path, runs, target=None).data["clock"] == "wall time"
 
 
 def test_finished_workers_are_not_listed_and_many_dead_are_counted(tmp_path: Path, runs: list[Summary]) -> None:
@@ -658,8 +655,8 @@ def test_finished_workers_are_not_listed_and_many_dead_are_counted(tmp_path: Pat
         workers = tuple(msgspec.structs.replace(part, worker=w, left=why) for w in range(20))
         return msgspec.structs.replace(runs[2], workers=workers, incidents=())
 
-    assert "left: finished" not in page(tmp_path, [leaving("finished")])[1].text
-    died = page(tmp_path, [leaving("died")])[1].text
+    assert "left: finished" not in page(tmp_path, [leaving("finished")]).text
+    died = page(tmp_path, [leaving("died")]).text
     assert died.count("left: died") == 8
     assert "12 more workers left" in died
 

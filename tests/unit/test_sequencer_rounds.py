@@ -64,7 +64,7 @@ def test_the_last_worker_to_leave_completes_the_round() -> None:
     run.push(0)
     run.die(0)
     assert [len(fold.members) for fold in only(Fold, run.die(1))] == [1]
-    assert run.sequencer.pending == 0
+    assert run.sequencer._pending == []
 
 
 def test_a_late_joiner_is_waited_for() -> None:

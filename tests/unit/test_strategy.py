@@ -388,10 +388,14 @@ def test_recipes_with_settings_document_what_they_raise(name: str) -> None:
     assert re.search(r"\n\s+Raises:\n\s+StrategyError: ", recipes.RECIPES[name].__doc__ or "")
 
 
+RAY = "plesio.launch.remote.ray_backend"
+"""Needs Ray, which is an extra."""
+
+
 def test_every_public_error_is_exported() -> None:
     """But for those of the command line, of replay's inside and of one package."""
     for module in pkgutil.walk_packages(plesio.__path__, "plesio."):
-        if not module.name.startswith(("plesio.sparse.", "plesio.cli", "plesio.__main__")):
+        if not module.name.startswith(("plesio.sparse.", "plesio.cli", "plesio.__main__", "plesio.ray", RAY)):
             importlib.import_module(module.name)
 
     def below(kind: type[BaseException]) -> set[type[BaseException]]:

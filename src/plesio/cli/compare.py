@@ -16,25 +16,27 @@ from rich.text import Text
 
 from plesio.cli.live import Board, simulated_in, terminal
 from plesio.cli.options import Arguments, ScriptPath, takes_settings
-from plesio.cli.script import MetricMissingError, load
+from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
 from plesio.cli.typed import in_words, values_of
 from plesio.cluster.presets import PRESETS
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.setting import Option
-from plesio.config.until import Until
+from plesio.config.until import MetricMissingError, Until
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
+from plesio.observe.finding import finding
 from plesio.observe.folders import make_folder
-from plesio.observe.report import finding, write_report
+from plesio.observe.report import write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
 
 Names = Annotated[
     str | None,
     typer.Option("--strategies", metavar="A,B,...", help="Names that `plesio strategies` lists, with settings "
-                 'where wanted: "sync_sgd,first_of(m=3)". Without it: the eight usual ones.'),
+                 'where wanted: "sync_sgd,first_of(m=3)". Without it: '
+                 f"{', '.join(one.partition('(')[0] for one in usual(4))}."),
 ]  # fmt: skip
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON too.")]
 Report = Annotated[
@@ -69,12 +71,10 @@ class Comparison:
 
     @property
     def summaries(self) -> list[Summary]:
-        """Of those that did not fail."""
         return [row for row in self.rows if isinstance(row, Summary)]
 
     @property
     def failures(self) -> list[Failed]:
-        """The others."""
         return [row for row in self.rows if isinstance(row, Failed)]
 
 
@@ -100,7 +100,6 @@ def compare(
     _writable(report, json_file)
     console = terminal()
     found = Comparison(script, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
-    console.print(Text(f"{script}: {found.words}"), soft_wrap=True)
     started_s = time.monotonic()
     try:
         _run_all(console, arguments, configs, found)
@@ -133,6 +132,7 @@ def _writable(*paths: Path | None) -> None:
 def _run_all(console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison) -> None:
     with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
         script = load(found.script, arguments, found.config)
+        console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:
                 summary = script.run(config, board.watch(number)).summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -12,37 +11,34 @@ from typing import Annotated
 import msgspec
 import typer
 
+from plesio.cli.output import give_up_output
 from plesio.cli.story import Row, story
 from plesio.errors import ConfigurationError
 from plesio.protocol.journal.reader import NO_END, Journal, read_journal
 
-AROUND = 10
-"""How many versions `--around` shows on either side."""
+AROUND = 10  # how many versions `--around` shows on either side
 HEADING = f"{'time s':>10} {'version':>9} {'worker':>6} {'number':>8} {'from':>9} {'stale':>5} {'share':>6} {'loss':>10}  what"
-
-JournalPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or the journal in it.")]
-Workers = Annotated[
-    list[int] | None, typer.Option("--worker", metavar="N", help="Only what this worker did. May be repeated.")
-]
-StalenessOver = Annotated[int | None, typer.Option(metavar="N", help="Only contributions staler than that.")]
-Around = Annotated[
-    int | None, typer.Option(metavar="VERSION", help=f"Only the {AROUND} versions before and after this one.")
-]
-Limit = Annotated[int | None, typer.Option(metavar="ROWS", help="Stop after so many rows.")]
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON object a line, one for each row.")]
 
 
 def journal(
-    run: JournalPath,
-    worker: Workers = None,
-    staleness_over: StalenessOver = None,
-    around: Around = None,
-    limit: Limit = None,
-    as_json: Json = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or the journal in it.")],
+    worker: Annotated[
+        list[int] | None, typer.Option("--worker", metavar="N", help="Only what this worker did. May be repeated.")
+    ] = None,
+    staleness_over: Annotated[
+        int | None, typer.Option(metavar="N", help="Only contributions staler than that.")
+    ] = None,
+    around: Annotated[
+        int | None, typer.Option(metavar="VERSION", help=f"Only the {AROUND} versions before and after this one.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="ROWS", help="Stop after so many rows.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line, one for each row.")] = False,
 ) -> None:
     """Tell what became of each contribution and each worker, in the order it was decided.
 
     One row a contribution, where it was folded or discarded; --worker, --staleness-over and --around narrow it down.
+    "number" counts the contributions of one worker; "from" is the version that it computed one from; "share" is the part
+    of the fold's mean that one makes up, 0 to 1.
     """
     if limit is not None and limit < 1:
         raise ConfigurationError(f"--limit {limit}: at least 1")
@@ -66,19 +62,14 @@ def journal(
         else:
             _print_table(found, rows)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read has seen enough; the interpreter's own flush must not fail on it again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has seen enough
+        give_up_output()
 
 
 def chosen(
     rows: Iterable[Row], workers: Sequence[int], staleness_over: int | None, around: int | None
 ) -> Iterator[Row]:
-    """The rows that were asked for; it reads no further than it has to.
-
-    >>> rows = [Row(time_s=0.0, version=v, what="folded", worker=v % 2, staleness=v) for v in range(100)]
-    >>> [row.version for row in chosen(rows, [1], staleness_over=45, around=40)]
-    [47, 49]
-    """
+    """The rows that were asked for; it reads no further than it has to."""
     for row in rows:
         if around is not None and row.version > around + AROUND:
             return
@@ -102,11 +93,6 @@ def _print_table(found: Journal, rows: Iterable[Row]) -> None:
 
 
 def line(row: Row) -> str:
-    """A row of the table.
-
-    >>> line(Row(time_s=1.5, version=3, what="folded", worker=0, number=2, computed_from=2, staleness=0, share=1.0))
-    '     1.500         3      0        2         2     0  1.000             folded'
-    """
     share = "" if row.share is None else f"{row.share:.3f}"
     loss = "" if row.loss is None else f"{row.loss:.4g}"
     held = f", held {row.held_s:.3f} s" if row.held_s else ""

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.live import Live as Screen
@@ -16,9 +16,9 @@ from rich.text import Text
 
 from plesio.cli.output import OutputLostError, give_up_output
 from plesio.config.until import Until
-from plesio.observe.amounts import rate
+from plesio.observe.amounts import number, rate
 from plesio.observe.summary import Summary
-from plesio.observe.svg import number
+from plesio.observe.tables import without_blanks
 
 if TYPE_CHECKING:
     from plesio.launch.job import Live
@@ -30,18 +30,25 @@ MARKS = {"queued": " ", "starting": "…", "running": "▸", "ended": "✓", "mi
 STYLES = {"queued": "dim", "starting": "dim", "running": "bold", "ended": "green", "missed": "yellow", "failed": "red"}
 
 
+class _Piped(Console):
+    """Prints no blanks at the ends of lines."""
+
+    def print(self, *parts: Any, **how: Any) -> None:
+        with self.capture() as got:
+            super().print(*parts, **how)
+        self.file.write(without_blanks(got.get()))
+
+
 def terminal() -> Console:
     """Standard output; where it is no terminal and nobody said otherwise, wide enough for our tables."""
     console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
-    return console
+    if console.is_terminal:
+        return console
+    return _Piped(highlight=False, width=None if "COLUMNS" in os.environ else PLAIN_WIDTH)
 
 
 @dataclass(slots=True)
 class Line:
-    """One strategy's line."""
-
     name: str
     state: str = "queued"
     words: str = ""
@@ -51,11 +58,7 @@ class Line:
 class Board:
     """The lines of all strategies. Drawn when something is told, not by a thread: the engine's process has none.
 
-    Args:
-        console: where it is drawn.
-        names: the strategies.
-        until: when they end.
-        says: whether a line is printed as a strategy ends, where there is no terminal.
+    With `says`, and without a terminal, a line is printed as each strategy ends.
     """
 
     def __init__(self, console: Console, names: Sequence[str], until: Until, says: bool = True) -> None:
@@ -89,14 +92,12 @@ class Board:
         return tell
 
     def ended(self, number: int, summary: Summary) -> None:
-        """Strategy `number` is done."""
         target = self._until.target
         missed = target is not None and summary.time_to(*target) is None
         self._set(number, "missed" if missed else "ended", ended(summary, target), 1.0)
         self._say(number)
 
     def failed(self, number: int, why: str) -> None:
-        """Strategy `number` failed."""
         self._set(number, "failed", f"failed: {why}", 0.0)
         self._say(number)
 
@@ -111,7 +112,6 @@ class Board:
         self._drawn_s = time.monotonic()
 
     def _say(self, number: int) -> None:
-        """The plain line."""
         if self._says and self._screen is None:
             line = self._lines[number]
             self._console.print(Text(f"{line.name:{self._widest}}  {line.words}"), soft_wrap=True)
@@ -132,13 +132,11 @@ class Board:
 
 
 def running(live: Live, target: tuple[str, float] | None) -> str:
-    """How a run stands, in words."""
     speed = f" ({rate(live.steps / live.time_s)}/s)" if live.time_s > 0.2 else ""
     return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{speed}{_metrics(live.metrics, target)}"
 
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
-    """How a run went, in words."""
     steps = f"{summary.steps:,} steps ({rate(summary.steps_per_s)}/s)"
     if target is None:
         last = summary.history[-1].metrics if summary.history else {}
@@ -152,11 +150,6 @@ def ended(summary: Summary, target: tuple[str, float] | None) -> str:
 
 
 def simulated_in(virtual_s: float, real_s: float) -> str:
-    """What a simulation took.
-
-    >>> simulated_in(virtual_s=300.0, real_s=2.5)
-    'All times are virtual: 300 s of them were simulated in 2.5 s.'
-    """
     return f"All times are virtual: {number(virtual_s)} s of them were simulated in {number(real_s, 2)} s."
 
 

@@ -12,19 +12,23 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from plesio import __version__, errors
+from plesio.cli.certs import certs
 from plesio.cli.compare import compare
 from plesio.cli.journal import journal
 from plesio.cli.output import OutputLostError, give_up_output, prepare_output
 from plesio.cli.replay import replay
 from plesio.cli.run import run
+from plesio.cli.serve import serve
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
+from plesio.cli.template import template
 from plesio.cli.typed import as_typed
 from plesio.cli.whatif import whatif
 from plesio.launch.ctrl_c import ENDING, EndedBySignal, end_at_once, name_of
 from plesio.launch.local.forkserver import ForkServer
 
 FAILED, USAGE, BY_SIGNAL = 1, 2, 128
+NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
 ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.SharedMemoryError, errors.StrategyError)
 
 
@@ -84,17 +88,19 @@ EXAMPLES: dict[Callable[..., Any], str] = {
     run: "train.py --strategy local_sgd --set every=16 --workers 4",
     compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
+    serve: "--strategy async_sgd --workers 8 --listen 10.0.0.1:7070 --certs certs",
+    template: "slurm > train.sh",
     strategies: "--json",
     replay: "runs/20261121-101530-async_sgd",
     journal: "runs/20261121-101530-async_sgd --around 500",
     whatif: "runs/20261121-101530-sync_sgd --bandwidth 125MB",
+    certs: "certs --host node1 --host node2,10.0.0.2",
 }
 for _command, _example in EXAMPLES.items():
     commands.command(cls=_Command, epilog=f"For example: plesio {_command.__name__} {_example}")(_command)
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the program and exit with the code of `main`."""
     prepare_output()
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -141,6 +147,9 @@ def _signal_of(error: BaseException | None) -> int | None:
 def _usage_error(error: Any) -> int:
     """The parser's complaint in our words: one line, with what there is instead."""
     message = error.format_message()
+    if hasattr(error.__cause__, "errors"):  # the parser has it from pydantic
+        wrong = error.__cause__.errors()[0]
+        message = message.replace(wrong["msg"], f"{wrong['input']!r} is not {NUMBERS.get(wrong['type'], 'understood')}")
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, end="")
         return USAGE

@@ -29,29 +29,15 @@ Arguments = Annotated[
 
 
 def option_of(name: str) -> str:
-    """What an argument of `ps.run` is called on the command line.
-
-    >>> option_of("timeout_s")
-    '--timeout-s'
-    """
+    """What an argument of `ps.run` is called on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def key_of(option: Option) -> str:
-    """The name of the parameter that an option's value is passed as.
-
-    >>> key_of(Option("--budget-s", help=""))
-    'budget_s'
-    """
     return option.name.removeprefix("--").replace("-", "_")
 
 
 def options_of(name: str) -> tuple[Option, ...]:
-    """What is typed for a setting.
-
-    >>> [one.name for one in options_of("pace")], options_of("timeout_s")[0].default
-    (['--pace', '--jitter'], 300.0)
-    """
     setting = SETTINGS[name]
     default = DEFAULTS[name] if setting.typed_default is None else setting.typed_default
     metavar = "|".join(setting.words) or setting.metavar
@@ -59,12 +45,7 @@ def options_of(name: str) -> tuple[Option, ...]:
 
 
 def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> Callable[[Command], Command]:
-    """Give a command, instead of its `**typed`, the options of all settings.
-
-    Args:
-        but: settings that the command does not take.
-        instead: options that are otherwise for this command.
-    """
+    """Give a command, instead of its `**typed`, the options of all settings `but` some, and some `instead`."""
     others = {one.name: one for one in instead}
     taken = [others.get(one.name, one) for name in SETTINGS if name not in but for one in options_of(name)]
     options = [
@@ -79,10 +60,8 @@ def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> C
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = signature.parameters.values()
-        before = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        after = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        command.__signature__ = signature.replace(parameters=[*before, *options, *after])  # type: ignore[attr-defined]
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
         return command
 
     return decorate

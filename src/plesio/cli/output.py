@@ -41,8 +41,7 @@ def _told_apart() -> Iterator[None]:
 def prepare_output() -> None:
     """Print through `Output` from here on.
 
-    A standard descriptor that the caller closed (`>&-`) leads nowhere: else a file or a line of the run would get its
-    number, and with it what libraries and other processes print.
+    A standard descriptor that the caller closed (`>&-`) leads nowhere: else a file of the run would get its number.
     """
     for descriptor, flags, name in ((0, os.O_RDONLY, "stdin"), (1, os.O_WRONLY, "stdout"), (2, os.O_WRONLY, "stderr")):
         if getattr(sys, name) is None:

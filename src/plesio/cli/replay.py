@@ -16,26 +16,22 @@ from plesio.launch.working_directory import check_working_directory
 if TYPE_CHECKING:
     from plesio.protocol.journal import JournalHead
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a journal.", show_default=False)]
-ScriptPath = Annotated[
-    Path | None, typer.Option("--script", metavar="FILE", help="The run's script, if it is no longer where it was.")
-]
-UntilVersion = Annotated[
-    int | None, typer.Option("--until", metavar="VERSION", help="Stop at this version and write its weights.")
-]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", metavar="FILE", help="Where to write them; beside the journal if left out.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Go on even if script, libraries or machine are not the same.")]
-
 
 def replay(
-    run: RunPath,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a journal.", show_default=False)],
     arguments: Arguments = None,
-    script: ScriptPath = None,
-    until: UntilVersion = None,
-    weights: Weights = None,
-    force: Force = False,
+    script: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's script, if it is no longer where it was.")
+    ] = None,
+    until: Annotated[
+        int | None, typer.Option(metavar="VERSION", help="Stop at this version and write its weights.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write them; beside the journal if left out.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on even if script, libraries or machine are not the same.")
+    ] = False,
 ) -> int:
     """Do a run again from its journal, in one process, and say whether every version is the same bit for bit.
 
@@ -70,11 +66,7 @@ def replay(
 
 
 def _check_unchanged(head: JournalHead, script: Path) -> None:
-    """Look at the files before anything in them is executed: one must be the file that the training function was in.
-
-    Raises:
-        ConfigurationError: neither the script nor the file that the journal names is as it was.
-    """
+    """Look at the files before anything in them is executed: one must be the file that the training function was in."""
     from plesio.launch.provenance import file_hash
 
     files = [path for path in (script, Path(head.script)) if path.is_file()]
@@ -89,11 +81,7 @@ def _check_unchanged(head: JournalHead, script: Path) -> None:
 def _train_of(
     head: JournalHead, script: Path | None, arguments: list[str] | None, force: bool
 ) -> Callable[..., object]:
-    """The training function to do it again with: the `train` of the script that is named, or of the file it was in.
-
-    Raises:
-        ConfigurationError: there is no such file, no `train` in it, or one from elsewhere that the run cannot have had.
-    """
+    """The training function to do it again with: the `train` of the script that is named, or of the file it was in."""
     from plesio.cli.script import load
     from plesio.launch.provenance import source_of, train_hash
 

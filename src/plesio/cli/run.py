@@ -15,7 +15,7 @@ from plesio.cli.options import Arguments, ScriptPath, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
-from plesio.errors import RunInterrupted
+from plesio.errors import RunInterrupted, ServerLostError
 from plesio.observe.tables import run_table
 from plesio.strategy import Strategy
 
@@ -36,7 +36,7 @@ def run(context: typer.Context, script: ScriptPath, arguments: Arguments = None,
 def train(
     context: typer.Context, console: Console, script: Path, arguments: list[str] | None, config: RunConfig
 ) -> Run:
-    """Run a script, with a line that shows how it stands, and print what it cost; if interrupted, how to go on."""
+    """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
     try:
         with Board(console, [config.strategy.name], config.until, says=False) as board:
             done = load(script, arguments, config).run(config, board.watch(0))
@@ -45,6 +45,13 @@ def train(
         if stop.run is not None or stop.resume is not None:
             console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
         raise
+    except ServerLostError as error:
+        if error.resume is None:
+            raise
+        console.print(how_to_go_on(context.obj, error.resume, config.strategy), markup=False, soft_wrap=True)
+        raise ServerLostError(
+            str(error).replace(f"resume={str(error.resume)!r}", f"--resume {error.resume}")
+        ) from error
     _show(console, done)
     return done
 
@@ -55,15 +62,7 @@ def _show(console: Console, done: Run | None) -> None:
 
 
 def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -> str:
-    """The command that resumes from `place` what was started by the one `typed`, or why there is none.
-
-    >>> how_to_go_on(["run", "train.py", "--resume", "runs/a", "--seed=1"], Path("runs/b"), Strategy(name="any"))
-    'go on with: plesio run train.py --seed=1 --resume runs/b'
-    >>> how_to_go_on(["run", "train.py", "--", "--resume", "x"], Path("runs/b"), Strategy(name="any"))
-    'go on with: plesio run train.py --resume runs/b -- --resume x'
-    >>> how_to_go_on(["run", "train.py"], None, Strategy(name="any"))
-    'there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them'
-    """
+    """The command that resumes from `place` what was started by the one `typed`, or why there is none."""
     if place is None and strategy.via.at_server:
         return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
     if place is None:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from plesio.launch.job import Live
     from plesio.runner import Run
 
-RUN_NAME = "plesio_script"
-"""Not "__main__": what a script does only as a program stays undone."""
+RUN_NAME = "plesio_script"  # not "__main__": what a script does only as a program stays undone
 UNGUARDED = "it calls ps.run while it is loaded; put ps.run under if __name__ == '__main__'"
 
 
@@ -33,36 +32,15 @@ class Script:
     evaluate: Callable[..., Mapping[str, float]] | None
 
     def run(self, config: RunConfig, watch: Callable[[Live], object]) -> Run:
-        """Train it; `watch` is told how the run stands.
-
-        Raises:
-            MetricMissingError: `evaluate` does not return what the run is to stop at.
-        """
         from plesio.runner import start  # imports torch
 
-        def checked(live: Live) -> None:
-            for name, value in config.until.metrics.items():
-                if live.metrics and name not in live.metrics:
-                    raise MetricMissingError(
-                        f"--until {name}={value:g}: evaluate does not return {name!r}; it returned {', '.join(live.metrics)}"
-                    )
-            watch(live)
-
-        return start(config, self.train, self.evaluate, checked)
-
-
-class MetricMissingError(ConfigurationError):
-    """`evaluate` does not return what the run is to stop at: no strategy is likely to change that."""
+        return start(config, self.train, self.evaluate, watch)
 
 
 def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None) -> Script:
-    """Load the script, for which `arguments` are; `config`: of the run that it is for, if one is to start.
+    """Load the script with its `arguments`, for a run of `config` if one is to start.
 
-    Where workers will be processes, another one gets ready meanwhile: both import torch.
-
-    Raises:
-        ConfigurationError: no working directory, no such file, it raises, or it lacks `train`, or `evaluate` where
-            the run has a target.
+    Where workers will be processes, the fork server starts meanwhile: both import torch.
     """
     targets = config.until.metrics if config is not None else {}
     check_working_directory()

@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
-from plesio.core.events import Abandoned, Discard, Joined, Left, Pushed, Reported, Verdict
+from plesio.core.events import Abandoned, Discard, Evict, Joined, Left, Pushed, Reported, Verdict
 from plesio.protocol import journal
 
-ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)
-"""Verdicts that are about the contribution that has just come, not one that came before under the same key."""
+ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)  # about what has just come, not what came before under the same key
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -42,13 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def story(records: Iterable[journal.Record]) -> Iterator[Row]:
-    """The rows of `records`; it holds no more than the contributions that wait for their fold.
-
-    >>> pushed = Pushed(worker=0, incarnation=1, number=1, steps=1, samples=16, batches=1)
-    >>> folded = journal.Folded(1, 0, 1.0, False, (journal.FoldedMember(0, 1, 1, staleness=0, share=1.0),))
-    >>> [(row.what, row.version) for row in story([journal.Received(5.0, pushed, 0.25), folded])]
-    [('folded', 1)]
-    """
+    """The rows of `records`; it holds no more than the contributions that wait for their fold."""
     teller = _Teller()
     for record in records:
         yield from teller.tell(record)
@@ -56,29 +49,28 @@ def story(records: Iterable[journal.Record]) -> Iterator[Row]:
 
 
 class _Teller:
-    """Where the story stands."""
-
     def __init__(self) -> None:
         self._zero_s: float | None = None
         self._now_s = 0.0
         self._version = 0
         self._came: dict[tuple[int, int, int], journal.Received] = {}
         self._latest: journal.Received | None = None
+        self._told: set[str] = set()
 
     def tell(self, record: journal.Record) -> Iterator[Row]:
         if not isinstance(record, journal.Folded | Discard):
             self._now_s = record.time_s
             self._zero_s = record.time_s if self._zero_s is None else self._zero_s
-        if isinstance(record, journal.Folded):
-            self._version = record.version
-            for member in record.members:
-                yield self._folded(member)
-        elif isinstance(record, Discard):
-            yield self._discarded(record)
-        elif isinstance(record, journal.Received):
-            yield from self._received(record)
-        else:
-            yield self._other(record)
+        match record:
+            case journal.Folded():
+                self._version = record.version
+                yield from map(self._folded, record.members)
+            case Discard():
+                yield self._discarded(record)
+            case journal.Received():
+                yield from self._received(record)
+            case _:
+                yield self._other(record)
 
     def left_over(self) -> Iterator[Row]:
         """What came and was never folded."""
@@ -94,7 +86,10 @@ class _Teller:
             return
         if isinstance(event, Reported):
             self._version += event.versions
-        if what := _in_words(event):
+        died = f"worker {event.worker} died"  # as the server's note says
+        if isinstance(event, Left) and died in self._told:
+            self._told.discard(died)
+        elif what := _in_words(event):
             yield self._row(what, event.worker)
 
     def _folded(self, member: journal.FoldedMember) -> Row:
@@ -125,10 +120,9 @@ class _Teller:
             loss=_loss(came),
         )
 
-    def _other(self, record: journal.Evicted | journal.Noted | journal.Ended | journal.Resumed) -> Row:
-        if isinstance(record, journal.Evicted):
-            return self._row(f"evicted: silent for {record.silent_s:.1f} s", record.worker)
+    def _other(self, record: journal.Noted | journal.Ended | journal.Resumed) -> Row:
         if isinstance(record, journal.Noted):
+            self._told.add(record.text.partition(";")[0])
             return self._row(record.text, record.worker)
         self._version = record.version
         if isinstance(record, journal.Resumed):
@@ -145,7 +139,9 @@ def _loss(came: journal.Received | None) -> float | None:
     return None if came is None or isnan(came.loss) else came.loss
 
 
-def _in_words(event: journal.JournalEvent) -> str:
+def _in_words(event: journal.JournalEvent | Evict) -> str:
+    if isinstance(event, Evict):
+        return f"evicted: silent for {event.silent_s:.1f} s"
     if isinstance(event, Joined):
         return "joined" if event.incarnation <= 1 else f"joined again, incarnation {event.incarnation}"
     if isinstance(event, Left):

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from plesio.cli.live import PLAIN_WIDTH, terminal
 from plesio.cli.settings import strategy_of
+from plesio.errors import StrategyError
 from plesio.strategy.recipes import RECIPES
 
 EXAMPLE_WORKERS = 4
@@ -28,8 +29,7 @@ QUESTIONS = {
     "adopt": "takes back",
     "via": "folded by",
 }
-UNBROKEN = ("every", "send", "adopt")
-"""Questions with short answers: where space is short, the others wrap."""
+UNBROKEN = ("every", "send", "adopt")  # questions with short answers: where space is short, the others wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def strategies(
 
 
 def entry(name: str) -> Entry:
-    """What there is to say about a recipe: from its signature, its docstring and the strategy it returns.
-
-    >>> entry("local_sgd").settings, entry("hogwild").paper
-    ({'every': 16}, 'Niu et al. 2011, arXiv 1106.5730')
-    """
+    """What there is to say about a recipe: from its signature, its docstring and the strategy it returns."""
     recipe = RECIPES[name]
-    strategy = strategy_of(name, EXAMPLE_WORKERS)
+    try:
+        strategy = strategy_of(name, EXAMPLE_WORKERS)
+        answers = strategy.answers()
+    except Exception as error:
+        raise StrategyError(f"the recipe {name} cannot be listed: {type(error).__name__}: {error}") from error
     text = inspect.getdoc(recipe) or ""
     idea = text.split("\n\n")[0].replace("\n", " ").replace("`", "")
     settings = {one.name: one.default for one in inspect.signature(recipe).parameters.values()}
@@ -76,7 +76,7 @@ def entry(name: str) -> Entry:
         settings["m"] = "N - ceil(0.06 N)"  # it has no default: the number of workers sets it here
     source = re.search(r"^\s*Sources?: (.+?)(?:\n\s*\n|\Z)", text, re.DOTALL | re.MULTILINE)
     paper = re.sub(r"\s+", " ", source.group(1)).strip().rstrip(".") if source else ""
-    return Entry(name, idea, settings, strategy.answers(), paper)
+    return Entry(name, idea, settings, answers, paper)
 
 
 def _answers(entries: list[Entry], apart: bool) -> Table:
@@ -84,7 +84,9 @@ def _answers(entries: list[Entry], apart: bool) -> Table:
     table.add_column("strategy", no_wrap=True, style="bold")
     for question, heading in QUESTIONS.items():
         words = [word for one in entries for word in _answer(one, question).split()]
-        table.add_column(heading, no_wrap=question in UNBROKEN, min_width=max(len(word) for word in words))
+        table.add_column(
+            f"{question}\n{heading}", no_wrap=question in UNBROKEN, min_width=max(len(word) for word in words)
+        )
     for one in entries:
         table.add_row(one.strategy, *(_answer(one, question) for question in QUESTIONS))
     return table
@@ -96,7 +98,7 @@ def _answers_in_turn(entries: list[Entry]) -> Table:
     for one in entries:
         table.add_section()
         for question, heading in QUESTIONS.items():
-            table.add_row(one.strategy if question == "every" else "", heading, _answer(one, question))
+            table.add_row(one.strategy if question == "every" else "", f"{question}: {heading}", _answer(one, question))
     return table
 
 

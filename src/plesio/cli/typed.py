@@ -19,37 +19,21 @@ from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, unknown_name
 
-Typed = Mapping[str, Any]
-"""The values of a command's options, by name."""
-PROCESSES, SIMULATED_WORKERS = 4, 8
-"""How many workers there are if nothing says how many."""
-ALIKE = "|".join(SETTINGS.keys() - {"strategy", "engine", "faults", "pace", "checkpoint"})
-"""Settings that are called on the command line as in Python."""
+Typed = Mapping[str, Any]  # the values of a command's options, by name
+PROCESSES, SIMULATED_WORKERS = 4, 8  # where nothing says how many
+ALIKE = "|".join(SETTINGS.keys() - {"strategy", "engine", "faults", "pace", "checkpoint"})  # in Python as typed
 
 
 def as_typed(message: str) -> str:
-    """A refusal of an argument, told of the option that it was typed as.
-
-    >>> as_typed("resume='runs/a': there is no such folder; ..."), as_typed("until=-1: runs/a holds versions 0 to 9")
-    ("--resume 'runs/a': there is no such folder; ...", '--until -1: runs/a holds versions 0 to 9')
-    >>> as_typed("timeout_s=0.0: a number above 0"), as_typed("unknown on_nonfinite 'no'; known: discard, raise")
-    ('--timeout-s 0: a number above 0', "unknown --on-nonfinite 'no'; known: discard, raise")
-    """
+    """A refusal of an argument, told of the option that it was typed as."""
     message = re.sub(r"^(\w+=-?\d+)\.0:", r"\1:", message)
     message = re.sub(rf"^unknown ({ALIKE}) ", lambda found: f"unknown {option_of(found[1])} ", message)
-    return re.sub(rf"^({ALIKE})=", lambda found: f"{option_of(found[1])} ", message)
+    return re.sub(rf"^({ALIKE})[= ]", lambda found: f"{option_of(found[1])} ", message)
 
 
 @contextmanager
 def refused_as(words: str) -> Iterator[None]:
-    """A refusal in there is told of the `words` that were typed, not of the object that they became.
-
-    >>> with refused_as("--slow 0:0.5"):
-    ...     Slow(0, 0.5)
-    Traceback (most recent call last):
-    ...
-    plesio.errors.ConfigurationError: --slow 0:0.5: at least 1 (10: ten times slower)
-    """
+    """A refusal in there is told of the `words` that were typed, not of the object that they became."""
     try:
         yield
     except ConfigurationError as error:
@@ -60,11 +44,6 @@ def refused_as(words: str) -> Iterator[None]:
 
 
 def config_of(typed: Typed) -> RunConfig:
-    """The settings that were typed.
-
-    Raises:
-        ConfigurationError, StrategyError: an option that cannot be read, or settings that cannot work.
-    """
     values = values_of(typed)
     strategy = strategy_of(typed["strategy"], values["workers"], typed["set"] or ())
     return RunConfig(strategy=strategy, **values)
@@ -79,14 +58,7 @@ def values_of(typed: Typed) -> dict[str, Any]:
 
 
 def cluster_of(text: str, workers: int | None) -> Cluster:
-    """The cluster that is asked for by a preset's name or as a TOML file; of a file's workers the first `workers`.
-
-    Raises:
-        ConfigurationError: neither a preset nor a file, not a cluster, or too many workers for it.
-
-    >>> cluster_of("uniform", None).workers, cluster_of("uniform", 300).workers
-    (8, 300)
-    """
+    """The cluster of a preset's name or of a TOML file; of a file's workers the first `workers`."""
     if text in PRESETS:
         return Cluster.preset(text, SIMULATED_WORKERS if workers is None else workers)
     if not Path(text).is_file():
@@ -154,11 +126,11 @@ def _pace(typed: Typed, workers: int) -> Pace | None:
 
 def _until(typed: Typed, workers: int) -> Until:
     goals: dict[str, Any] = dict(_goal(text) for text in typed["until"] or ())
-    if typed["budget_s"] is not None:
-        goals["seconds"] = typed["budget_s"]
-        with refused_as(f"--budget-s {typed['budget_s']:g}"):
-            Until(seconds=typed["budget_s"])
-    return Until(**goals)
+    budget_s = typed["budget_s"]
+    if budget_s is None:
+        return Until(**goals)
+    with refused_as(f"--budget-s {budget_s:g}"):
+        return Until(seconds=budget_s, **goals)
 
 
 def _goal(text: str) -> tuple[str, float]:
@@ -186,18 +158,11 @@ def _checkpoint(typed: Typed, workers: int) -> Checkpoint | None:
 
 
 READERS = {"engine": _engine, "faults": _faults, "pace": _pace, "until": _until, "checkpoint": _checkpoint}
-"""How to read the settings for which `--name VALUE` is not enough; called with the number of workers, too."""
+"""How to read the settings for which `--name VALUE` is not enough."""
 
 
 def in_words(config: RunConfig, cluster: str | None = None) -> str:
-    """The work in words; `cluster` is what was typed for it.
-
-    >>> pace, until = Pace(0.02), Until(seconds=30)
-    >>> in_words(RunConfig(strategy="sync_sgd", workers=4, faults=[Slow(0, 10)], pace=pace, until=until))
-    '4 workers, worker 0 slowed down 10 times, at least 20 ms a step, at most 30 s'
-    >>> in_words(RunConfig(strategy="sync_sgd", workers=64, until=until), "heavy-tail")
-    '64 workers simulated on heavy-tail, all times virtual, at most 30 s'
-    """
+    """The work in words; `cluster` is what was typed for it."""
     parts = [f"{config.workers} worker{'s' if config.workers != 1 else ''}"]
     if cluster is not None:
         parts = [f"{parts[0]} simulated on {cluster}", "all times virtual"]

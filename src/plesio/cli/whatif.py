@@ -16,7 +16,7 @@ from rich.table import Table
 from plesio.cli.live import terminal
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.observe.amounts import percent, rate
+from plesio.observe.amounts import duration, percent, rate
 from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
 
@@ -24,39 +24,32 @@ if TYPE_CHECKING:
     from plesio.launch.simulated.whatif import Prediction
     from plesio.observe.times import Measured
 
-CLOSE = 0.05
-"""A replay of what ran that is further off than this says so."""
-UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
-Names = Annotated[
-    str | None,
-    typer.Option("--strategies", metavar="A,B,...", help="As for compare. Without it: the eight usual ones."),
-]
-Workers = Annotated[
-    int | None, typer.Option(help="Assume this many workers; any beyond those measured are drawn from them.")
-]
-Bandwidth = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BYTES", help="Assume links of this many bytes a second, such as 125MB; without it, as measured."
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seeds the draws of steps and workers beyond those measured.")]
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the table.")]
+CLOSE = 0.05  # a replay of what ran that is further off than this says so
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def whatif(
-    run: RunPath,
-    strategies: Names = None,
-    workers: Workers = None,
-    bandwidth: Bandwidth = None,
-    seed: Seed = 0,
-    as_json: Json = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    strategies: Annotated[
+        str | None,
+        typer.Option("--strategies", metavar="A,B,...", help="As for compare; without it those that compare takes."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Assume this many workers; any beyond those measured are drawn from them.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Assume links of this many bytes a second, such as 125MB; without it, as measured."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the draws of steps and workers beyond those measured.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the table.")] = False,
 ) -> None:
     """Replay the measured times of a run under other strategies, in virtual time.
 
-    Says what each would have cost to the same number of samples, and which to take.
+    Says what each would have cost to the same number of samples, and which to take. "Leaves out" names the
+    workers whose work would mostly have been in vain.
     """
     from plesio.launch.simulated.whatif import as_it_was, own_work, recommendation, what_if
     from plesio.observe.times import measured
@@ -88,11 +81,6 @@ def whatif(
 
 
 def read_summary(run: Path) -> Summary:
-    """The summary in a run's folder.
-
-    Raises:
-        ConfigurationError: there is none, or it cannot be read.
-    """
     path = run / "summary.json" if run.is_dir() else run
     try:
         written = msgspec.json.decode(path.read_bytes())
@@ -108,17 +96,12 @@ def read_summary(run: Path) -> Summary:
 
 
 def bytes_per_s(text: str | None) -> float | None:
-    """A number of bytes a second, if one is given.
-
-    >>> bytes_per_s("125MB"), bytes_per_s("1e9"), bytes_per_s(None)
-    (125000000.0, 1000000000.0, None)
-    """
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+\.?\d*(?:[eE]\d+)?)\s*(kB|MB|GB|)", text.strip())
+    match = re.fullmatch(r"(\d+\.?\d*(?:[eE]\d+)?)\s*(B|kB|MB|GB)", text.strip())
     if match is None or not float(match[1]) > 0:
         raise ConfigurationError(
-            f"--bandwidth {text}: bytes a second above 0, such as 125MB (of {', '.join(UNITS)[2:]})"
+            f"--bandwidth {text}: bytes a second above 0 with their unit, such as 125MB ({', '.join(UNITS)})"
         )
     return float(match[1]) * UNITS[match[2]]
 
@@ -138,7 +121,7 @@ def _notes(was: Prediction, found: Sequence[Prediction], replayed: bool, workers
     notes = ["equal samples, not equal accuracy"]
     if replayed:
         again_s = found[0].time_s
-        words = f"the replay of {was.strategy} itself takes {again_s:.2f} s; it took {was.time_s:.2f} s"
+        words = f"the replay of {was.strategy} itself takes {duration(again_s)}; it took {duration(was.time_s)}"
         off = again_s / was.time_s - 1
         if abs(off) > CLOSE:
             words += f": {abs(off):.0%} {'more' if off > 0 else 'less'}, and the other rows may be off by as much"
@@ -197,7 +180,7 @@ def _cells(one: Prediction, ran: Prediction) -> list[str]:
     left_out = ", ".join(map(str, one.left_out[:4])) + ("..." if len(one.left_out) > 4 else "")
     least, most = ("≥ ", "≤ ") if one.at_least else ("", "")
     return [
-        f"{least}{one.time_s:.2f} s",
+        f"{least}{duration(one.time_s)}",
         f"{most}{ran.time_s / one.time_s:.2f}",
         rate(one.steps_per_s),
         percent(one.waiting_share),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from plesio.cluster.description import Cluster, Group, Link
 from plesio.cluster.faults import Crash, Join, Leave, Outage, Partition, Restart, Slow
-from plesio.cluster.steps import Constant, Exponential, LogNormal, Pareto, Ranked, StepTime, Trace, Walk
-from plesio.cluster.timetable import Timetable
+from plesio.cluster.steps import Constant, Exponential, LogNormal, Pareto, Ranked, StepTime, Timetable, Trace, Walk
 
 __all__ = [
     "Cluster",

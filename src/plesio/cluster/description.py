@@ -9,8 +9,7 @@ import msgspec
 
 from plesio.cluster.check import INFINITE, LEAST, OR_INFINITE, numbers
 from plesio.cluster.faults import AnyFault, Fault, Join, Outage, Slow, Turn
-from plesio.cluster.steps import StepTime
-from plesio.cluster.timetable import Timetable
+from plesio.cluster.steps import StepTime, Timetable
 from plesio.errors import ConfigurationError, unknown_name
 
 
@@ -101,13 +100,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def group_of(self) -> list[Group]:
-        """Each worker's group."""
         return [group for group in self.groups for _ in range(group.workers)]
 
     def timetable(self, worker: int, seed: int) -> Timetable:
         """How long the steps of `worker` take in the run of `seed`."""
-        slows = [one for one in self.faults if isinstance(one, Slow) and one.worker == worker]
-        return _timetable(self.group_of[worker], worker, seed, slows)
+        return self.timetables(seed)[worker]
 
     def timetables(self, seed: int) -> list[Timetable]:
         """The timetables of all workers, made at once."""
@@ -115,7 +112,13 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for one in self.faults:
             if isinstance(one, Slow):
                 slows.setdefault(one.worker, []).append(one)
-        return [_timetable(group, worker, seed, slows.get(worker, [])) for worker, group in enumerate(self.group_of)]
+        made = []
+        for worker, group in enumerate(self.group_of):
+            rng, outage = random.Random(f"steps {seed} {worker}"), group.outage
+            if outage is not None and outage.start_s is None:
+                outage = msgspec.structs.replace(outage, start_s=rng.uniform(0.0, outage.every_s))
+            made.append(Timetable(group.step.draws(worker + 1, rng), slows.get(worker, []), outage))
+        return made
 
     def first(self, workers: int) -> Cluster:
         """The cluster of the first `workers` of these only."""
@@ -156,10 +159,3 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         from plesio.cluster.file import load  # it needs this class
 
         return load(Path(path))
-
-
-def _timetable(group: Group, worker: int, seed: int, slows: list[Slow]) -> Timetable:
-    rng, outage = random.Random(f"steps {seed} {worker}"), group.outage
-    if outage is not None and outage.start_s is None:
-        outage = msgspec.structs.replace(outage, start_s=rng.uniform(0.0, outage.every_s))
-    return Timetable(group.step.draws(worker + 1, rng), slows, outage)

@@ -82,8 +82,7 @@ class Join(Fault, frozen=True, kw_only=True):
 
 
 AnyFault = Slow | Partition | Crash | Leave | Restart | Join
-Turn = Crash | Leave | Restart | Join
-"""Faults after which a worker is alive or not."""
+Turn = Crash | Leave | Restart | Join  # faults after which a worker is alive or not
 
 
 def _check_order(fault: Slow | Partition) -> None:

@@ -19,7 +19,6 @@ _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 def load(path: Path) -> Cluster:
-    """See `Cluster.load`."""
     try:
         text = path.read_text()
     except OSError as error:

@@ -10,8 +10,7 @@ from plesio.cluster.faults import AnyFault, Crash, Restart
 from plesio.cluster.steps import LogNormal, Pareto
 
 JITTER = 0.1
-HORIZON_STEPS = 10_000
-"""Usual steps over which the spot market preempts machines."""
+HORIZON_STEPS = 10_000  # usual steps over which the spot market preempts machines
 
 
 def _groups(workers: int, slow: int, step_s: float, factor: float) -> tuple[Group, ...]:

@@ -1,16 +1,18 @@
-"""How long a step takes without faults."""
+"""How long a step takes: without faults, and under slowdowns and outages."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from plesio.cluster.check import ABOVE, INFINITE, LEAST, numbers
+from plesio.cluster.faults import Outage, Slow
 from plesio.errors import ConfigurationError
 
 
@@ -21,14 +23,17 @@ class Law(msgspec.Struct, frozen=True, tag_field="law", tag=str.lower, forbid_un
     (from 1) of its cluster.
     """
 
+    allowed: ClassVar[dict[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        numbers(self, **self.allowed)
+
 
 class Constant(Law, frozen=True):
     """Every step takes `step_s`."""
 
     step_s: float
-
-    def __post_init__(self) -> None:
-        numbers(self, step_s=ABOVE)
+    allowed: ClassVar = {"step_s": ABOVE}
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         return lambda: self.step_s
@@ -39,9 +44,7 @@ class LogNormal(Law, frozen=True):
 
     median_s: float
     sigma: float
-
-    def __post_init__(self) -> None:
-        numbers(self, median_s=ABOVE, sigma=LEAST)
+    allowed: ClassVar = {"median_s": ABOVE, "sigma": LEAST}
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         mu, sigma, draw = math.log(self.median_s), self.sigma, rng.lognormvariate
@@ -71,9 +74,7 @@ class Pareto(Law, frozen=True):
 
     least_s: float
     shape: float
-
-    def __post_init__(self) -> None:
-        numbers(self, least_s=ABOVE, shape=ABOVE)
+    allowed: ClassVar = {"least_s": ABOVE, "shape": ABOVE}
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         least_s, shape, draw = self.least_s, self.shape, rng.paretovariate
@@ -85,9 +86,7 @@ class Ranked(Law, frozen=True):
 
     step_s: float
     power: float = 1.0
-
-    def __post_init__(self) -> None:
-        numbers(self, step_s=ABOVE, power=LEAST)
+    allowed: ClassVar = {"step_s": ABOVE, "power": LEAST}
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         step_s = self.step_s * rank**self.power
@@ -166,3 +165,45 @@ def _read_trace(path: Path) -> tuple[float, ...]:
 
 
 StepTime = Constant | LogNormal | Exponential | Pareto | Ranked | Walk | Trace
+
+
+class Timetable:
+    """The step times of one worker: draws work, and does it at the pace of each moment."""
+
+    def __init__(self, draw: Callable[[], float], slows: Sequence[Slow] = (), outage: Outage | None = None) -> None:
+        self._draw = draw
+        self._slows = slows
+        self._outage = outage
+
+    def step_s(self, now_s: float) -> float:
+        """Seconds of the worker's next step if it begins at `now_s`; each call is a new step."""
+        work_s = self._draw()
+        if not self._slows and self._outage is None:
+            return work_s
+        time_s = now_s
+        while work_s > 0:
+            factor, until_s = self._pace(time_s)
+            end_s = time_s + work_s * factor
+            if end_s <= until_s:
+                return end_s - now_s
+            work_s -= (until_s - time_s) / factor
+            time_s = until_s
+        return time_s - now_s
+
+    def _pace(self, time_s: float) -> tuple[float, float]:
+        """The slowdown factor at `time_s`, and until when it holds."""
+        factor, until_s = 1.0, INFINITE
+        for slow in self._slows:
+            if slow.at_s <= time_s < slow.until_s:
+                factor *= slow.factor
+                until_s = min(until_s, slow.until_s)
+            elif time_s < slow.at_s:
+                until_s = min(until_s, slow.at_s)
+        if self._outage is not None:
+            start_s = self._outage.start_s or 0.0
+            since_s = (time_s - start_s) % self._outage.every_s if time_s >= start_s else time_s - start_s
+            still = 0 <= since_s < self._outage.lasts_s
+            left_s = (self._outage.lasts_s if still else self._outage.every_s if since_s >= 0 else 0.0) - since_s
+            factor = INFINITE if still else factor
+            until_s = min(until_s, max(time_s + left_s, math.nextafter(time_s, INFINITE)))
+        return factor, until_s

@@ -17,6 +17,7 @@ import msgspec
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.faults import Fault, Kill, Pace, Slow
+from plesio.config.on_ray import Ray
 from plesio.config.setting import Option, Setting, is_number, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
@@ -24,12 +25,9 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, recipe
 
-PROCESSES_MAX = 80
-"""Workers on one host: what the descriptors of their lines leave room for in one message."""
-SIMULATED_MAX = 60_000
-"""Simulated workers: a journal numbers them below 65,536."""
-LONGEST_S = 1e6
-"""Eleven days; poll() takes milliseconds in 31 bits, and some waits are for twice the time."""
+PROCESSES_MAX = 80  # workers on one host: what the descriptors of their lines leave room for in one message
+SIMULATED_MAX = 60_000  # simulated workers: a journal numbers them below 65,536
+LONGEST_S = 1e6  # eleven days; poll() takes milliseconds in 31 bits, and some waits are for twice the time
 UNTIL = (
     "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with loss, error, mse, "
     "mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of steps (a resumed run goes on "
@@ -52,7 +50,7 @@ class RunConfig:
         fixed=True,
     )
     workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
-    engine: str | Simulated = setting(
+    engine: str | Simulated | Ray = setting(
         "local",
         Option("--cluster", f"The machines: {', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
     )
@@ -123,10 +121,10 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         self._convert()
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
-        self._check_numbers()
         self.strategy.check_workers(self.workers)
         self._check_faults()
         if self.simulated and (self.faults or self.pace is not None):
@@ -134,8 +132,10 @@ class RunConfig:
                 "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and "
                 "what goes wrong: ps.Cluster(groups=..., faults=...)"
             )
-        if not self.simulated and self.engine != "local":
-            such = "'local', or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
+        if isinstance(self.engine, Ray) and (self.faults or self.pace is not None):
+            raise ConfigurationError("pace= and faults= are for processes of this host; on Ray, kill them yourself")
+        if not isinstance(self.engine, (Simulated, Ray)) and self.engine != "local":
+            such = "'local', ps.Ray(), or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
             raise ConfigurationError(f"engine={self.engine!r}: {such}")
         if self.checkpoint is not None or self.resume is not None:
             self._check_checkpoints()
@@ -149,7 +149,7 @@ class RunConfig:
             if name not in RECIPES and not isinstance(strategy, str):
                 such = f"give a strategy such as ps.async_sgd(), or one of the names {', '.join(RECIPES)}"
                 raise StrategyError(f"strategy={strategy!r}: {such}")
-            given["strategy"] = recipe(str(name))
+            given["strategy"] = recipe(str(name), self.workers)
         if given["until"] is None:
             given["until"] = Until()
         if is_number(given["pace"]):
@@ -195,7 +195,6 @@ class RunConfig:
 
     @property
     def simulated(self) -> bool:
-        """Whether time is virtual."""
         return isinstance(self.engine, Simulated)
 
     @property
@@ -204,22 +203,14 @@ class RunConfig:
         return self.data == "leases" and not self.strategy.in_lock_step
 
     def in_words(self) -> str:
-        """The settings, but for the strategy and what is not asked for.
-
-        >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words().partition(", on_")[0]
-        'workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8)'
-        """
+        """The settings, but for the strategy and what is not asked for."""
         given = {
             name: value for name, value in vars(self).items() if name != "strategy" and value not in (None, (), Until())
         }
         return ", ".join(f"{name}={value}" for name, value in given.items())
 
     def as_document(self) -> dict[str, Any]:
-        """The settings as run.toml holds them: the strategy in words and as data, and what is not None of the rest.
-
-        >>> RunConfig(strategy="sync_sgd", workers=4, until=Until(accuracy=0.9)).as_document()["run"]["until"]
-        {'accuracy': 0.9}
-        """
+        """The settings as run.toml holds them: the strategy in words and as data, and what is not None of the rest."""
         settings = {name: value for name, value in vars(self).items() if name != "strategy"}
         strategy = {"name": self.strategy.name, **self.strategy.answers(), "fields": self.strategy.as_data()}
         return {

@@ -10,8 +10,6 @@ from plesio.errors import ConfigurationError, unknown_name
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the command line."""
-
     name: str
     help: str
     metavar: str | None = None

@@ -33,11 +33,7 @@ class Simulated:
     cluster: Cluster | str
 
     def on(self, workers: int) -> Cluster:
-        """The cluster, for a run of `workers`.
-
-        Raises:
-            ConfigurationError: no such preset, or a cluster of another size.
-        """
+        """The cluster, for a run of `workers`."""
         cluster = Cluster.preset(self.cluster, workers) if isinstance(self.cluster, str) else self.cluster
         if not isinstance(cluster, Cluster):
             raise ConfigurationError(

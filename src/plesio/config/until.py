@@ -10,6 +10,10 @@ from plesio.errors import ConfigurationError, unknown_name
 from plesio.observe.summary import all_digits, is_met, limit_reached
 
 
+class MetricMissingError(ConfigurationError):
+    """`evaluate` does not return what the run is to stop at: no strategy is likely to change that."""
+
+
 class Until:
     """When to end a run before its training functions return: at the first of the given limits and targets.
 
@@ -60,18 +64,14 @@ class Until:
     def reached(self, done: Mapping[str, float], metrics: Mapping[str, float]) -> str | None:
         """Why the run is over, if it is; `done`: its seconds, steps and samples so far; `metrics`: the last measured.
 
-        Raises:
-            ConfigurationError: a target that `evaluate` does not measure would never be reached.
-
         >>> until = Until(steps=100, accuracy=0.9)
         >>> until.reached({"steps": 40}, {"accuracy": 0.8}), until.reached({"steps": 100}, {})
         (None, '100 steps were up')
         """
-        unknown = self.metrics.keys() - metrics.keys() if metrics else set()
-        if unknown:
-            raise ConfigurationError(unknown_name("metric", min(unknown), metrics))
-        for name, wanted in self.metrics.items():
-            if name in metrics and is_met(name, metrics[name], wanted):
+        for name, wanted in self.metrics.items() if metrics else ():
+            if name not in metrics:
+                raise MetricMissingError(f"until {name}={wanted:g}: {unknown_name('metric', name, metrics)}")
+            if is_met(name, metrics[name], wanted):
                 return f"{name} {all_digits(wanted)} reached"
         for name, limit in self.limits.items():
             if done[name] >= limit:

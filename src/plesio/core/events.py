@@ -37,14 +37,14 @@ class Verdict(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-class Joined(msgspec.Struct, frozen=True, gc=False):
+class Joined(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A worker process is ready to train."""
 
     worker: int
     incarnation: int
 
 
-class Left(msgspec.Struct, frozen=True, gc=False):
+class Left(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A worker process ended (`died` = False: it finished its training function)."""
 
     worker: int
@@ -52,7 +52,7 @@ class Left(msgspec.Struct, frozen=True, gc=False):
     died: bool
 
 
-class Pushed(msgspec.Struct, frozen=True, gc=False):
+class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A contribution arrived whole. `batches` is how many leased batches it used up, oldest first."""
 
     worker: int
@@ -70,10 +70,8 @@ class Pushed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
-    """A worker dropped a step that was called off, `batches` leased batches with it.
-
-    `look`: which look inside the step told it so, counted from 1; 0 if it was told when the step was done.
-    """
+    """A worker dropped a step that was called off, `batches` leased batches with it. `look`: which look inside the step told
+    it so, counted from 1; 0 if it was told when the step was done."""
 
     worker: int
     incarnation: int
@@ -82,7 +80,7 @@ class Abandoned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reported(msgspec.Struct, frozen=True, gc=False):
-    """Work the fabric folded without asking (shared memory, all-reduce): `versions` more, `batches` used up."""
+    """Work that was folded without the server (shared memory, all-reduce): `versions` more, `batches` used up."""
 
     worker: int
     incarnation: int
@@ -90,11 +88,8 @@ class Reported(msgspec.Struct, frozen=True, gc=False):
     batches: int
 
 
-class LeaseWanted(msgspec.Struct, frozen=True, gc=False):
-    """A worker wants data: batches of `epoch` (of `total` batches), `most` of them.
-
-    `unused`: it will not use the last so many that it was given (its loop was left early).
-    """
+class LeaseWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A worker wants data: `most` batches of `epoch` (of `total`). It will not use the last `unused` that it was given."""
 
     worker: int
     incarnation: int
@@ -133,10 +128,8 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fold(msgspec.Struct, frozen=True, gc=False):
-    """Make version `version` of these contributions, moving by `scale` of the user's learning rate.
-
-    `held`: they were held before; the sum in the buffer, divided by `total_weight`, is their weighted mean.
-    """
+    """Make `version` of these, moving by `scale` of the user's learning rate. `held`: they were held before; the sum in the
+    buffer, divided by `total_weight`, is their weighted mean."""
 
     version: int
     members: tuple[Member, ...]
@@ -156,11 +149,9 @@ class Discard(msgspec.Struct, frozen=True, gc=False):
     samples: int = 0
 
 
-class Grant(msgspec.Struct, frozen=True, gc=False):
-    """The answer to contribution `number` (0: to joining): the worker goes on from `version`.
-
-    `freed_by_other` says that the worker was held after its own contribution was dealt with.
-    """
+class Grant(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The answer to contribution `number` (0: to joining): the worker goes on from `version`. `freed_by_other`: it was held
+    after its own contribution was dealt with."""
 
     worker: int
     number: int
@@ -170,7 +161,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False):
     freed_by_other: bool = False
 
 
-class Cancel(msgspec.Struct, frozen=True, gc=False):
+class Cancel(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The answer to contribution `number`, which is still being computed: drop it and go on from `version`."""
 
     worker: int
@@ -186,11 +177,9 @@ class Evict(msgspec.Struct, frozen=True, gc=False):
     silent_s: float
 
 
-class Leased(msgspec.Struct, frozen=True, gc=False):
-    """Data for a worker: (epoch, batch) pairs in the order they are to be used; none means the epoch is given out.
-
-    `epoch`: how far the data was given out before these, see `DataLeases.progress`.
-    """
+class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """(epoch, batch) pairs in the order they are to be used; none means the epoch is given out. `epoch`: how far the data was
+    given out before these, see `DataLeases.progress`."""
 
     worker: int
     batches: tuple[tuple[int, int], ...]

@@ -30,10 +30,7 @@ class Folds:
         self._held = held
 
     def of(self, version: int, counting: list[Pending]) -> Fold:
-        """The fold that makes `version`.
-
-        Members are in seat order where they lie waiting, so that a round's sum does not depend on who came first.
-        """
+        """Members are in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
         count = len(counting)
         if count == 1:
             total = counting[0].weight

@@ -84,10 +84,7 @@ class DataLeases:
         return self.done / self._total if self._total else 0.0
 
     def progress(self, worker: int) -> float:
-        """How far the data is given out, in epochs: 2.5 in the middle of the third.
-
-        With `stealing` to all together; without it to `worker`, of what is its own: that depends on nobody's speed.
-        """
+        """How far the data is given out, in epochs: to all with `stealing`; else to `worker`, of its own part."""
         if not self._total:
             return 0.0
         if self.stealing:
@@ -97,14 +94,12 @@ class DataLeases:
         return self._epochs - (len(self._queues[worker]) + back) / max(1, own)
 
     def agree(self, total: int) -> int:
-        """The number of batches per epoch, as the first worker gave it."""
         if self._total is None:
             self._total = total
         return self._total
 
     def disagreement(self, worker: int, epoch: int, total: int, digest: int) -> str:
-        """Why an epoch of that many batches, told by that digest (0: by none), is not the others'; or why `worker`, which never
-        gets a batch, seems to ask for ever. Empty if there is nothing wrong.
+        """What is wrong with a request for data: it is not the others', or asks for ever in vain. Empty if nothing is.
 
         >>> leases = DataLeases(workers=2, stealing=True)
         >>> leases.disagreement(0, epoch=0, total=3, digest=17)
@@ -117,10 +112,8 @@ class DataLeases:
         """
         agreed = self.agree(total)
         if total != agreed:
-            return (
-                f"worker {worker}: its loader has {total} batches an epoch, {self._whose} {agreed}; "
-                "give all the same data"
-            )
+            they = f"{total} batches an epoch, {self._whose} {agreed}"
+            return f"worker {worker}: its loader has {they}; give all the same data"
         if epoch >= IN_VAIN_MAX and not self.stealing and worker >= total and not self._gone:
             return (
                 f"worker {worker} got no batch in {epoch:,} epochs: one has {total}, shared out in equal parts (as in lock step "
@@ -128,7 +121,7 @@ class DataLeases:
                 f"others wait for it: have at least {self.workers} batches an epoch (a smaller batch_size) or "
                 f"workers={total} at most, or let the loop end after some epochs"
             )
-        first, drawn = self._drawn.setdefault(epoch, (worker, digest)) if digest else (worker, digest)
+        first, drawn = self._drawn.setdefault(epoch, (worker, digest)) if digest else (worker, 0)
         if digest == drawn:
             return ""
         return (
@@ -143,10 +136,7 @@ class DataLeases:
         while self._epochs <= epoch:
             self._open(self._epochs, self.agree(total))
         got: list[Batch] = []
-        while len(got) < most:
-            batch = self._next(worker, epoch)
-            if batch is None:
-                break
+        while len(got) < most and (batch := self._next(worker, epoch)) is not None:
             got.append(batch)
         self._outstanding[worker].extend(got)
         return tuple(got)
@@ -164,17 +154,13 @@ class DataLeases:
         returned = self._returned_to(worker, epoch) if self._returned else None
         if returned is not None:
             return returned
-        own = self._queues[worker]
-        if own and own[0][0] <= epoch:
-            self._queued -= 1
-            return own.popleft()
-        if not self.stealing or not self._queued:
-            return None
-        waiting = [queue for queue in self._queues.values() if queue and queue[0][0] <= epoch]
-        if not waiting:
+        queue = self._queues[worker]
+        if self.stealing and self._queued and not (queue and queue[0][0] <= epoch):
+            queue = max(self._queues.values(), key=lambda one: len(one) if one and one[0][0] <= epoch else 0)
+        if not queue or queue[0][0] > epoch:
             return None
         self._queued -= 1
-        return max(waiting, key=len).popleft()
+        return queue.popleft()
 
     def _returned_to(self, worker: int, epoch: int) -> Batch | None:
         """The first that was given back; without stealing, of its own or of one that is gone."""
@@ -198,7 +184,6 @@ class DataLeases:
         self.give_back(tuple(held.pop() for _ in range(min(count, len(held)))))
 
     def folded(self, batches: tuple[Batch, ...]) -> None:
-        """These batches are in the model: done."""
         self.done += len(batches)
 
     def skip(self, batches: tuple[Batch, ...]) -> None:
@@ -214,7 +199,6 @@ class DataLeases:
             insort(self._returned, batch)
 
     def left(self, worker: int) -> None:
-        """This worker left; its batches, held or queued, are open to all."""
         self._gone.add(worker)
         self.give_back(self.consume(worker, len(self._outstanding[worker])))
         self._open_to_all(worker)

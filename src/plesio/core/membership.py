@@ -76,7 +76,7 @@ class Membership:
         self._finished_s: dict[int, float] = {}  # workers that finished: when
 
     def join(self, worker: int, incarnation: int, version: int, now_s: float) -> Seat | None:
-        """Seat an incarnation; None if it, or a later one, was seen before."""
+        """Its seat; None if it, or a later incarnation, was seen before."""
         if incarnation <= self._last_incarnation.get(worker, 0):
             return None
         self._last_incarnation[worker] = incarnation
@@ -139,7 +139,6 @@ class Membership:
         return seats if len(seats) == len(self.seats) and now_s - finished_s > self.silence_s else []
 
     def state(self) -> MembershipState:
-        """What a checkpoint keeps."""
         return MembershipState(self.slowest, dict(self._last_incarnation))
 
     @classmethod

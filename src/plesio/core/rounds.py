@@ -37,10 +37,8 @@ class Call(IntEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The answer to `workers`. `source`: the worker whose state those behind take over; None if none is behind.
-
-    `intact`: no collective broke, and nobody died; `settings_differ`: what they last said their settings were does.
-    """
+    """The answer to `workers`. `source`: whose state those behind take over. `intact`: no collective broke, and nobody died.
+    `settings_differ`: what they last said their settings were does."""
 
     call: Call
     workers: tuple[int, ...]
@@ -63,14 +61,7 @@ class _Place:
 
 
 class RollCall:
-    """Sees to it that all live workers go into a collective, or none.
-
-    >>> roll = RollCall()
-    >>> roll.join(0, now_s=0.0); roll.join(1, now_s=0.0)
-    >>> roll.arrive(0, (0, 0), intact=False, settings=b"", now_s=0.1); roll.outcome(now_s=0.1)
-    >>> roll.arrive(1, (0, 0), intact=False, settings=b"", now_s=0.2); roll.outcome(now_s=0.2).call
-    <Call.REGROUP: 1>
-    """
+    """Sees to it that all live workers go into a collective, or none."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -80,28 +71,23 @@ class RollCall:
         self._died = False  # a worker, since the last outcome
 
     def join(self, worker: int, now_s: float) -> None:
-        """A worker is there."""
         self._places[worker] = _Place(now_s)
 
     def leave(self, worker: int, died: bool) -> None:
-        """A worker finished or died."""
         self._places.pop(worker, None)
         self._died = self._died or died
 
     def dismiss(self) -> None:
-        """Nobody is to wait any longer."""
         self._dismissed = True
 
     def arrive(self, worker: int, reached: tuple[int, int], intact: bool, settings: bytes, now_s: float) -> None:
-        """A worker checks in. `reached`: its round and version; `settings`: its optimizer's, where they changed since
-        it last said, else empty."""
+        """A worker checks in. `reached`: its round and version; `settings`: its optimizer's, empty where they are as before."""
         place = self._places[worker]
         assert not place.here, "a worker that checked in waits for the answer"
         place.here, place.reached, place.intact, place.since_s = True, reached, intact, now_s
         place.settings = settings or place.settings
 
     def outcome(self, now_s: float) -> Outcome | None:
-        """What to tell whom, if it is time."""
         here = tuple(sorted(worker for worker, place in self._places.items() if place.here))
         if not here or (len(here) < len(self._places) and not self._dismissed):
             return None
@@ -128,15 +114,11 @@ class RollCall:
         return Outcome(Call.REGROUP, here, self.generation, intact=intact, source=source)
 
     def waited_s(self, now_s: float) -> float:
-        """How long the first to arrive has been waiting."""
         return max((now_s - place.since_s for place in self._places.values() if place.here), default=0.0)
 
     def silent(self, now_s: float, silence_s: float) -> list[tuple[int, float]]:
         """Who keeps others waiting and was let go more than `silence_s` ago, and how long ago that was."""
         if self.waited_s(now_s) <= 0:
             return []
-        return [
-            (worker, now_s - place.released_s)
-            for worker, place in self._places.items()
-            if not place.here and now_s - place.released_s > silence_s
-        ]
+        silent_s = {worker: now_s - place.released_s for worker, place in self._places.items() if not place.here}
+        return [(worker, seconds) for worker, seconds in silent_s.items() if seconds > silence_s]

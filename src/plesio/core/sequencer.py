@@ -46,10 +46,7 @@ _TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to bu
 
 
 class SequencerState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps of the order: the version, the data, and the latest incarnations.
-
-    After a restore nobody is a member, so no key of before is admitted again.
-    """
+    """What a checkpoint keeps of the order. After a restore nobody is a member: no key of before is admitted again."""
 
     version: int
     members: MembershipState
@@ -60,8 +57,7 @@ class Sequencer:
     """Decides for one run of `workers` workers under `strategy`.
 
     Args:
-        strategy: the answers.
-        workers: how many workers the run was asked to have; learning rates are shared among that many.
+        workers: how many the run was asked to have; learning rates are shared among that many.
         leases: the data to give out; None if the workers bring their own.
         silence_s: how long a worker may be silent while others wait for it.
     """
@@ -96,13 +92,7 @@ class Sequencer:
 
     @classmethod
     def restore(
-        cls,
-        strategy: Strategy,
-        workers: int,
-        state: SequencerState,
-        *,
-        stealing: bool = False,
-        silence_s: float = 300.0,
+        cls, strategy: Strategy, workers: int, state: SequencerState, stealing: bool = False, silence_s: float = 300.0
     ) -> Self:
         """Continue from a checkpoint: versions and data as they were, without members.
 
@@ -125,14 +115,13 @@ class Sequencer:
         return sequencer
 
     @property
-    def pending(self) -> int:
-        """Contributions that came and are not folded yet."""
-        return len(self._pending)
-
-    @property
     def unfolded(self) -> list[Pushed]:
-        """Those of them that are to count, answered or not: after a restore they are computed again."""
+        """What came, is to count and is not folded, answered or not: after a restore it is computed again."""
         return [one.event for one in self._pending if one.counts]
+
+    def holds_slot_of(self, worker: int) -> bool:
+        """Whether a contribution that came from this seat still lies where its next one would."""
+        return self._after_fold and any(one.event.worker == worker for one in self._pending)
 
     def receive(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event at time `now_s` (any monotonic clock); the effects, in the order they are to be done."""
@@ -215,7 +204,6 @@ class Sequencer:
             self._learned(seat)
 
     def _reported(self, event: events.Reported) -> None:
-        """Nothing to decide: it is in the parameters already."""
         seat = self.members.seat(event.worker, event.incarnation)
         if seat is not None:
             seat.heard_s = self._now_s
@@ -244,10 +232,7 @@ class Sequencer:
         self._settle()
 
     def _refuse(self, event: Pushed, seat: Seat | None) -> None:
-        """A repeated or fenced contribution: its key was answered already, or its sender is no member.
-
-        One that crossed its own cancellation on the way comes here too: its data goes to somebody else.
-        """
+        """Its key was answered already (the data of one that crossed its own cancellation goes to others), or it has no seat."""
         verdict = Verdict.FENCED if seat is None else Verdict.DUPLICATE
         self._discard(event.worker, event.incarnation, event.number, verdict)
         if seat is not None and seat.arrived < event.number < seat.next_number:
@@ -286,7 +271,6 @@ class Sequencer:
     # Folds and grants
 
     def _settle(self) -> None:
-        """Fold if enough is there, then release whom the rule lets go on."""
         if self._pending and len(self._pending) >= self._wanted:
             self._fold()
         if not self._after_fold and self.members.waiting:
@@ -296,15 +280,11 @@ class Sequencer:
         )
 
     def _count_anew(self) -> None:
-        """Recompute how many contributions the next fold needs, as the senders have changed."""
         self._wanted = self._gather.size(self._reachable())
 
     def _reachable(self) -> int | None:
-        """How many contributions can come together for the next fold; None: any number.
-
-        While workers wait for the fold, one of each live worker and of those that are gone but had sent theirs; when
-        nobody is left, what has come is all that will.
-        """
+        """How many contributions can come together for the next fold; None: any number. While workers wait for the fold: one of
+        each that lives, or sent one before it went."""
         if self._after_fold:
             return len(self.members.seats) + self._orphans
         return None if self.members.seats else len(self._pending)
@@ -361,7 +341,6 @@ class Sequencer:
                 self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:
-        """Answer the contribution `seat` waits for."""
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         by_other = seat.worker != self._sender
         self._effects.append(

@@ -52,20 +52,14 @@ def _handle_as(number: int, handler: Any) -> None:
 class CtrlC:
     """Inside `with`, Ctrl-C, SIGTERM and SIGHUP are counted. The second of them raises `EndedBySignal`, unless it is SIGHUP.
 
-    Further ones change nothing: everything is being ended by then. A signal keeps its handler where it is ignored (under
-    nohup, or in a shell's background) and where something that is not Python's handles it. In any thread but the main one
-    nothing is changed.
-
-    Attributes:
-        pressed: how many came.
-        first_s: when the first one came, on the monotonic clock.
-        number: the signal that came first.
+    A signal keeps its handler where it is ignored (under nohup, or in a shell's background), where something that is not
+    Python's handles it, and in any thread but the main one.
     """
 
     def __init__(self) -> None:
         self.pressed = 0
-        self.first_s = 0.0
-        self.number = int(signal.SIGINT)
+        self.first_s = 0.0  # on the monotonic clock
+        self.number = int(signal.SIGINT)  # of the first
         self._first: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}  # who handles them otherwise
         self._process = os.getpid()
@@ -108,9 +102,5 @@ class CtrlC:
 
 
 def name_of(number: int) -> str:
-    """How a user calls the signal.
-
-    >>> name_of(2), name_of(15)
-    ('Ctrl-C', 'SIGTERM')
-    """
+    """How a user calls the signal."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

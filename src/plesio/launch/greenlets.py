@@ -15,9 +15,8 @@ passes later, if time passes at all. So a version needs to be kept no longer tha
 
 Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address
 space. The first two are put back when a greenlet goes on; globals of the user's script are really shared, though the
-object whose method trains is not (`plesio.launch.own_copies`). Nobody reads versions where they lie: what a loop writes into
-its parameters (clipped weights, weights swapped for their average) would reach everybody, where each process sees only
-its own. So every worker copies: a model of memory more for each of them, and little time beside a step.
+object whose method trains is not (`plesio.launch.own_copies`). Every worker copies each version: what a loop writes into its
+parameters (clipped weights, their average) would else reach everybody.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from greenlet import GreenletExit, greenlet
@@ -43,11 +42,10 @@ from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
-from plesio.worker.pacer import Timer
-from plesio.worker.replica import make_replica
+from plesio.worker.replica import replica_for
 from plesio.worker.seeding import RandomState, seed_everything
 from plesio.worker.state import WorkerState
-from plesio.worker.worker import Worker, call, cut_off
+from plesio.worker.worker import Worker, cut_off, taking_part
 
 Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
 FOREVER_S = float("inf")
@@ -63,36 +61,39 @@ class Place:
     first: bool
 
 
-class Watcher(Protocol):
+class StillTimer:
+    """A worker's own time, which stands still."""
+
+    time_s = 0.0
+
+    def rest(self, sleep: Callable[[float], object]) -> None: ...
+
+    def begin(self) -> None: ...
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+class Watcher:
     """Whoever runs the greenlets, as a worker sees it."""
 
-    @property
-    def timer(self) -> Timer:
-        """The worker's time."""
-        ...
+    timer: StillTimer
 
     def cancelled(self, used: DataUse) -> bool:
         """Whether the step under way is known not to count."""
-        ...
+        return False
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """What the training function logged."""
-        ...
 
     def stop(self, why: str) -> None:
         """It asks for the end of the whole run."""
-        ...
 
 
 class GreenletWorker:
     """One worker: its training function, where it stands, and the `plesio.worker.context.WorkerContext` of its `Worker`.
 
-    Args:
-        train: the training function.
-        strategy: how tightly workers keep step; `every` overrides how long this worker trains on its own.
-        rank, workers, seed: as in a worker process.
-        watcher: whoever runs it.
-        shows: whether it is asked for its model's structure, for evaluations.
+    `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure.
     """
 
     server_pid = 0
@@ -115,6 +116,7 @@ class GreenletWorker:
         self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""
         self.error: PlesioError | None = None
+        """What the training function raised."""
         self.logged = watcher.logged
         self.stop = watcher.stop
         self.now_s = watcher.timer.now_s
@@ -128,14 +130,11 @@ class GreenletWorker:
         self._greenlet = greenlet(self._run)
 
     def resume(self, answer: object = None) -> Request | None:
-        """Answer the last request (or begin); the next one, or None when the training function is over.
-
-        An exception of the training function is kept in `error`, as a process's would be told.
-        """
+        """Answer the last request (or begin); the next one, or None when the training function is over."""
         return None if self._greenlet.dead else self._greenlet.switch(answer)
 
     def kill(self) -> None:
-        """This worker dies where it stands; what it raised is told by then."""
+        """It dies where it stands; what it raised is told by then."""
         if self._greenlet:
             self._greenlet.throw(GreenletExit)
         self.error = None  # it leads to frames that lead here
@@ -145,7 +144,8 @@ class GreenletWorker:
         seed_everything(self.seed)
         worker = Worker(self)
         try:
-            call(self._train, worker)
+            with taking_part(worker):
+                self._train(worker)
         except GreenletExit:
             cut_off(worker)
         except PlesioError as error:
@@ -161,13 +161,12 @@ class GreenletWorker:
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
-        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
+        hello, carried, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
         self.model = model
         place = wait(hello)
-        hand_over(optimizer, spec.carried, tensors, place.ring, place.first)
-        replica = make_replica(self._strategy, place.layout, model, tensors, place.ring, place.slot)
+        hand_over(optimizer, carried, tensors, place.ring, place.first)
+        replica = replica_for(self._strategy)(place.layout, model, tensors, place.ring, place.slot)
         self._exchange = exchange = ServerExchange(
-            self._strategy,
             self.state,
             optimizer,
             replica,
@@ -175,14 +174,14 @@ class GreenletWorker:
             self._watcher.timer,
             used,
             FOREVER_S,
-            every=self._every,
+            self._strategy,
+            self._every,
         )
         self._used = used
         exchange.begin()
         return exchange, model
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
-        """Ask for data."""
         if self.state.stopped:
             return LeaseReply(stop=True)
         under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
@@ -211,7 +210,6 @@ class _Switch:
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
-        """Let the others run until this is answered."""
         located: Located = wait(self._request, keep_random=False)  # each contribution seeds them anew
         answer, self.buffer = located
         assert isinstance(answer, kind), "a worker knows what comes next"
@@ -219,7 +217,6 @@ class _Switch:
         return answer
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
-        """Whether the step under way is known to be called off."""
         called_off = self._watcher.cancelled(self._used)
         if called_off:
             self._request = DroppedStep(self._used.batches)

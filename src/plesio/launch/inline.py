@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakSet
 
 import torch
@@ -16,16 +18,24 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
 from plesio.transport.memory import check_room
+from plesio.worker.seeding import RandomState
+
+
+@contextmanager
+def apart(threads: int) -> Iterator[None]:
+    """As in processes of its own: torch computes on so many threads, and in the end all is as before."""
+    before, random = torch.get_num_threads(), RandomState()
+    torch.set_num_threads(threads)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)
+        random.restore()
 
 
 class Seating:
-    """Brings workers of this process to where training can begin; the first one's model lays out the memory for `program`.
-
-    Raises:
-        ModelMismatchError: from `seat`, for a worker that does not hold the first one's model.
-        ConfigurationError: the same, for another optimizer, or a model that another worker holds.
-        SharedMemoryError: the same, for the first one: there is too little memory.
-    """
+    """Brings workers of this process to where training can begin; the first one's model lays out the memory for `program`."""
 
     def __init__(self, strategy: Strategy, program: Program) -> None:
         self._strategy = strategy
@@ -42,7 +52,6 @@ class Seating:
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of the current weights under their PyTorch names."""
         kept = [view.clone() for view in self._memory.current.views]
         return {name: kept[index] for name, index in self._memory.model.names}
 
@@ -56,7 +65,9 @@ class Seating:
         if first:
             self._first = hello
             memory = Assembly(self._strategy, self._workers, [hello], evaluates=False)
-            self._check_room(memory)
+            copies = memory.layout.nbytes * self._workers  # processes may read a version where it lies
+            what = f"with a copy of the model for each of the {self._workers} workers of this process, training"
+            check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
         else:
             memory = self._memory
             memory.check(hello)
@@ -80,15 +91,9 @@ class Seating:
         self._held[worker.rank] = own
 
     def close(self) -> None:
-        """The run is over: its memory goes now, and with it the descriptors, not when somebody looks for cycles."""
+        """The memory goes now, and with it the descriptors, not when somebody looks for cycles."""
         self._program.close_memory()
         self._first = self._judged = None
-
-    def _check_room(self, memory: Assembly) -> None:
-        """Workers in processes may read a version where it lies; here each has a copy beside what the assembly counts."""
-        copies = memory.layout.nbytes * self._workers
-        what = f"with a copy of the model for each of the {self._workers} workers of this process, training"
-        check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
 
     def model(self) -> nn.Module:
         """A copy of the model with the current weights, to be judged."""

@@ -13,17 +13,42 @@ from plesio.observe.logbook import Logbook
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
 from plesio.server.checkpointer import Keeping
+from plesio.transport.secure import Credentials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a run waits for workers that somebody else starts.
+
+    `token`: what they have to prove that they know; `credentials`: for TLS, None without; `rejoin_s`: how long a run whose
+    workers are all gone waits for one of them; `trusts`: whether a worker may send code, as the structure of its model is,
+    which evaluating takes: on Ray, where whoever is in the cluster runs code anyway.
+    """
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+    credentials: Credentials | None
+    rejoin_s: float
+    trusts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an engine is to run: the settings, and the user's functions."""
+    """What an engine is to run: the settings, and the user's functions. `train`: None where workers come from elsewhere."""
 
     config: RunConfig
-    train: Callable[..., object]
+    train: Callable[..., object] | None
     evaluate: Callable[..., object] | None
     incarnation: int = 1
     keeping: Keeping = Keeping()
+    listening: Listening | None = None
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The training function, where there is one."""
+        assert self.train is not None, "these workers come from elsewhere"
+        return self.train
 
     @property
     def threads(self) -> int:
@@ -33,8 +58,6 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an engine brings back."""
-
     final: Final | None = None
     state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
     history: list[Evaluation] = field(default_factory=list)
@@ -47,8 +70,13 @@ class Outcome:
     interrupted: bool = False
     """By Ctrl-C: what there is may be kept, but nobody waits for it."""
 
-    def judged(self, evaluation: Evaluation, raised: str) -> None:
+    def judged(self, evaluation: Evaluation, raised: str, live: Live) -> None:
         """A snapshot was judged, or `evaluate` raised; the first time that is told."""
+        live.metrics = {
+            **live.metrics,
+            **evaluation.metrics,
+        }  # not each has to measure everything
+        live.evaluate_raised = raised
         if not raised:
             self.history.append(evaluation)
         elif not self.evaluate_raised:
@@ -68,10 +96,5 @@ class Live:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluate_raised: str = ""
 
-    def judged(self, metrics: dict[str, float], raised: str) -> None:
-        """A snapshot was evaluated. A metric that it lacks stays as it was: not each has to measure everything."""
-        self.metrics, self.evaluate_raised = {**self.metrics, **metrics}, raised
 
-
-Watch = Callable[[Live], str | None]
-"""Called as the run goes; says why it is to stop, if it is."""
+Watch = Callable[[Live], str | None]  # called as the run goes; says why it is to stop, if it is

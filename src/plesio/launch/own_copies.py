@@ -21,39 +21,23 @@ from plesio.transport.memory import check_room
 Train = Callable[..., object]
 
 
-class OwnCopies:
-    """Call it for another copy of `train`.
-
-    Raises:
-        ConfigurationError: `train` cannot be copied.
-        SharedMemoryError: there is too little memory for so many `workers` to have one.
-
-    >>> again = OwnCopies([].append, workers=2)
-    >>> first, second = again(), again()
-    >>> first(1); second(2); first.__self__, second.__self__
-    ([1], [2])
-    """
-
-    def __init__(self, train: Train, workers: int) -> None:
-        pickler = _Pickler(without_arguments(train))
-        try:
-            pickler.dump(train)
-        except Exception as error:
-            raise ConfigurationError(
-                f"the training function cannot be copied for each worker: {error}; open files, locks and CUDA tensors cannot "
-                "be in an object that it carries along: make them inside the function"
-            ) from error
-        self._packed = pickler.file.getvalue()
-        self._shared = pickler.shared
-        check_room(
-            len(self._packed) * workers,
-            f"a copy for each of the {workers} workers of what the training function carries along (make large data a global "
-            "of the script, which they share)",
-        )
-
-    def __call__(self) -> Train:
-        train: Train = _Unpickler(self._packed, self._shared).load()
-        return train
+def own_copies(train: Train, workers: int) -> Callable[[], Train]:
+    """What makes another copy of `train`; there is to be room for one for each of `workers`."""
+    pickler = _Pickler(without_arguments(train))
+    try:
+        pickler.dump(train)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the training function cannot be copied for each worker: {error}; open files, locks and CUDA tensors cannot "
+            "be in an object that it carries along: make them inside the function"
+        ) from error
+    packed, shared = pickler.file.getvalue(), pickler.shared
+    check_room(
+        len(packed) * workers,
+        f"a copy for each of the {workers} workers of what the training function carries along (make large data a global of "
+        "the script, which they share)",
+    )
+    return lambda: _Unpickler(packed, shared).load()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -49,25 +49,28 @@ def begun(job: Job, threads: int) -> JournalWriter:
 
 def versions() -> dict[str, str]:
     """Of what decides the bits."""
-    ours = importlib.metadata.version("plesio")
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "plesio": ours,
+        "plesio": importlib.metadata.version("plesio"),
     }
 
 
-def source_of(train: Callable[..., object]) -> str:
+def source_of(train: Callable[..., object] | None) -> str:
     """The file that a training function is written in; empty if it is in none."""
+    if train is None:
+        return ""
     try:
         return str(Path(inspect.getfile(inspect.unwrap(_routine_or_class(train)))).resolve())
     except TypeError:
         return ""
 
 
-def train_hash(train: Callable[..., object]) -> str:
-    """A hash of the file of the training function, or of its code if it is in no file."""
+def train_hash(train: Callable[..., object] | None) -> str:
+    """A hash of the file of the training function, or of its code if it is in no file; empty without one."""
+    if train is None:
+        return ""
     source = Path(source_of(train))
     if source.is_file():
         return file_hash(source)
@@ -76,7 +79,6 @@ def train_hash(train: Callable[..., object]) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """A hash of what is in the file."""
     return xxh3_64_hexdigest(path.read_bytes())
 
 
@@ -89,11 +91,7 @@ def name_of(train: Callable[..., object]) -> str:
 
 
 def without_arguments(train: Any) -> Any:
-    """What `functools.partial` was made of; anything else as it is.
-
-    >>> without_arguments(functools.partial(functools.partial(print, 1), 2)) is print
-    True
-    """
+    """What `functools.partial` was made of; anything else as it is."""
     while isinstance(train, functools.partial):
         train = train.func
     return train

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plesio.config import SETTINGS, RunConfig
+from plesio.config.checkpoint import Checkpoint
 from plesio.errors import CheckpointError
 from plesio.launch.job import Job
 from plesio.launch.provenance import train_hash
@@ -21,20 +22,14 @@ ALLOWED = (
     "give the folder of a run that kept checkpoints, that of its checkpoints, or one of them; a run keeps them with "
     "checkpoint=ps.Checkpoint(every_s=60) or --checkpoint-every-s 60"
 )
-NEARBY = 3
-"""How many of the runs there are to resume are named."""
-
-
+NEARBY = 3  # how many of the runs there are to resume are named
 UNKNOWN = "how many later updates are undone is not known"
 NO_JOURNAL = f"{UNKNOWN}: there is no journal"
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A checkpoint that a run goes on from.
-
-    `undone`: the updates after it, which are lost; `unknown`: why the old journal does not tell how many they are.
-    """
+    """A checkpoint to go on from. `undone`: the updates after it, which are lost; `unknown`: why their number is not known."""
 
     saved: Saved
     undone: int = 0
@@ -42,7 +37,6 @@ class Resumption:
 
     @property
     def incident(self) -> Incident:
-        """In words: nothing goes back silently."""
         version, undone = self.saved.manifest.version, self.undone
         passed = f", passing over what is newer: {'; '.join(self.saved.passed)}" if self.saved.passed else ""
         went = f"the run had got to version {version + undone}: " if undone else ""
@@ -51,12 +45,7 @@ class Resumption:
 
 
 def resumption(job: Job) -> Resumption | None:
-    """The newest checkpoint at the place that `job` resumes from, of the same run; None if it begins anew.
-
-    Raises:
-        CheckpointError: there is none, or it is of another run.
-        ConfigurationError: the new checkpoints cannot be written beside it.
-    """
+    """The newest checkpoint at the place that `job` resumes from, of the same run; None if it begins anew."""
     config, saved = job.config, None
     if config.resume is not None:
         saved = latest(_checked(config.resume))
@@ -159,16 +148,16 @@ def resumable(job: Job) -> Path | None:
 
 def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
     """`job` with where its journal and its checkpoints go, and what it begins from."""
-    config, checkpoint = job.config, job.config.checkpoint
+    config, into = job.config, folder / FOLDER if folder is not None else None
     asked = config.simulated or config.strategy.via.at_server  # otherwise workers fold without asking anybody
     journal = folder / FILE_NAME if folder is not None and asked else None
-    into = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder is not None else None
-    if checkpoint is not None and into is None and folder is not None:
-        into = folder / FOLDER
+    checkpoint = config.checkpoint or Checkpoint()
+    if checkpoint.folder is not None:
+        into = Path(checkpoint.folder)
     keeping = Keeping(
-        folder=str(into.resolve()) if into is not None else "",
-        every_s=checkpoint.every_s if checkpoint is not None else 0.0,
-        keep=checkpoint.keep if checkpoint is not None else 1,
+        folder=str(into.resolve()) if into is not None and config.checkpoint is not None else "",
+        every_s=checkpoint.every_s,
+        keep=checkpoint.keep,
         resume=str(begin_from.saved.path.resolve()) if begin_from is not None else "",
         seed=job.config.seed,
         train_hash=train_hash(job.train),

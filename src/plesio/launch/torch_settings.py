@@ -1,11 +1,8 @@
 """Torch's own settings, as the process that calls `ps.run` has them: carried to the processes of the run.
 
-Those come from a fork server that has only imported torch, while a script sets its dtype or deterministic algorithms at its
-top, or under `if __name__ == "__main__"`, for its training. Every run writes every setting below: a fork server serves many
-runs, and one run's settings are not the next one's.
-
-Not carried are the number of threads (plesio chooses it), the gradient mode, the default device, and what torch does not let
-one read back.
+Those come from a fork server that has only imported torch. Every run writes every setting below: a fork server serves many
+runs, and one run's settings are not the next one's. Not carried are the number of threads (plesio chooses it), the gradient
+mode, the default device, and what torch does not let one read back.
 """
 
 from __future__ import annotations
@@ -40,14 +37,6 @@ ATTRIBUTES = (
 class TorchSettings(msgspec.Struct, frozen=True):
     """What torch was told; `of_this_process` reads it, `apply` tells it to torch here.
 
-    Attributes:
-        default_dtype: its name, such as "float64".
-        deterministic: 0 off, 1 warns, 2 raises, as `torch.set_deterministic_debug_mode` has it.
-        matmul_precision: of float32.
-        anomaly: whether autograd looks for the operation that went wrong, and whether a NaN is wrong.
-        flush_denormal: whether tiny numbers are taken for zero.
-        attributes: the values of `ATTRIBUTES`.
-
     None is where torch will not say, because what a name stands for was set one by one; and then those are here, too.
     """
 
@@ -55,12 +44,12 @@ class TorchSettings(msgspec.Struct, frozen=True):
     deterministic: int
     matmul_precision: str | None
     anomaly: tuple[bool, bool]
+    """Whether autograd looks for the operation that went wrong, and whether a NaN is wrong."""
     flush_denormal: bool
     attributes: dict[str, bool | str | None]
 
     @classmethod
     def of_this_process(cls) -> TorchSettings:
-        """As they are here and now."""
         import torch  # not above: whoever starts a fork server has not always imported it yet
 
         return cls(
@@ -73,7 +62,6 @@ class TorchSettings(msgspec.Struct, frozen=True):
         )
 
     def apply(self) -> None:
-        """Make them this process's."""
         import torch
 
         torch.set_default_dtype(getattr(torch, self.default_dtype))

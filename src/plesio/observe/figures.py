@@ -1,32 +1,77 @@
-"""The figures of a report: learning curves, the workers' time, staleness. From `Summary` to HTML, through `svg`.
-
-A figure without data becomes a sentence that says so.
-"""
+"""The figures of a report as plain data: learning curves, the workers' time, staleness. `page/report.js` draws them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from html import escape
-from itertools import starmap
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
-from plesio.observe import svg
-from plesio.observe.amounts import percent
-from plesio.observe.summary import EXTREMES, Summary, WorkerSummary, telling
-from plesio.observe.svg import number
+import numpy as np
+import numpy.typing as npt
 
-Target = tuple[str, float]
-Curve = tuple[tuple[float, float], ...]
+from plesio.observe.amounts import number, percent
+from plesio.observe.comparison import Target
+from plesio.observe.summary import EXTREMES, Span, Summary, telling
 
+Curve = list[tuple[float, float]]
+Floats = npt.NDArray[np.float64]
+
+POINTS_MAX = 2000
+"""Points of a line in the page."""
+LANE_COLUMNS = 900
+KINDS = {"compute": "c", "wait": "w", "exchange": "e"}
+"""The letter of each kind of span in a lane; a blank where nothing was recorded."""
+
+_PROGRESS_POINTS = 300
 _HISTOGRAM_ROWS_MAX = 8
-_BINS_MAX = 64
 _LOGGED_BINS = 120
 _LOGGED_MAX = 6
-_LOG_DECADES = 1.5
 _WINDOW_S = 2.0
 _WINDOW_STEPS = 12
-_VISIBLE = 0.02
+
+
+def clock(summaries: Sequence[Summary]) -> str:
+    """The clock of these runs: "wall time", or "virtual time" if they were simulated."""
+    return " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries))
+
+
+def strategy(s: Summary) -> dict[str, Any]:
+    """A strategy's name, what it had spent by when, and its staleness: by worker, or of all if there are many."""
+    by_worker = {f"worker {worker}": by_tau for worker, by_tau in sorted(s.staleness.by_worker.items()) if by_tau}
+    if len(by_worker) > _HISTOGRAM_ROWS_MAX:
+        by_worker = {"all": dict(sum(map(Counter, by_worker.values()), Counter()))}
+    stale = {"mean": s.staleness.mean, "p99": s.staleness.p99, "max": s.staleness.max, "by_worker": by_worker}
+    return {"name": s.strategy, "wall_s": s.wall_s, "folded": s.folded, "spent": _spent(s), "staleness": stale}
+
+
+def _spent(s: Summary) -> dict[str, list[float]]:
+    """Samples, steps and bytes by time. Samples are as evaluated; a run's bytes are spread evenly over its steps."""
+    evaluated = np.array([(0.0, 0.0), *((one.time_s, one.samples) for one in s.history)])
+    if s.history and s.history[0].version:  # resumed: the samples go on from the checkpoint's
+        evaluated[0, 1] = s.history[0].samples
+    end_s = max(s.wall_s, evaluated[-1, 0], max((one.end_s for one in s.timeline), default=0.0))
+    times = np.union1d(np.linspace(0.0, end_s, _PROGRESS_POINTS), _thin([(t, t) for t in evaluated[:, 0]])[0])
+    steps = np.zeros(len(times))
+    spans = s.spans_by_worker
+    for worker in s.workers:
+        own = [one for one in spans.get(worker.worker, []) if one.steps]
+        ends = [0.0, *(one.end_s for one in own)]
+        made = accumulate((one.steps for one in own), initial=0)
+        steps += np.interp(times, [*ends, max(ends[-1], s.wall_s)], [*made, worker.steps])
+    share = steps / steps[-1] if steps[-1] else times / (end_s or 1.0)
+    samples = np.interp(times, *evaluated.T) if s.history else s.samples * share
+    spent = {"time": times, "samples": samples, "steps": steps, "bytes": s.bytes * share}
+    return {name: _short(values) for name, values in spent.items()}
+
+
+def _short(values: Sequence[float] | Floats) -> list[float]:
+    """`values` with fewer digits."""
+    return [float(f"{value:.7g}") for value in values]
+
+
+# Learning
 
 
 def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
@@ -35,31 +80,27 @@ def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
     return sorted(found, key=lambda metric: target is None or metric != target[0])
 
 
-def learning(summaries: Sequence[Summary], target: Target | None) -> Iterator[str]:
-    """Every evaluated metric, the training loss and other logged metrics over time; one line per strategy."""
-    yield "<h2>Learning over time</h2>"
-    names = metrics(summaries, target)
-    longest_s, time = max(s.wall_s for s in summaries), time_name(summaries)
-    if not names:
-        yield '<p class="empty">No evaluations were recorded, so there is no metric to draw over time.</p>'
-    for metric in names:
-        value = target[1] if target and metric == target[0] else None
-        series = [_metric_series(k, s, metric, value) for k, s in enumerate(summaries)]
+def learning(summaries: Sequence[Summary], target: Target | None) -> dict[str, Any]:
+    """Charts of every evaluated metric, the training loss and other logged metrics; `notes` tell what is not drawn."""
+    charts, notes = [], []
+    for metric in metrics(summaries, target):
+        curves = [[(one.time_s, one.metrics[metric]) for one in s.history if metric in one.metrics] for s in summaries]
+        goal = target if target and metric == target[0] else None
         words = f"The global parameters' {metric}, evaluated on {_snapshots(summaries)}."
-        if any(one.dots for one in series):
-            words += " A dot is the first evaluation at the target."
-        yield _figure(series, metric, value, words, longest_s, time)
-    series = [svg.Series(k, s.strategy, _smooth(_logged(s, "loss"))) for k, s in enumerate(summaries)]
+        charts.append(_chart(summaries, metric, curves, words, goal))
+    if not charts:
+        notes.append("No evaluations were recorded, so there is no metric to draw.")
     words = "Training loss as the workers logged it: their mean, lightly smoothed."
-    yield _figure(series, "training loss", None, words, longest_s, time)
+    charts.append(_chart(summaries, "training loss", [_smooth(_logged(s, "loss")) for s in summaries], words))
     others = sorted({name for s in summaries for one in s.logged for name in one.metrics} - {"loss"})
     for name in others[:_LOGGED_MAX]:
-        series = [svg.Series(k, s.strategy, _logged(s, name)) for k, s in enumerate(summaries)]
         words = f"{name} as the workers logged it: their mean."
-        figure = _figure(series, f"{name}, logged", None, words, longest_s, time)
-        yield figure.replace("<figure>", '<figure class="half">', 1)
+        charts.append(
+            {**_chart(summaries, f"{name}, logged", [_logged(s, name) for s in summaries], words), "small": True}
+        )
     if more := others[_LOGGED_MAX:]:
-        yield f'<p class="empty">Logged, too, and not drawn: {escape(", ".join(more))}.</p>'
+        notes.append(f"Logged, too, and not drawn: {', '.join(more)}.")
+    return {"charts": charts, "notes": notes}
 
 
 def _snapshots(summaries: Sequence[Summary]) -> str:
@@ -73,97 +114,75 @@ def _snapshots(summaries: Sequence[Summary]) -> str:
     return f"consistent snapshots; those of {', '.join(torn)} {why}"
 
 
-def time_name(summaries: Sequence[Summary]) -> str:
-    """The clock of these runs: "wall time", or "virtual time" if they were simulated."""
-    return " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries))
+def _chart(
+    summaries: Sequence[Summary], name: str, curves: Sequence[Curve], words: str, target: Target | None = None
+) -> dict[str, Any]:
+    """The lines of the curves with finite values; the caption names the strategies without."""
+    lines, missing = [], []
+    for k, (s, curve) in enumerate(zip(summaries, curves, strict=True)):
+        if not any(math.isfinite(y) for _, y in curve):
+            missing.append(s.strategy)
+            continue
+        reached_s = s.time_to(*target) if target else None
+        dot = next((point for point in curve if point[0] == reached_s), None)
+        times, values = _thin(curve)
+        lines.append({"strategy": k, "time": times, "y": values, "end": number(curve[-1][1]), "dot": dot})
+    if not lines:
+        words = f"No finite {name} was recorded, so there is no curve to draw."
+    elif missing:
+        words += f" Nothing to draw for {', '.join(missing)}."
+    if any(line["dot"] for line in lines):
+        words += " A dot is the first evaluation at the target."
+    return {"name": name, "target": target and target[1], "caption": words, "lines": lines}
 
 
-def _metric_series(index: int, s: Summary, metric: str, target: float | None) -> svg.Series:
-    points = tuple((one.time_s, one.metrics[metric]) for one in s.history if metric in one.metrics)
-    time_s = None if target is None else s.time_to(metric, target)
-    return svg.Series(index, s.strategy, points, tuple(p for p in points if p[0] == time_s)[:1])
+def _thin(curve: Curve) -> tuple[list[float], list[float]]:
+    """Times and values of at most `POINTS_MAX` points: of each stretch the ends, the extremes and a gap are kept."""
+    times, values = np.array(curve, float).reshape(-1, 2).T
+    values = np.where(np.isfinite(values), values, np.nan)
+    kept = set(range(len(times)))
+    if len(times) > POINTS_MAX:
+        kept = set()
+        for stretch in np.array_split(np.arange(len(times)), POINTS_MAX // 5):
+            ranks = stretch[np.argsort(values[stretch])]  # what is not finite comes last
+            highest = ranks[np.isfinite(values[stretch]).sum() - 1]
+            kept.update((stretch[0], stretch[-1], ranks[0], ranks[-1], highest))
+    places = sorted(kept)
+    return _short(times[places]), values[places].tolist()
 
 
 def _logged(s: Summary, name: str) -> Curve:
     """A logged number, averaged over workers in bins of time."""
     logged = [entry for entry in s.logged if name in entry.metrics]
     if not logged:
-        return ()
+        return []
+    times, values, weights = np.array([(one.time_s, one.metrics[name], max(one.steps, 1)) for one in logged]).T
     count = min(_LOGGED_BINS, max(1, len(logged) // len({entry.worker for entry in logged})))
-    width = max(entry.time_s for entry in logged) / count or 1.0
-    bins: dict[int, list[float]] = {}
-    for entry in logged:
-        total = bins.setdefault(min(int(entry.time_s / width), count - 1), [0.0, 0.0, 0.0])
-        weight = max(entry.steps, 1)
-        for position, amount in enumerate((entry.time_s, entry.metrics[name], 1.0)):
-            total[position] += weight * amount
-    return tuple((time / weight, value / weight) for _, (time, value, weight) in sorted(bins.items()))
+    place = np.minimum((times / (times.max() / count or 1.0)).astype(int), count - 1)
+    total = np.bincount(place, weights)
+    some = total > 0
+    means = (np.bincount(place, weights * one)[some] / total[some] for one in (times, values))
+    return list(zip(*(one.tolist() for one in means), strict=True))
 
 
 def _smooth(raw: Curve) -> Curve:
     """Each point averaged with its neighbours (1, 2, 1)."""
-    if not raw:
-        return ()
-    losses = [raw[0][1], *(loss for _, loss in raw), raw[-1][1]]
+    losses = [loss for _, loss in (*raw[:1], *raw, *raw[-1:])]
     smooth = [(losses[k] + 2 * loss + losses[k + 2]) / 4 for k, (_, loss) in enumerate(raw)]
     # A non-finite loss breaks the line at its own place only.
-    return tuple((time, mean if math.isfinite(mean) else loss) for (time, loss), mean in zip(raw, smooth, strict=True))
+    return [(time, mean if math.isfinite(mean) else loss) for (time, loss), mean in zip(raw, smooth, strict=True)]
 
 
-def _figure(
-    series: Sequence[svg.Series], name: str, target: float | None, words: str, longest_s: float, time: str
-) -> str:
-    """A line chart of the series with data; its caption names those without."""
-    values = {one.index: [y for _, y in one.points if math.isfinite(y)] for one in series}
-    drawn = [one for one in series if values[one.index]]
-    missing = [one.name for one in series if not values[one.index]]
-    if not drawn:
-        return f'<p class="empty">No finite {escape(name)} was recorded, so there is no curve to draw.</p>'
-    ys = [y for one in drawn for y in values[one.index]]
-    log = "loss" in name and min(ys) > 0 and math.log10(max(ys) / min(ys)) > _LOG_DECADES
-    factor, unit = _time_unit(max(longest_s, *(x for one in drawn for x, _ in one.points)))
-    drawn = [
-        svg.Series(one.index, one.name, *(tuple((x / factor, y) for x, y in some) for some in (one.points, one.dots)))
-        for one in drawn
-    ]
-    chart = svg.line_chart(
-        drawn, x_name=f"{time}, {unit}", y_name=name, x_high=longest_s / factor, target=target, log=log
-    )
-    if missing:
-        words += f" Nothing to draw for {', '.join(missing)}."
-    return f"<figure>{chart}<figcaption>{escape(words)}</figcaption></figure>"
+# The workers' time
 
 
-def _time_unit(longest_s: float) -> tuple[float, str]:
-    if longest_s < 600:
-        return 1.0, "s"
-    return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
-
-
-def timelines(summaries: Sequence[Summary]) -> str:
-    """One lane per worker over a window in the middle of each run, of the same length for all strategies."""
-    heading = "<h2>Where the workers' time went</h2>"
+def lanes(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """One lane per worker: of each whole run, and of a window in its middle, of the same length for all strategies."""
     drawn = [(k, s) for k, s in enumerate(summaries) if s.timeline]
-    if not drawn:
-        return f'{heading}<p class="empty">No timeline was recorded.</p>'
-    length = _window([s for _, s in drawn])
-    axis = svg.linear_axis(0.0, length, 8, tight=True)
-    kinds = [("compute", "computing"), ("wait", "waiting for others"), ("exchange", "exchanging: push, fold, pull")]
-    shown = [(k, s, *_shown(s, length)) for k, s in drawn]
-    if any(lane.count("") > _VISIBLE * len(lane) for *_, lanes in shown for _, lane in lanes):
-        kinds.append(("none", "gone, or nothing recorded"))
-    legend = "".join(f'<span><i class="k-{kind}"></i>{word}</span>' for kind, word in kinds)
-    groups = "".join(starmap(_lanes, shown))
-    run = "each run" if len(summaries) > 1 else "the run"
-    words = f"{length:.2g} s from the middle of {run}, one lane a worker. Right: waiting over the whole run."
+    length = _window([s for _, s in drawn]) if drawn else 0.0
     missing = [s.strategy for s in summaries if not s.timeline]
-    if missing:
-        words += f" No timeline was recorded for {', '.join(missing)}."
-    return (
-        f'{heading}<figure><div class="kinds">{legend}</div>{groups}<div class="row"><span></span>'
-        f'<div class="under">{svg.ticks_below(axis)}<span class="x-name">seconds into the window</span></div>'
-        f"<span></span></div><figcaption>{escape(words)}</figcaption></figure>"
-    )
+    caption = f"No timeline was recorded for {', '.join(missing)}." if drawn and missing else ""
+    return {"window_s": length, "caption": caption, "groups": [_group(k, s, length) for k, s in drawn]}
 
 
 def _window(summaries: Sequence[Summary]) -> float:
@@ -177,100 +196,63 @@ def _window(summaries: Sequence[Summary]) -> float:
 
 def _typical_step(s: Summary) -> float:
     """The median compute span of the worker whose median is longest."""
-    spans: dict[int, list[float]] = {}
-    for span in s.timeline:
-        if span.kind == "compute":
-            spans.setdefault(span.worker, []).append(span.end_s - span.start_s)
-    return max((sorted(lengths)[len(lengths) // 2] for lengths in spans.values()), default=0.0)
+    spans = s.spans_by_worker.values()
+    steps = [sorted(one.end_s - one.start_s for one in own if one.kind == "compute") for own in spans]
+    return max((lengths[len(lengths) // 2] for lengths in steps if lengths), default=0.0)
 
 
 def _extent(s: Summary) -> tuple[float, float]:
     return min(span.start_s for span in s.timeline), max(span.end_s for span in s.timeline)
 
 
-def _shown(s: Summary, length: float) -> tuple[float, list[tuple[WorkerSummary, list[str]]]]:
-    """Where the window of a run begins, and the lanes of the workers to show."""
+def _group(index: int, s: Summary, length: float) -> dict[str, Any]:
+    """The lanes of the workers to show."""
     begin, end = _extent(s)
     start = max(begin, (begin + end - length) / 2)
-    spans: dict[int, list[tuple[str, float, float]]] = {}
-    for span in s.timeline:
-        spans.setdefault(span.worker, []).append((span.kind, span.start_s, span.end_s))
+    spans = s.spans_by_worker
     workers = telling([one for one in s.workers if one.worker in spans])
-    return start, [(one, svg.columns(spans[one.worker], start, length)) for one in workers]
+    more = f"; of {len(spans)} workers the {EXTREMES} slowest and the {EXTREMES} fastest"
+    rows = [
+        {
+            "worker": one.worker,
+            "waiting": percent(one.waiting_share),
+            "whole": columns(spans[one.worker], 0.0, end),
+            "middle": columns(spans[one.worker], start, length),
+        }
+        for one in workers
+    ]
+    about = f"waiting {percent(s.waiting_share)}{more if len(spans) > len(workers) else ''}"
+    return {"strategy": index, "about": about, "start_s": start, "end_s": end, "rows": rows}
 
 
-def _lanes(index: int, s: Summary, start: float, lanes: Sequence[tuple[WorkerSummary, list[str]]]) -> str:
-    rows = (
-        f'<div class="row"><span>worker {one.worker}</span>{svg.lane(lane)}'
-        f"<span>{escape(percent(one.waiting_share))} waiting</span></div>"
-        for one, lane in lanes
-    )
-    workers = len({span.worker for span in s.timeline})
-    more = f"; of {workers} workers the {EXTREMES} slowest and the {EXTREMES} fastest" if workers > len(lanes) else ""
-    about = f"waiting {percent(s.waiting_share)}, from {number(round(start, 3))} s{more}"
-    head = f"<h3>{svg.named(index, s.strategy)}<small>{escape(about)}</small></h3>"
-    return f'<div class="lanes">{head}{"".join(rows)}</div>'
+def columns(spans: Sequence[Span], start: float, length: float) -> str:
+    """The letter of each column of a lane: one worker's time in the window of `length` at `start`.
+
+    Spans narrower than a column take turns: the time a kind is owed is carried over to the next column, so the visible
+    shares are right however fine the spans.
+    """
+    edges = np.linspace(start, start + length, LANE_COLUMNS + 1)
+    width = length / LANE_COLUMNS or 1.0
+    owed = np.array([np.diff(_time_within(spans, kind, edges)) / width for kind in KINDS])
+    credit = [0.0] * len(KINDS)
+    letters = ""
+    for shares in owed.T.tolist():
+        if sum(shares) < 0.5:
+            letters += " "
+            continue
+        credit = [had + share for had, share in zip(credit, shares, strict=True)]
+        best = max((k for k, share in enumerate(shares) if share), key=credit.__getitem__)
+        credit[best] -= 1.0
+        letters += "cwe"[best]
+    return letters
 
 
-def staleness(summaries: Sequence[Summary]) -> str:
-    """A histogram for each worker of each strategy with any staleness; a sentence names the others."""
-    stale = [(k, s) for k, s in enumerate(summaries) if s.staleness.max > 0 and s.staleness.by_worker]
-    fresh = [s.strategy for s in summaries if s.staleness.max == 0 and s.folded > 0]
-    unknown = [s.strategy for s in summaries if not (s.staleness.by_worker if s.staleness.max > 0 else s.folded > 0)]
-    parts = ["<h2>Staleness</h2>"]
-    if fresh:
-        parts.append(f"<p>Every contribution was fresh (staleness 0): {escape(', '.join(fresh))}.</p>")
-    if unknown:
-        parts.append(f'<p class="empty">No staleness was recorded: {escape(", ".join(unknown))}.</p>')
-    if stale:
-        limit = max(min(s.staleness.max, max(8, s.staleness.p99 * 3 // 2)) for _, s in stale)
-        panels = "".join(_panel(k, s, limit) for k, s in stale)
-        cut = any(s.staleness.max > limit for _, s in stale)
-        beyond = f" The last bar holds all that is staler than {limit:,} too." if cut else ""
-        parts.append(
-            f'<figure><div class="panels">{panels}</div><figcaption>Staleness of the folded contributions. '
-            f"A bar is a share of that worker's contributions (of all, where there are more than {_HISTOGRAM_ROWS_MAX} workers); "
-            "heights compare within a strategy, "
-            f"the horizontal scale is the same for all.{beyond}</figcaption></figure>"
-        )
-    return "".join(parts)
-
-
-def _panel(index: int, s: Summary, limit: int) -> str:
-    width = max(1, math.ceil((limit + 1) / _BINS_MAX))
-    bins = limit // width + 1
-    by_worker = {worker: by_tau for worker, by_tau in sorted(s.staleness.by_worker.items()) if by_tau}
-    named = {f"worker {worker}": by_tau for worker, by_tau in by_worker.items()}
-    if len(named) > _HISTOGRAM_ROWS_MAX:
-        named = {"all": dict(sum(map(Counter, by_worker.values()), Counter()))}
-    counts = {name: sum(by_tau.values()) for name, by_tau in named.items()}
-    shares = {name: [n / counts[name] for n in _binned(by_tau, width, bins)] for name, by_tau in named.items()}
-    top = max(map(max, shares.values()))
-    rows = []
-    for name, by_tau in named.items():
-        mean = sum(tau * n for tau, n in by_tau.items()) / counts[name]
-        bars = svg.bars(shares[name], top, f"{name}: mean {mean:.2f}, max {max(by_tau)}")
-        rows.append(f'<div class="row"><span>{name}</span>{bars}<span>mean {number(mean, 2)}</span></div>')
-    axis = svg.linear_axis(0.0, float(bins * width), 4, tight=True)
-    ticks = "".join(_bin_label(value, text, width, bins) for value, text in axis.ticks)
-    about = f"mean {s.staleness.mean:.2f}, max {s.staleness.max:,}"
-    return (
-        f"<div><h3>{svg.named(index, s.strategy)}<small>{about}</small></h3>"
-        f'<div class="{svg.colour(index)}">{"".join(rows)}</div>'
-        f'<div class="row"><span></span><div class="under">{ticks}</div><span>versions</span></div></div>'
-    )
-
-
-def _binned(by_tau: dict[int, int], width: int, bins: int) -> list[int]:
-    row = [0] * bins
-    for tau, count in by_tau.items():
-        row[min(tau // width, bins - 1)] += count
-    return row
-
-
-def _bin_label(value: float, text: str, width: int, bins: int) -> str:
-    """A tick under the middle of its bin."""
-    position = value / width
-    if position > bins - 1 or value != int(value):
-        return ""
-    return f'<span style="left:{100 * (int(position) + 0.5) / bins:.1f}%">{text}</span>'
+def _time_within(spans: Sequence[Span], kind: str, times: Floats) -> Floats:
+    """How much of its time a worker had spent in spans of `kind` until each of `times`."""
+    own = sorted((one.start_s, one.end_s) for one in spans if one.kind == kind)
+    if not own:
+        return np.zeros(len(times))
+    starts, ends = np.array(own).T
+    spent = np.cumsum(ends - starts)
+    within: Floats = np.interp(times, np.ravel([starts, ends], "F"), np.ravel([[0.0, *spent[:-1]], spent], "F"))
+    return within

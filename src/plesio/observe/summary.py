@@ -204,6 +204,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A line about a strategy that would have cost much less, if any (`plesio.launch.simulated.whatif.advice`)."""
 
     @property
+    def spans_by_worker(self) -> dict[int, list[Span]]:
+        """The timeline of each worker that has one, by time."""
+        spans: dict[int, list[Span]] = {}
+        for span in sorted(self.timeline, key=lambda one: one.end_s):
+            spans.setdefault(span.worker, []).append(span)
+        return spans
+
+    @property
     def steps_per_s(self) -> float:
         """Local optimizer steps a second, all workers together: the sum of their rates."""
         return sum(w.steps / w.lasted_s(self.wall_s) for w in self.workers) if self.wall_s > 0 else 0.0

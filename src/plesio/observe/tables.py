@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 
 from rich import box
@@ -14,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from plesio.observe.amounts import of_ideal, percent, rate
-from plesio.observe.report import byte_size
+from plesio.observe.amounts import byte_size, of_ideal, percent, rate
+from plesio.observe.comparison import Target, cells, headings, in_a_line, time_of
 from plesio.observe.summary import EXTREMES, Summary, telling
-from plesio.observe.svg import number
 
 WIDTH = 118
 ROOMY = 120
@@ -37,24 +37,20 @@ def render(*parts: object, width: int = WIDTH) -> str:
         for part in parts:
             console.print(part)
         file.flush()
-        return page.getvalue().decode(encoding).rstrip("\n")
+        return without_blanks(page.getvalue().decode(encoding)).rstrip("\n")
+
+
+def without_blanks(text: str) -> str:
+    """The text without blanks at the ends of its lines, which rich fills up."""
+    return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
 
 def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> str:
     """One run: its figures, then a row for each worker."""
-    table = Table(title=_headline(summary), title_justify="left", title_style="bold")
-    for name in (
-        "worker",
-        "steps",
-        "samples",
-        "steps/s\nalone",
-        "waiting",
-        "exchange",
-        "staleness",
-        "folded",
-        "dis-\ncarded",
-    ):
+    table = Table()
+    for name in "worker", "steps", "samples", "steps/s\nalone", "waiting", "exchange", "staleness", "folded":
         table.add_column(name, justify="right")
+    table.add_column("dis-\ncarded", justify="right")
     shown = telling(summary.workers)
     left = [one.left if one.left not in (None, "finished") else "" for one in shown]
     if any(left):
@@ -75,14 +71,15 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             f"{one.discarded:,}",
             *([str(why)] if any(left) else []),
         )
-    return render(table, *_notes(summary, folder), width=width)
+    return render(_headline(summary, width), table, *_notes(summary, folder), width=width)
 
 
-def _headline(summary: Summary) -> str:
+def _headline(summary: Summary, width: int) -> str:
+    """The figures, with line breaks between them only."""
     stale = summary.staleness
-    comma = "," if ":" in summary.ended else ""  # it has a reason given by a worker
     parts = [
-        f"{summary.strategy}: {summary.ended}{comma} after {summary.wall_s:.2f} s",
+        f"{summary.strategy}: {summary.ended}",
+        f"{summary.wall_s:.2f} s",
         f"version {summary.version:,}",
         f"{rate(summary.steps_per_s)} steps/s ({of_ideal(summary)} of ideal)",
         f"waiting {percent(summary.waiting_share)}",
@@ -94,7 +91,9 @@ def _headline(summary: Summary) -> str:
     if losses:
         parts.append(f"train loss {losses[-1]:.4g}")
     parts += [f"{name} {value:.4g}" for name, value in (summary.history[-1].metrics if summary.history else {}).items()]
-    return " · ".join(parts)
+    together = "\u00a0"
+    line = f"{together}· ".join(part.replace(" ", together) for part in parts)
+    return textwrap.fill(line, width).replace(together, " ")
 
 
 def _notes(summary: Summary, folder: Path | None) -> list[str]:
@@ -105,7 +104,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     if summary.missing_gradients:
         notes.append(f"parameters that had no gradient in a step and contributed zero: {summary.missing_gradients:,}")
     if summary.batches_unvisited:
-        notes.append(f"batches leased out and not folded when the run ended: {summary.batches_unvisited:,}")
+        notes.append(f"batches that workers had taken and that are not in the model: {summary.batches_unvisited:,}")
     if summary.uncounted:
         notes.append(summary.uncounted)
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]
@@ -127,43 +126,29 @@ class Failed:
 
 
 def compare_table(
-    rows: Sequence[Summary | Failed], target: tuple[str, float] | None, metric: str | None, *, width: int = WIDTH
+    rows: Sequence[Summary | Failed], target: Target | None, metric: str | None, *, width: int = WIDTH
 ) -> Table:
     """Several strategies side by side; columns beyond the terminal's `width` are left out."""
     gap = 1 if width >= ROOMY else 0
-    times = {id(row): _time(row, target) for row in rows if isinstance(row, Summary)}
-    best = min((time for time in times.values() if time is not None), default=None)
-    headings = _headings(target, metric)
-    cells = [
-        ["failed", *("-" for _ in headings[1:])]
-        if isinstance(row, Failed)
-        else [_time_cell(row, times[id(row)]), *_cells(row, metric)]
-        for row in rows
-    ]
+    times = [time_of(row, target) if isinstance(row, Summary) else None for row in rows]
+    best = min((time for time in times if time is not None), default=None)
+    heads = headings(target, metric)
+    failed = ["failed", *("-" for _ in heads[1:])]
+    lines = [cells(row, target, metric) if isinstance(row, Summary) else failed for row in rows]
     names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
-    shown = _that_fit(
-        [list(column) for column in zip(headings, *cells, strict=True)], width - max(names, default=0), gap
-    )
-    left_out = ", ".join(
-        headings[k].replace("-\n", "").replace("\n", " ") for k in range(len(headings)) if k not in shown
-    )
+    columns = [list(column) for column in zip(heads, *lines, strict=True)]
+    shown = _that_fit(columns, width - max(names, default=0), gap)
+    left_out = ", ".join(in_a_line(head) for k, head in enumerate(heads) if k not in shown)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap), caption_justify="left")
     table.caption = f"a wider terminal and --json show: {left_out}" if left_out else None
     table.add_column("strategy", overflow="fold", min_width=max(names, default=0))
     for k in shown:
-        table.add_column(headings[k], justify="right", no_wrap=True)
-    for row, line in zip(rows, cells, strict=True):
-        first = isinstance(row, Summary) and best is not None and times[id(row)] == best
+        table.add_column(heads[k], justify="right", no_wrap=True)
+    for row, time, line in zip(rows, times, lines, strict=True):
+        first = time is not None and time == best
         texts = [Text(line[k], style="bold" if first and k == 0 else "") for k in shown]
         table.add_row(row.strategy, *texts, style="red" if isinstance(row, Failed) else "")
     return table
-
-
-def _headings(target: tuple[str, float] | None, metric: str | None) -> list[str]:
-    time = f"time to\n{target[0]}\n{target[1]:g}" if target else "time"
-    final = f"{metric}\nat end" if metric else "metric"
-    counts = ["folded", "dis-\ncarded", "samples"]
-    return [time, "steps\n/s", "of\nideal", "waiting", "staleness\nmean/max", "bytes", final, *counts]
 
 
 def _that_fit(columns: list[list[str]], room: int, gap: int) -> list[int]:
@@ -175,37 +160,3 @@ def _that_fit(columns: list[list[str]], room: int, gap: int) -> list[int]:
             break
         shown.remove(place)
     return shown
-
-
-def _time(summary: Summary, target: tuple[str, float] | None) -> float | None:
-    return summary.time_to(*target) if target else summary.wall_s
-
-
-def _time_cell(summary: Summary, time: float | None) -> str:
-    if time is None:
-        return f"> {summary.wall_s:.{0 if summary.wall_s >= 10 else 1}f} s"  # not reached
-    return f"{time:.2f} s"
-
-
-def _metric_cell(value: float) -> str:
-    """Four decimals for values of usual size, else four digits.
-
-    >>> _metric_cell(0.95), _metric_cell(3.2e-5), _metric_cell(9.6e29)
-    ('0.9500', '3.200e-05', '9.600e+29')
-    """
-    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e6 or not isfinite(value) else number(value, 4)
-
-
-def _cells(summary: Summary, metric: str | None) -> list[str]:
-    final = summary.final(metric) if metric else None
-    return [
-        rate(summary.steps_per_s),
-        of_ideal(summary),
-        percent(summary.waiting_share),
-        f"{summary.staleness.mean:.2f}/{summary.staleness.max}",
-        byte_size(summary.bytes),
-        "-" if final is None else _metric_cell(final),
-        f"{summary.folded:,}",
-        f"{sum(summary.discarded.values()):,}",
-        f"{summary.samples:,}",
-    ]

@@ -71,9 +71,6 @@ def measured(summary: Summary) -> Measured:
     Raises:
         ConfigurationError: it has no finished step.
     """
-    by_worker: dict[int, list[Span]] = {one.worker: [] for one in summary.workers}
-    for span in summary.timeline:
-        by_worker.setdefault(span.worker, []).append(span)
     if not any(span.steps for span in summary.timeline):
         raise ConfigurationError(
             f"the run of {summary.strategy} has no measured step times: no step was finished; run it longer"
@@ -81,7 +78,8 @@ def measured(summary: Summary) -> Measured:
     died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end earlier
     last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}
     single = all(span.steps <= 1 for span in summary.timeline)
-    workers = [_steps(worker, spans, died.get(worker), last.get(worker), single) for worker, spans in by_worker.items()]
+    spans = sorted(summary.spans_by_worker.items())
+    workers = [_steps(worker, own, died.get(worker), last.get(worker), single) for worker, own in spans]
     useful = useful_share(summary.folded, summary.discarded)
     contributions = summary.folded / useful if useful else 0.0
     called_off = summary.discarded.get(Verdict.CANCELLED.words, 0)  # these cost only the parameters sent back

@@ -12,6 +12,37 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the server: let the workers end at their next exchange."""
 
 
+class Opened(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server, with descriptors of a line (channel, push, answer): somebody has taken this seat."""
+
+    worker: int
+    incarnation: int
+
+
+class Emptied(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: whoever has this seat does not end when it is asked to; hang up."""
+
+    worker: int
+
+
+class Arrived(msgspec.Struct, tag=True, frozen=True):
+    """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
+
+    `local`: it came over the socket of this host.
+    """
+
+    address: str
+    ticket: bytes
+    local: bool
+
+
+class TurnedAway(msgspec.Struct, tag=True, frozen=True):
+    """The door to the launcher, once an address: somebody there knocked and proved nothing."""
+
+    address: str
+    why: str
+
+
 class Begun(msgspec.Struct, tag=True, frozen=True):
     """The server to the launcher: every worker is prepared, training begins."""
 
@@ -32,10 +63,8 @@ class Writing(msgspec.Struct, tag=True, frozen=True):
 
 
 class Trouble(msgspec.Struct, tag=True, frozen=True):
-    """The server to the launcher: something happened that was survived, or (`fatal`, an error of class `kind`) was not.
-
-    `died`: that a worker did, of which the launcher may know better: its training function raised, or it was stopped.
-    """
+    """The server to the launcher: what was survived, or (`fatal`, an error of class `kind`) was not. `died`: a worker did, of
+    which the launcher may know better: its training function raised, or it was stopped."""
 
     incident: Incident
     fatal: str = ""
@@ -85,11 +114,12 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """A worker or the evaluator to the launcher: an exception ended it; `kind` is the name of its class."""
+    """A worker or the evaluator to the launcher: an exception of class `kind` ended it; `own`: plesio has that class."""
 
     kind: str
     why: str
     traceback: str
+    own: bool
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
@@ -100,6 +130,8 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
+ToServer = Stop | Opened | Emptied
 FromServer = Begun | Progress | Writing | Trouble | Final
+FromDoor = Arrived | TurnedAway
 FromWorker = Logged | StopRequest | Finished | Failed
 FromEvaluator = Evaluated | Failed

@@ -34,20 +34,18 @@ import msgspec
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call, Outcome
 from plesio.tensors.model import Described
-from plesio.tensors.optimizer_data import OptimizerData
+from plesio.tensors.optimizer_spec import OptimizerSpec
 
 # On the channel
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the server, from `prepare`: its model, and its optimizers, of which there is one today.
-
-    `structure`: for the evaluator, the model without its tensors, pickled. It never leaves the host; empty without one.
-    """
+    """A worker to the server, from `prepare`: its model, and its optimizers, of which there is one today. `structure`: for the
+    evaluator, the model without its tensors, pickled. It never leaves the host; empty without one."""
 
     worker: int
     model: Described
-    optimizers: tuple[OptimizerData, ...]
+    optimizers: tuple[OptimizerSpec, ...]
     structure: bytes
 
 
@@ -89,10 +87,7 @@ class LeaseReply(msgspec.Struct, tag=True, frozen=True):
 
 
 class Regrouped(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker that checked in, where workers fold among themselves: the group it is in from now on.
-
-    They meet at `port`.
-    """
+    """The server to a worker that checked in, where workers fold among themselves: its new group, which meets at `port`."""
 
     outcome: Outcome
     port: int
@@ -188,10 +183,8 @@ class WorkDone(Message):
 
 
 class CheckIn(Message):
-    """Ready for the next all-reduce, after `round` steps, of which `version` moved the parameters.
-
-    `intact`: this worker needs no new group; `settings`: the optimizer's hyper-parameters, where they changed.
-    """
+    """Ready for the next all-reduce, after `round` steps, of which `version` moved the parameters. `intact`: it needs no new
+    group; `settings`: the optimizer's hyper-parameters, where they changed."""
 
     round: int
     version: int
@@ -219,10 +212,8 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 
 
 class Beginning(Message):
-    """Training begins from `version` (`stop`: it is over at once).
-
-    `contributions`, `steps`: what the worker had made before the run was resumed, and the local steps in them.
-    """
+    """Training begins from `version` (`stop`: it is over at once). `contributions`, `steps`: what the worker had made before the
+    run was resumed, and the local steps in them."""
 
     version: int
     stop: bool

@@ -18,6 +18,7 @@ from functools import partial
 
 from rich.filesize import decimal
 
+from plesio.errors import ConfigurationError
 from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
@@ -25,7 +26,7 @@ from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.optimizer_data import OptimizerData
+from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.outer import check_carried
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
@@ -33,24 +34,23 @@ from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
 
 
 class Assembly:
-    """The memory of one run and what the server does with it.
-
-    Raises:
-        ModelMismatchError: the workers' models differ.
-        ConfigurationError: their optimizers do, or cannot step at the server.
-        SharedMemoryError: too little memory.
-    """
+    """The memory of one run and what the server does with it."""
 
     def __init__(self, strategy: Strategy, workers: int, hellos: Sequence[Hello], evaluates: bool) -> None:
         self._strategy = strategy
         self._workers = workers
         self._first = hellos[0]
         self.model: Described = self._first.model
-        self.structure = self._first.structure
+        self.structure = next((one.structure for one in hellos if one.structure), b"")
+        if evaluates and not self.structure:
+            raise ConfigurationError(
+                "evaluate is called with the model, which only a worker on the head's own host can hand over, and there is none: "
+                "start one there, or leave evaluate out and measure in the training function"
+            )
         self.layout = Layout(self.model.specs)
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
-        self._spec = optimizer_of(self._first).spec() if strategy.steps_at_server else None
+        self._spec = optimizer_of(self._first) if strategy.steps_at_server else None
         for hello in hellos[1:]:
             self.check(hello)
         self._carried = self._spec.carried if self._spec is not None else None
@@ -78,19 +78,13 @@ class Assembly:
         self._folder: Folder | None = None
 
     def check(self, hello: Hello) -> None:
-        """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too.
-
-        Raises:
-            ModelMismatchError: its model does not.
-            ConfigurationError: its optimizer does not.
-        """
+        """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
         if not self._strategy.outer.averages:
             optimizer_of(self._first).check_same(optimizer_of(hello), hello.worker, self._first.worker)
 
     @property
     def folder(self) -> Folder:
-        """What folds."""
         assert self._folder is not None, "training has begun"
         return self._folder
 
@@ -101,17 +95,14 @@ class Assembly:
 
     @property
     def ring_descriptor(self) -> int:
-        """What another process maps the ring by."""
         return self._ring.fd
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory in use."""
         return self._ring.nbytes + self._slots.nbytes + sum(block.nbytes for block in self._state) + PAGE
 
     def welcome(self, first: bool) -> tuple[Welcome, tuple[int, ...]]:
-        """What to tell a worker, which hands over the initial weights if it is the `first`, with the descriptors of ring,
-        slots and board."""
+        """What to tell a worker, with descriptors; the `first` hands over the initial weights."""
         return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor)
 
     def close(self) -> None:
@@ -167,14 +158,12 @@ def most_read(strategy: Strategy, workers: int) -> int:
     return workers + late
 
 
-def optimizer_of(hello: Hello) -> OptimizerData:
-    """The optimizer that a worker showed."""
+def optimizer_of(hello: Hello) -> OptimizerSpec:
     (optimizer,) = hello.optimizers
     return optimizer
 
 
 def arenas(block: SharedBlock | CopyOnWriteView, layout: Layout, count: int) -> tuple[Arena, ...]:
-    """`count` arenas, one after the other in `block`."""
     return tuple(
         Arena(layout, block.memory[index * layout.nbytes : (index + 1) * layout.nbytes]) for index in range(count)
     )

@@ -47,9 +47,8 @@ class Checkpointer:
         self._strategy = strategy
         self._due_s = 0.0
         self._kept = -1
-        self._store = CheckpointStore(
-            Path(keeping.folder), keeping.keep, Path(keeping.resume) if keeping.resume else None
-        )
+        resumed = Path(keeping.resume) if keeping.resume else None
+        self._store = CheckpointStore(Path(keeping.folder), keeping.keep, resumed)
         self._failed: set[str] = set()  # why those since the last one that was written could not be
         self.before = [Progress()] * workers
         self._contributions = [0] * workers
@@ -59,11 +58,10 @@ class Checkpointer:
 
     @property
     def writes(self) -> bool:
-        """Whether checkpoints are asked for."""
         return bool(self._keeping.folder)
 
     def came(self, worker: int, number: int, steps: int, samples: int) -> None:
-        """Contribution `number` of `worker`, of so many local steps, came; it may have crossed its own cancellation."""
+        """A contribution came; it may have crossed its own cancellation."""
         self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
         if self.before[worker].contributions + number > self._contributions[worker]:
             self._coming[worker] = steps
@@ -75,30 +73,21 @@ class Checkpointer:
         self._coming[worker] = 0
 
     def done(self, sequencer: Sequencer) -> Taken:
-        """What a run that goes on from here need not do again: all that came, but for what waits to be folded.
-
-        The data of that is given out again, whether its worker waits for the answer or went on long ago.
-        """
+        """What a run that goes on from here need not do again: all that came, but for what waits to be folded."""
         again = sequencer.unfolded
         steps, samples = sum(one.steps for one in again), sum(one.samples for one in again)
         return Taken(self.taken.steps - steps, self.taken.samples - samples)
 
     def due(self, now_s: float) -> bool:
-        """Whether one is to be written now."""
-        if not self.writes:
-            return False
-        if not self._due_s:
+        self._due_s = self._due_s or now_s + self._keeping.every_s
+        due = self.writes and now_s >= self._due_s
+        if due:  # also one that is not written then (of a model that diverged) waits for the next time
             self._due_s = now_s + self._keeping.every_s
-        return now_s >= self._due_s
+        return due
 
     def write(self, sequencer: Sequencer, built: Assembly, position: int, now_s: float) -> None:
-        """Write one, if there is anything new.
-
-        Raises:
-            CheckpointError: it cannot be written, for a reason that was not told since one was.
-        """
-        self._due_s = now_s + self._keeping.every_s
-        if not self.writes or sequencer.version == self._kept:
+        """Write one, if there is anything new. `CheckpointError`: it cannot, for a reason that was not told yet."""
+        if sequencer.version == self._kept:
             return
         kept, done = built.folder.kept(), self.done(sequencer)
         manifest = Manifest(
@@ -118,26 +107,20 @@ class Checkpointer:
             position=position if self._keeping.journal else 0,
         )
         weights, nameless = _weights(built)
-        state = {**nameless, **kept.tensors}
         try:
-            self._store.save(manifest, weights, state)
+            self._store.save(manifest, weights, {**nameless, **kept.tensors})
         except CheckpointError as error:
             reason = _reason(error)
-            if reason not in self._failed:
-                self._failed.add(reason)
-                raise
-        else:
-            self._kept = sequencer.version
-            self._failed.clear()
+            if reason in self._failed:
+                return
+            self._failed.add(reason)
+            raise
+        self._kept = sequencer.version
+        self._failed.clear()
 
     def restore(self, built: Assembly, order: Callable[[SequencerState], None]) -> bool:
-        """Get ready to fold from the checkpoint that the run goes on from; False if there is none.
-
-        `order` is called with the sequencer's state.
-
-        Raises:
-            CheckpointError: it cannot be read, or is of another model.
-        """
+        """Get ready to fold from the checkpoint to go on from, and give `order` the sequencer's state; False if there is none.
+        `CheckpointError`: it cannot be read, or is of another model."""
         if not self._keeping.resume:
             return False
         saved = read(Path(self._keeping.resume))
@@ -167,6 +150,11 @@ class Checkpointer:
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
             self._kept = manifest.version
 
+    def again(self, worker: int) -> None:
+        """Another process has this worker's seat: it counts its contributions from 1."""
+        self.before[worker] = Progress(self._contributions[worker], self._steps[worker])
+        self._coming[worker] = 0
+
     def go_on(self) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again."""
         self.before = list(map(Progress, self._contributions, self._steps))
@@ -174,7 +162,7 @@ class Checkpointer:
 
 
 def _reason(error: CheckpointError) -> str:
-    """Why a checkpoint could not be written, without names of files, which are others each time: the system's number."""
+    """Why a checkpoint could not be written, without names of files, which are others each time."""
     cause = error.__cause__
     if isinstance(cause, OSError):
         return str(cause.errno)
@@ -183,17 +171,10 @@ def _reason(error: CheckpointError) -> str:
 
 
 def _load_weights(saved: Saved, built: Assembly) -> None:
-    """Put a checkpoint's parameters where the first worker put its own.
-
-    Raises:
-        CheckpointError: it is of another model.
-    """
     wanted, got = saved.manifest.layout, _words(built.layout)
     if wanted != got:
-        first = next(
-            (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b),
-            f"{len(wanted)} tensors, got {len(got)}",
-        )
+        differ = (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b)
+        first = next(differ, f"{len(wanted)} tensors, got {len(got)}")
         raise CheckpointError(f"{saved.path} is of another model: it has {first}; build the model as it was")
     weights, state = saved.weights(), saved.state()
     views = built.ring[0].views
@@ -205,11 +186,6 @@ def _load_weights(saved: Saved, built: Assembly) -> None:
 
 
 def _load_state(saved: Saved, built: Assembly) -> None:
-    """Put the rest back, once there is something that folds.
-
-    Raises:
-        CheckpointError: it is of another optimizer.
-    """
     was, now = saved.manifest.numbers, built.folder.kept().numbers
     if was.keys() != now.keys():  # with or without momentum, look-ahead or plainly: what folds depends on the optimizer
         had, has = (one.get("optimizer", {}).get("kind", "no optimizer") for one in (was, now))
@@ -229,8 +205,7 @@ def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.
     views = built.current.views
     named: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in built.model.names}
     known = {index for _, index in built.model.names}
-    nameless = {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
-    return named, nameless
+    return named, {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
 
 
 def _words(layout: Layout) -> tuple[str, ...]:

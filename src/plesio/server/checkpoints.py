@@ -81,21 +81,14 @@ class Saved(msgspec.Struct, frozen=True):
     passed: tuple[str, ...] = ()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers under their PyTorch names."""
         return load_file(self.path / WEIGHTS)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The bytes of what is kept beside them."""
         return load_file(self.path / STATE)
 
 
 class CheckpointStore:
-    """One run's checkpoints in a folder: those it goes on from, and those it writes.
-
-    Args:
-        folder: where they are. keep: how many.
-        resumed: the checkpoint that the run goes on from, wherever that is; the newest whole one, if it is in this folder.
-    """
+    """One run's checkpoints in a folder, `keep` of them; `resumed`: the one that the run goes on from, wherever that is."""
 
     def __init__(self, folder: Path, keep: int, resumed: Path | None = None) -> None:
         self._folder = folder
@@ -104,11 +97,7 @@ class CheckpointStore:
         self._own: list[Path] | None = None  # the first of them goes first
 
     def save(self, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> Path:
-        """Write a checkpoint and delete those that are too many; its path.
-
-        Raises:
-            CheckpointError: it cannot be written; the older ones are as they were.
-        """
+        """Write a checkpoint and delete those that are too many; its path. If it cannot, the older ones are as they were."""
         path = self._folder / f"{PREFIX}{manifest.version:08d}"
         hidden = self._folder / f".{path.name}.{os.getpid()}"
         if not self._folder.parent.is_dir():  # made anew, it would hold checkpoints and nothing that says of what
@@ -135,10 +124,7 @@ class CheckpointStore:
         return path
 
     def _begun(self) -> list[Path]:
-        """Those of this run; the first time, what servers that were killed while writing left is removed.
-
-        Newer ones than the one it goes on from are damaged, and so the first to go.
-        """
+        """Those of this run, in the order they go. The first time, it removes what killed servers left unfinished."""
         if self._own is None:
             for left in self._folder.glob(f".{PREFIX}*.*"):
                 pid = left.suffix[1:]
@@ -146,7 +132,7 @@ class CheckpointStore:
                     shutil.rmtree(left, ignore_errors=True)
             there = _versions(self._folder)
             older = there.index(self._resumed) + 1 if self._resumed in there else 0
-            self._own = [*there[older:], *there[:older]] if older else []
+            self._own = [*there[older:], *there[:older]] if older else []  # newer ones are damaged
         return self._own
 
 
@@ -196,11 +182,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def latest(place: str | Path) -> Saved:
-    """The newest whole checkpoint in a run folder, a folder of checkpoints, or that checkpoint itself.
-
-    Raises:
-        CheckpointError: there is none, with what is wrong with those there are.
-    """
+    """The newest whole checkpoint in a run folder, a folder of checkpoints, or that checkpoint itself."""
     place = Path(place)
     found = [place] if (place / MANIFEST).is_file() else [*_versions(place / FOLDER), *_versions(place)]
     wrong: list[str] = []
@@ -217,21 +199,12 @@ def latest(place: str | Path) -> Saved:
 
 
 def kept_in(folder: str) -> bool:
-    """Whether there is a checkpoint in that folder of checkpoints: it has its name only when it is whole.
-
-    >>> kept_in("")
-    False
-    """
+    """Whether there is a checkpoint in that folder of checkpoints: it has its name only when it is whole."""
     return bool(folder and _versions(Path(folder)))
 
 
 def check_free(folder: Path, resumed: Saved | None) -> None:
-    """Refuse a folder with another run's checkpoints, and one that cannot be written.
-
-    Raises:
-        CheckpointError: its checkpoints are not those that the run resumes from.
-        ConfigurationError: it is no folder, and cannot become one.
-    """
+    """Refuse a folder that cannot be written, or that has other checkpoints than those the run resumes from."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -249,17 +222,13 @@ def check_free(folder: Path, resumed: Saved | None) -> None:
     whose = "of another run" if resumed is None else f"that this run, resumed from {resumed.path}, does not go on from"
     raise CheckpointError(
         f"Checkpoint(folder={str(folder)!r}): there are checkpoints in it {whose}, the newest of version "
-        f"{there[-1].name.removeprefix(PREFIX).lstrip('0') or '0'}, written {written}; give another folder, go on from "
+        f"{int(_number(there[-1]))}, written {written}; give another folder, go on from "
         f"them with resume={str(folder)!r}, or delete them"
     )
 
 
 def read(path: Path) -> Saved:
-    """The checkpoint at `path`, checked.
-
-    Raises:
-        CheckpointError: it is damaged, deleted meanwhile, or of a newer plesio.
-    """
+    """The checkpoint at `path`, or a `CheckpointError`: it is damaged, deleted meanwhile, or of another plesio."""
     try:
         body, _, digest = (path / MANIFEST).read_bytes().rstrip(b"\n").rpartition(b"\n")
         if xxh3_64_hexdigest(body).encode() != digest:
@@ -288,4 +257,10 @@ def read(path: Path) -> Saved:
 
 
 def _versions(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+    """The checkpoints in `folder`, oldest first. What else begins with that word (a copy called .backup) is the user's."""
+    found = folder.glob(f"{PREFIX}*") if folder.is_dir() else ()
+    return sorted((path for path in found if _number(path).isdecimal()), key=lambda path: int(_number(path)))
+
+
+def _number(path: Path) -> str:
+    return path.name.removeprefix(PREFIX)

@@ -1,78 +1,77 @@
-"""What the server's program asks of others: of whoever does the arithmetic, and of whoever answers the workers."""
+"""What the server's program asks of others: of whoever does the arithmetic, and of whoever answers the workers (and how)."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from plesio.core.events import Cancel, Discard, Evict, Fold, Grant
-from plesio.protocol.worker import LeaseReply
+from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Verdict
+from plesio.protocol.worker import Beginning, GoOn, LeaseReply
+from plesio.server.checkpoints import Progress
 from plesio.tensors.optimizer_spec import Groups
+from plesio.transport.doorbell import Located
 
 
 class Folder(Protocol):
     """What the program asks of whoever does the arithmetic (see `plesio.tensors.folding.Folder`)."""
 
-    def set_groups(self, worker: int, groups: Groups) -> None: ...
-
-    def hold(self, worker: int, weight: float) -> None: ...
-
-    def fold(self, fold: Fold) -> None: ...
-
-    def publish(self, reader: int, unasked: bool = False) -> int: ...
-
-    def forget(self, worker: int) -> None: ...
-
-
-class NoFolder:
-    """Folds nothing: before there is a model, where workers fold themselves, and in runs that ask for the time only."""
-
     def set_groups(self, worker: int, groups: Groups) -> None:
-        """Nothing is stepped."""
+        return
 
     def hold(self, worker: int, weight: float) -> None:
-        """Nothing to add."""
+        return
 
     def fold(self, fold: Fold) -> None:
-        """Nothing to move."""
+        return
 
     def publish(self, reader: int, unasked: bool = False) -> int:
-        """The one buffer there is not."""
         return 0
 
     def forget(self, worker: int) -> None:
-        """Nothing was kept."""
+        return
 
 
-class Replies(Protocol):
-    """How workers are answered: what a driver does for the program.
+class NoFolder(Folder):
+    """Folds nothing: before there is a model, where workers fold themselves, and in runs that ask for the time only."""
 
-    Neither the program nor its memory is to be called from in here: whoever goes on does so when the event is dealt with.
-    """
+
+class Replies:
+    """How workers are answered: what a driver does for the program. Neither that nor its memory is to be called from in here:
+    whoever goes on does so when the event is dealt with."""
 
     def now_s(self) -> float:
         """The time by now: what was done since the event came took some."""
-        ...
+        return 0.0
 
     def granted(self, grant: Grant, buffer: int) -> float:
         """A worker goes on from what lies in `buffer`; when it does."""
-        ...
+        raise NotImplementedError
 
     def called_off(self, cancel: Cancel, buffer: int) -> float | None:
         """A worker is to drop its step and go on from `buffer`; when it did, or None where the driver counts that itself."""
-        ...
+        raise NotImplementedError
 
     def leased(self, worker: int, reply: LeaseReply) -> None:
         """A worker gets data, or is told that there is none."""
-        ...
+        raise NotImplementedError
 
     def refused(self, worker: int, why: str) -> None:
         """The data that a worker asks for is not the others': why it cannot go on."""
-        ...
 
     def repeated(self, discard: Discard) -> None:
         """A contribution came that was answered before, or whose sender is no member: nobody waits for an answer."""
-        ...
 
     def evicted(self, evict: Evict) -> None:
         """A worker is a member no longer, which it may not know."""
-        ...
+
+
+def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, stop: bool = False) -> Located:
+    """For a worker that is to go on from `buffer`; `before`: what it did before the run was resumed.
+
+    >>> answer_to(Cancel(worker=0, number=7, version=5), 2, Progress())
+    Located(answer=GoOn(version=5, stop=False, verdict=<Verdict.CANCELLED: 3>, staleness=0, payload=()), buffer=2)
+    """
+    if isinstance(effect, Cancel):
+        return Located(GoOn(effect.version, stop, Verdict.CANCELLED), buffer)
+    if effect.number:
+        return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness), buffer)
+    return Located(Beginning(effect.version, stop, before.contributions, before.steps), buffer)

@@ -45,9 +45,6 @@ def _in_words(error: BaseException) -> str:
 def as_metrics(value: object) -> dict[str, float]:
     """What an evaluation function returned as names and numbers.
 
-    Raises:
-        ConfigurationError: something else came.
-
     >>> as_metrics({"accuracy": torch.tensor(0.5)})
     {'accuracy': 0.5}
     """

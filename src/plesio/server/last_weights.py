@@ -17,17 +17,7 @@ class Place(NamedTuple):
 
 
 class LastWeights:
-    """What was handed over, and what is on its way.
-
-    >>> last = LastWeights((0, 1))
-    >>> last.place(1, version=5), last.place(2, version=5)
-    (0, 0)
-    >>> last.handed_over(1)
-    >>> last.place(0, version=20)
-    1
-    >>> last.whole
-    Place(version=5, buffer=0)
-    """
+    """What was handed over, and what is on its way."""
 
     def __init__(self, buffers: tuple[int, ...]) -> None:
         self._buffers = buffers
@@ -44,11 +34,9 @@ class LastWeights:
         return None
 
     def handed_over(self, worker: int) -> None:
-        """It wrote all."""
         place = self._written.pop(worker, None)
         if place is not None and (self.whole is None or place.version > self.whole.version):
             self.whole = place
 
     def died(self, worker: int) -> None:
-        """What it wrote is worth nothing."""
         self._written.pop(worker, None)

@@ -46,7 +46,6 @@ class Line:
             self.channel.send(message, descriptors)
 
     def close(self) -> None:
-        """The worker is gone."""
         self.gone = True
         close_quietly(self.messages.descriptor, self.answer)
         self.channel.close()

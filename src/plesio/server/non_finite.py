@@ -14,12 +14,7 @@ from plesio.tensors.finite import are_finite
 
 
 class NonFinite:
-    """Tells which contributions and models held a NaN or an infinity.
-
-    Args:
-        trouble: told of which worker, what happened, why that ends the run (if it does), and by an error of which class.
-        fatal: the first one ends the run.
-    """
+    """Tells which contributions and models held a NaN or an infinity; `fatal`: the first one ends the run."""
 
     def __init__(self, trouble: Callable[[int | None, str, str, str], None], fatal: bool) -> None:
         self._trouble = trouble
@@ -29,10 +24,7 @@ class NonFinite:
         self._diverged = False
 
     def discarded(self, worker: int, which: str) -> None:
-        """A contribution of `worker` was. A worker's 1st, 2nd, 4th, 8th, ... get a line in the report.
-
-        A model that has diverged sends nothing else, and a line for each would be thousands of the same.
-        """
+        """A contribution of `worker` was. Its 1st, 2nd, 4th, 8th, ... get a line: a model that diverged sends thousands."""
         self._contributions[worker] += 1
         number = self._contributions[worker]
         if self._fatal or not number & (number - 1):

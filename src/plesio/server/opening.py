@@ -20,20 +20,28 @@ from plesio.server.lines import Line
 
 
 class Opening:
-    """How far the workers at `lines` are on the way to the beginning; `assembled` lays out memory for those that show this."""
+    """How far the workers at `lines` are on the way to the beginning.
 
-    def __init__(self, assembled: Callable[[list[Hello]], Assembly], lines: list[Line]) -> None:
+    `assembled` lays out memory for those that show this; `wanted`: how many seats have to be taken, of which the others are
+    for workers that come later.
+    """
+
+    def __init__(self, assembled: Callable[[list[Hello]], Assembly], lines: list[Line | None], wanted: int) -> None:
         self._assembled = assembled
         self._lines = lines
+        self._wanted = wanted
         self.assembly: Assembly | None = None
 
     def live(self) -> list[Line]:
-        """Of the workers that are here."""
-        return [line for line in self._lines if not line.gone]
+        return [line for line in self._lines if line is not None and not line.gone]
+
+    def vacant(self) -> list[int]:
+        """The seats that nobody has taken yet."""
+        return [worker for worker, line in enumerate(self._lines[: self._wanted]) if line is None]
 
     def proceed(self, stopping: bool) -> None:
         """A worker said something, or died: whoever is next is welcomed."""
-        if any(line.ready for line in self._lines):
+        if any(line is not None and line.ready for line in self._lines):
             for line in self.live():
                 self._welcome(line, first=False)
         elif not any(line.welcomed for line in self.live()):
@@ -47,7 +55,7 @@ class Opening:
     def _assemble(self, stopping: bool) -> None:
         """When every live worker has shown its model: lay out memory for them, or tell all why not."""
         live = self.live()
-        if not live or any(line.hello is None for line in live):
+        if not live or self.vacant() or any(line.hello is None for line in live):
             return
         if self.assembly is not None:
             self.assembly.close()
@@ -59,16 +67,15 @@ class Opening:
                 line.say(Refused(type(error).__name__, str(error)))
             return
         if stopping:
-            self.assembly.board.stop()
+            self.assembly.board.stopped = 1
         self._welcome(live[0], first=True)
 
     @property
     def complete(self) -> bool:
-        """Whether every live worker is ready."""
+        """Whether every seat is taken, and every live worker ready."""
         live = self.live()
-        return self.assembly is not None and bool(live) and all(line.ready for line in live)
+        return self.assembly is not None and bool(live) and not self.vacant() and all(line.ready for line in live)
 
     def lacking(self) -> str:
-        """Whom the others wait for."""
-        late = [line for line in self.live() if line.hello is None or (line.welcomed and not line.ready)]
-        return ", ".join(f"worker {line.worker}" for line in late)
+        late = [line.worker for line in self.live() if line.hello is None or (line.welcomed and not line.ready)]
+        return ", ".join(f"worker {worker}" for worker in sorted([*late, *self.vacant()]))

@@ -17,7 +17,7 @@ from plesio.server.assembly import Assembly
 from plesio.server.departures import Departures
 from plesio.server.lines import Line
 from plesio.server.program import Program
-from plesio.transport.collective import RendezvousStore
+from plesio.transport.collective import rendezvous_store
 from plesio.transport.doorbell import write_answer
 
 DISMISS_S = 1.0
@@ -25,15 +25,7 @@ DISMISS_S = 1.0
 
 
 class Peers:
-    """What the server does for them.
-
-    Args:
-        program: is told of their work, and who left.
-        lines: to the workers.
-        memory: the run's.
-        silence_s: how long one may keep the others waiting.
-        now_s: the time, by the clock that all later times are told by.
-    """
+    """What the server does for them; one may keep the others waiting for `silence_s`."""
 
     def __init__(
         self, program: Program, lines: Sequence[Line], memory: Assembly, silence_s: float, now_s: float
@@ -53,7 +45,7 @@ class Peers:
         self._departures = Departures(memory.board, len(lines), memory.mirrored, now_s)
         self._roll = RollCall()  # of nobody, where nobody checks in
         if self._by_collective:
-            self._store = RendezvousStore()
+            self._store = rendezvous_store()
             for line in lines:
                 if not line.gone:
                     self._roll.join(line.worker, now_s)
@@ -65,7 +57,7 @@ class Peers:
 
     def _checked_in(self, worker: int, incarnation: int, check_in: CheckIn, now_s: float) -> None:
         if not check_in.intact:
-            self._board.break_group(self._roll.generation)
+            self._board.broken = self._roll.generation
         reached = check_in.round, check_in.version
         self._roll.arrive(worker, reached, check_in.intact, check_in.settings, now_s)
         self._call(now_s)
@@ -79,12 +71,10 @@ class Peers:
     # Who leaves
 
     def finished(self, worker: int, now_s: float) -> None:
-        """A worker said farewell."""
         self._last_weights.handed_over(worker)
         self.go_on_without(worker, died=False, now_s=now_s)
 
     def gone(self, worker: int, died: bool, now_s: float) -> None:
-        """A worker's process is gone."""
         self._departures.leave(worker, now_s)
         if died:
             self._last_weights.died(worker)
@@ -92,28 +82,24 @@ class Peers:
         self.settle(concluded=False)
 
     def go_on_without(self, worker: int, died: bool, now_s: float) -> None:
-        """The others are not to wait for this one.
-
-        Neighbours of one that died may not notice: processes that it started hold its connections for as long as they live.
-        """
-        if died and worker in self._roll.members:
-            self._board.break_group(self._roll.generation)
+        if died and worker in self._roll.members:  # processes that it started may hold its connections
+            self._board.broken = self._roll.generation
         self._roll.leave(worker, died)
         self._call(now_s)
 
     def settle(self, concluded: bool) -> None:
-        """Take leave of the departed whose folds are known. What they did not fold is leased to others.
-
-        `concluded`: the live workers have concluded the last step that the departed took part in.
-        """
+        """Take leave of the departed whose folds are known; what they did not fold is leased to others. `concluded`: the live
+        workers have concluded the last step that the departed took part in."""
         for worker, work, uncertain in self._departures.settled(concluded):
             line, now_s = self._lines[worker], time.monotonic()
             if work.steps:
                 versions = 0 if self._by_collective else work.steps
                 self._program.reported(worker, line.incarnation, work, versions, now_s)
             if uncertain:
-                what = f"worker {worker} died while it wrote into shared memory"
-                self._program.trouble(worker, f"{what}: batches possibly folded twice: {uncertain}")
+                what = "died while it wrote into shared memory: batches possibly folded twice"
+                if self._by_collective:
+                    what = "left after a step that no other worker completed: batches counted as done but in no version"
+                self._program.trouble(worker, f"worker {worker} {what}: {uncertain}")
             self._program.left(worker, line.incarnation, not line.finished, now_s)
 
     def tick(self, now_s: float) -> None:
@@ -121,13 +107,14 @@ class Peers:
         if self._program.stopping and self._roll.waited_s(now_s) > DISMISS_S:
             self._roll.dismiss()
             self._call(now_s)
-        for worker, silent_s in self._roll.silent(now_s, self._silence_s):
+        left_over = self._program.sequencer.members.left_over(now_s)  # before the sequencer evicts them by itself
+        silent = [(seat.worker, now_s - seat.heard_s) for seat in left_over]
+        for worker, silent_s in [*self._roll.silent(now_s, self._silence_s), *silent]:
             self._departures.leave(worker, now_s)
             self.settle(concluded=True)
             self._program.evict(worker, self._lines[worker].incarnation, silent_s, now_s)
 
     def _call(self, now_s: float) -> None:
-        """Answer those that checked in, if it is time."""
         outcome = self._roll.outcome(now_s)
         if outcome is None:
             return

@@ -10,7 +10,7 @@ One object under every clock. It reads no clock and knows no pipe: drivers bring
 | `plesio.launch.local`            | pipes, as they are heard | written into the worker's pipe                    |
 | `plesio.launch.simulated`        | a queue of virtual time  | there once it has travelled                       |
 | `plesio.launch.replayed`         | the journal of a run     | what the worker's greenlet goes on from           |
-| the fault simulation (`torture`) | a network that loses     | a letter, sent again until it is known to be read |
+| the fault simulation (`torture`) | a network that loses     | a message, sent again until it is confirmed       |
 
 | effect  | memory  | replies                      | figures                           | journal  |
 | ------- | ------- | ---------------------------- | --------------------------------- | -------- |
@@ -37,11 +37,11 @@ from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Incident
+from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
-from plesio.server.closing import final_figures
 from plesio.server.interfaces import Folder, NoFolder, Replies
 from plesio.server.non_finite import NonFinite
 from plesio.server.recording import Recorder
@@ -56,12 +56,7 @@ class Program:
     """One run's server.
 
     Args:
-        strategy: how tightly workers keep step.
-        sequencer: decides.
-        replies: answers the workers.
-        meter: counts.
-        recorder: keeps the journal, if one is kept.
-        checkpointer: knows what each worker contributed, and writes checkpoints; None where nobody asks.
+        checkpointer: None where nobody asks for checkpoints, nor for what each worker contributed.
         tell: told of what a user will want to know.
         folder: does the arithmetic, where no memory is handed over (`begin`).
         raise_on_nonfinite: a NaN or an infinity ends the run.
@@ -110,24 +105,12 @@ class Program:
             events.Leased: self._leased,
             events.Evict: self._evict,
         }
-        """What is done of each kind of effect,"""
-        self._kept: dict[type, Callable[[Any, float], None]] = {}
-        """and which of them are kept on record."""
-        if recorder is not None:
-            self._kept = {
-                events.Fold: recorder.folded,
-                events.Discard: recorder.discarded,
-                events.Evict: recorder.evicted,
-            }
+        """What is done of each kind of effect."""
 
     # Of the run as a whole
 
     def begin(self, memory: Assembly, now_s: float) -> None:
-        """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place.
-
-        Raises:
-            PlesioError: they cannot be folded, or the checkpoint is not of this run.
-        """
+        """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place."""
         resumed = self._checkpointer is not None and self._checkpointer.restore(memory, self.go_back)
         if not resumed:
             memory.build_folder()
@@ -136,7 +119,7 @@ class Program:
             self._folder = memory.folder
         self._recorder.memory = memory
         if resumed:
-            self._recorder.resumed(self.version, now_s)
+            self._recorder.keep(JournalWriter.resumed, self.version, now_s)
         if self._checkpointer is not None:
             self.before = self._checkpointer.taken
         self.is_finite(memory.current)
@@ -150,27 +133,24 @@ class Program:
         )
 
     def close_memory(self) -> None:
-        """The run is over in a process that goes on."""
         self.memory, self._folder = None, NoFolder()
         self._recorder.memory = None
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to train."""
         return self.memory is not None
 
     def tick(self, now_s: float) -> None:
         """Time went by: workers that were silent for too long are evicted, and what is due is written."""
         if self.begun:
             self.receive(events.Ticked(), now_s)
-        self._recorder.flush()
+        self._recorder.keep(JournalWriter.flush)
         if not self.begun or self.stopping:  # who hears of the stop leaves a fold early
             return
         if self._checkpointer is not None and self._checkpointer.due(now_s):
             self.keep(now_s)
 
     def stop(self, now_s: float) -> None:
-        """No more is wanted."""
         self.stopping, self._ended_s = True, now_s
         self.keep(now_s)
 
@@ -181,7 +161,7 @@ class Program:
         if not self.is_finite(self.memory.current):
             return
         self._tell(Writing(True))
-        self._recorder.flush(durable=True)
+        self._recorder.keep(JournalWriter.flush, durable=True)
         try:
             self._checkpointer.write(self.sequencer, self.memory, self._recorder.position, now_s)
         except CheckpointError as error:
@@ -197,9 +177,28 @@ class Program:
         self._ended_s = self._ended_s or now_s
 
     def figures(self, now_s: float, memory: Assembly | None = None, buffer: int = 0, lost: str = "") -> Final:
-        """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`."""
-        wall_s = max(0.0, (self._ended_s or now_s) - self._meter.zero_s) if self._meter.begun else 0.0
-        return final_figures(wall_s, self.sequencer, self._meter, memory, buffer, lost)
+        """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`. Each contribution and each answer
+        costs the bytes of the parameters that are not frozen."""
+        meter = self._meter
+        return Final(
+            wall_s=max(0.0, (self._ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
+            version=self.version,
+            steps=meter.steps,
+            samples=meter.samples,
+            folded=sum(one.folded for one in meter.workers),
+            discarded=dict(meter.discarded),
+            missing_gradients=meter.missing_gradients,
+            batches_unvisited=self.sequencer.leases.unvisited,
+            bytes=(meter.exchanges + meter.answers) * memory.layout.payload_bytes if memory else 0,
+            shared_bytes=memory.shared_bytes if memory else 0,
+            staleness=meter.staleness(),
+            workers=tuple(one.summary() for one in meter.workers),
+            timeline=meter.timeline(),
+            buffer=buffer,
+            buffers=len(memory.ring) if memory else 0,
+            model=memory.model if memory else None,
+            lost=lost,
+        )
 
     def close(self, now_s: float, buffer: int | None = None) -> None:
         """The run ended in order: keep what is to be kept. `buffer` holds the weights, if not the current one."""
@@ -212,14 +211,11 @@ class Program:
 
     @property
     def version(self) -> int:
-        """The version that is current."""
         return self.sequencer.version
 
     def standing(self, now_s: float) -> tuple[float, int, int]:
-        """The time in seconds since training began, the version, and the samples so far.
-
-        After the stop time stands still, but for a version that is made from steps that were under way then.
-        """
+        """The time since training began, the version, and the samples so far. After the stop time stands still, but for a version
+        that is made from steps that were under way then."""
         time_s = max(self._ended_s or now_s, self._made_s) - self._meter.zero_s
         return time_s, self.version, self.before.samples + self._meter.samples
 
@@ -230,15 +226,21 @@ class Program:
 
     # What a worker says
 
+    def returned(self, worker: int) -> None:
+        """Somebody has taken a dead worker's seat."""
+        if self._checkpointer is not None:
+            self._checkpointer.again(worker)
+        self._meter.workers[worker].left = ""
+        self.trouble(worker, f"worker {worker} is back")
+
     def joined(self, worker: int, incarnation: int, now_s: float) -> None:
-        """A process is ready to train."""
         self.listening[worker] = True
         self.receive(events.Joined(worker, incarnation), now_s)
 
     def pushed(
         self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None
     ) -> None:
-        """A contribution lies in its slot; it was done at `ready_s`, if that is known better than by what it says itself."""
+        """A contribution lies in its slot; `ready_s`: when it was done, if that is known better than by what it says."""
         meter = self._meter.workers[worker]
         if ready_s is None:
             ready_s = meter.granted_s + made.worked_s
@@ -255,7 +257,6 @@ class Program:
             self._non_finite.discarded(worker, f"contribution {made.number}")
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
-        """A step was dropped."""
         if step.reason:
             self._meter.dropped(worker, step.reason)
         self._meter.workers[worker].heard(step.worked_s)
@@ -278,11 +279,8 @@ class Program:
         self.receive(events.Reported(worker, incarnation, versions, work.batches), now_s)
 
     def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
-        """It wants data; whether it is a member.
-
-        When the run is stopped there is none; where rounds are made of all, a batch at a time for a moment more: without it
-        the others would be a smaller round.
-        """
+        """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
+        way, which would be a smaller one else."""
         most = asked.most
         if self._ended_s is not None:
             if not self._in_rounds or now_s - self._ended_s > WHOLE_ROUND_S:
@@ -302,7 +300,9 @@ class Program:
         self.listening[worker] = False
         self._meter.workers[worker].left = "died" if died else "finished"
         if died and not self.stopping:
-            self.trouble(worker, f"worker {worker} died; the others go on, its data goes to them", died=True)
+            alone = all(one.left for one in self._meter.workers)
+            others = "" if alone else "; the others go on, its data goes to them"
+            self.trouble(worker, f"worker {worker} died{others}", died=True)
 
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
@@ -310,7 +310,7 @@ class Program:
         self.receive(events.Left(worker, incarnation, died), now_s)
 
     def evict(self, worker: int, incarnation: int, silent_s: float, now_s: float) -> None:
-        """A worker was silent for too long where others wait for it without asking the sequencer."""
+        """A worker was silent for too long where workers fold without the server."""
         self._evict(events.Evict(worker, incarnation, silent_s))
         self.left(worker, incarnation, died=False, now_s=now_s)
 
@@ -323,12 +323,7 @@ class Program:
         actions = self.actions
         for effect in effects:
             actions[type(effect)](effect)
-        if self._kept:  # those who may go on need not wait for the journal
-            self._recorder.told(event, now_s, loss)
-            for effect in effects:
-                keep = self._kept.get(type(effect))
-                if keep is not None:
-                    keep(effect, now_s)
+        self._recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
         return bool(effects)
 
     def _grant(self, grant: events.Grant) -> None:
@@ -386,5 +381,4 @@ class Program:
 
 
 def event_of(made: Contribution, worker: int, incarnation: int) -> events.Pushed:
-    """A contribution as the sequencer is told of it."""
     return events.Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)

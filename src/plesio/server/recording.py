@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import nan
+from typing import Concatenate, ParamSpec
 
 import torch
 
-from plesio.core.events import Discard, Event, Evict, Fold, Ticked
+from plesio.core.events import Discard, Effect, Event, Evict, Fold, Ticked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.server.assembly import Assembly
 from plesio.tensors.checksum import weights_hash, window_checksum
 
+P = ParamSpec("P")
+
 
 class Recorder:
-    """Writes the journal of one run, if it has one.
-
-    Args:
-        writer: where to; None keeps no journal.
-        failed: told when the journal cannot be written any more. It is readable up to there, and training goes on without
-            it; where nobody is to be told, the error is raised.
-    """
+    """Writes the journal of one run, if it has one. If that cannot be written any more, `failed` is told, and training goes on
+    without it; where nobody is to be told, the error is raised."""
 
     def __init__(
         self, writer: JournalWriter | None = None, failed: Callable[[JournalError], None] | None = None
@@ -30,12 +28,11 @@ class Recorder:
         self.memory: Assembly | None = None
         """What versions are in, once there is some."""
 
-    def _keep(self, write: Callable[..., None], *what: object) -> None:
-        """Have the writer `write` it, if there is one."""
+    def keep(self, write: Callable[Concatenate[JournalWriter, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         if self._writer is None:
             return
         try:
-            write(self._writer, *what)
+            write(self._writer, *args, **kwargs)
         except JournalError as error:
             self._writer = None
             if self._failed is None:
@@ -43,50 +40,28 @@ class Recorder:
             self._failed(error)
 
     def weights(self) -> torch.Tensor:
-        """The parameters as the last fold left them."""
         assert self.memory is not None, "versions are made of something"
         return self.memory.current.memory
 
-    def told(self, event: Event, now_s: float, loss: float = nan) -> None:
-        """The sequencer was told this; `loss` is what the worker that says it last logged."""
+    def told(self, event: Event, effects: Sequence[Effect], now_s: float, loss: float = nan) -> None:
+        """The sequencer was told `event`, and `effects` are done; `loss` is what the worker that says it last logged."""
+        if self._writer is None:
+            return
         if not isinstance(event, Ticked):
-            self._keep(JournalWriter.event, event, now_s, loss)
-
-    def folded(self, fold: Fold, now_s: float) -> None:
-        """A version was made; it is current."""
-        if self._writer is not None:
-            self._keep(JournalWriter.fold, fold, window_checksum(self.weights(), fold.version))
-
-    def discarded(self, discard: Discard, now_s: float) -> None:
-        """A contribution does not count."""
-        self._keep(JournalWriter.discard, discard)
-
-    def evicted(self, evict: Evict, now_s: float) -> None:
-        """A worker was."""
-        self._keep(JournalWriter.evict, evict, now_s)
-
-    def note(self, text: str, now_s: float, worker: int | None = None) -> None:
-        """Something a reader will want to know."""
-        self._keep(JournalWriter.note, text, now_s, worker)
-
-    def resumed(self, version: int, now_s: float) -> None:
-        """The run goes on from a checkpoint."""
-        self._keep(JournalWriter.resumed, version, now_s)
+            self.keep(JournalWriter.event, event, now_s, loss)
+        for effect in effects:
+            if isinstance(effect, Fold):
+                self.keep(JournalWriter.fold, effect, window_checksum(self.weights(), effect.version))
+            elif isinstance(effect, Discard):
+                self.keep(JournalWriter.discard, effect)
+            elif isinstance(effect, Evict):
+                self.keep(JournalWriter.event, effect, now_s)
 
     @property
     def position(self) -> int:
         """The byte up to which the journal reaches; 0 without one."""
         return self._writer.position if self._writer is not None else 0
 
-    def flush(self, durable: bool = False) -> None:
-        """Hand on what gathered; `durable`: and wait until the disk has it."""
-        self._keep(JournalWriter.flush, durable)
-
-    def close(self) -> None:
-        """Let go of the journal; it is readable up to here, also of a run that did not end in order."""
-        self._keep(JournalWriter.close)
-
     def end(self, version: int, now_s: float) -> None:
-        """The run ended in order."""
         if self._writer is not None:
-            self._keep(JournalWriter.end, version, weights_hash(self.weights()), now_s)
+            self.keep(JournalWriter.end, version, weights_hash(self.weights()), now_s)

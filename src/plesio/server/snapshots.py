@@ -23,13 +23,7 @@ Standing = Callable[[], tuple[float, int, int]]
 
 
 class Snapshots:
-    """What the evaluator asked for, and what it was given.
-
-    Args:
-        evaluator: the channel to it, if there is one.
-        standing: how the run stands.
-        look: is shown the parameters of each snapshot.
-    """
+    """What the evaluator asked for, and what it was given; `look` is shown the parameters of each snapshot."""
 
     def __init__(
         self, evaluator: Channel[SnapshotRequest] | None, standing: Standing, look: Callable[[Arena], object]
@@ -53,20 +47,18 @@ class Snapshots:
         return True
 
     def serve(self, built: Assembly) -> None:
-        """Answer its question, if it asked one."""
         if not self._asked or self.evaluator is None:
             return
         self._asked = False
         if built.mirrored:
             self._mirrors += 1
-            built.board.want_mirror(self._mirrors)
+            built.board.mirror_wanted = self._mirrors
         else:
             self.send(built, final=False)
 
     def mirrored(self, built: Assembly, number: int) -> None:
-        """A worker made mirror `number`."""
         if number == built.board.mirror_wanted:
-            built.board.want_mirror(0)
+            built.board.mirror_wanted = 0
             self.send(built, final=False)
 
     def send(self, built: Assembly, final: bool) -> None:

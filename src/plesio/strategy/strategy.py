@@ -94,27 +94,22 @@ class Strategy:
         if by_worker and self.gather.in_rounds:
             self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
         if not by_worker and self.correct != answers.Plain() and not isinstance(self.gather, answers.Each):
-            self._refuse(
-                "correct",
-                "gather",
-                "this correction is for one contribution at a time; use gather=Each(), or correct='dana'",
-            )
+            why = "this correction is for one contribution at a time; use gather=Each(), or correct='dana'"
+            self._refuse("correct", "gather", why)
         if self.adopt.looks_ahead != by_worker:
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
 
     def _check_via(self) -> None:
+        if self.via.at_server:
+            return
         if self.via.in_shared_memory and not isinstance(self.gather, answers.Each):
             self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
         if self.via.in_shared_memory and self.release != answers.Freely():
             self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
         if self.via.in_shared_memory and self.admit != answers.Everything():
             self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
-        if not self.via.at_server:
-            self._check_without_server()
         if self.via.by_collective and self.gather != answers.Round():
             self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
-
-    def _check_without_server(self) -> None:
         if self.correct != answers.Plain():
             self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
         if self.weigh != answers.Equal():
@@ -149,9 +144,6 @@ class Strategy:
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
         """The strategy of `as_data`.
-
-        Raises:
-            StrategyError: an answer nobody knows.
 
         >>> plain = Strategy(name="mine")
         >>> Strategy.from_data("mine", plain.as_data()) == plain

@@ -49,14 +49,12 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's object."""
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
 
@@ -72,10 +70,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Layout:
-    """Where each tensor of a model lies in an arena.
-
-    Args:
-        specs: the model's tensors in the model's own order, each once (tied weights are one tensor).
+    """Where each tensor of a model lies in an arena. `specs`: in the model's own order (tied weights are one tensor).
 
     >>> layout = Layout([TensorSpec("w", (3, 4), "float32", Kind.TRAINED, 0)])
     >>> layout.nbytes, layout.segments[0].numel, layout.payload_bytes
@@ -143,7 +138,6 @@ def _words(value: object) -> str:
 
 
 def _together(spec: TensorSpec) -> tuple[Kind, int, str]:
-    """The key by which tensors share a segment."""
     return spec.kind, spec.group, spec.dtype
 
 
@@ -173,8 +167,7 @@ class Arena:
 
     @classmethod
     def private(cls, layout: Layout, device: torch.device = CPU) -> Arena:
-        """A zeroed arena in this process's memory or on a device. Pages of the process's memory that are never touched
-        take none."""
+        """A zeroed arena on a device, or in this process's memory, of which untouched pages take none."""
         if device != CPU:
             return cls(layout, torch.zeros(layout.nbytes, dtype=torch.uint8, device=device))
         memory = mmap.mmap(-1, layout.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import load, save
 from torch.optim import Optimizer
 
 from plesio.tensors.arena import Arena
@@ -33,15 +34,15 @@ class Held(msgspec.Struct, frozen=True):
 
     def same(self, other: Held) -> bool:
         """Whether their parameters could be stepped as one tensor."""
-        return set(self.whole) == set(other.whole) and str(self.rest) == str(other.rest)
+        return set(self.whole) == set(other.whole) and self.rest == other.rest
 
     def __str__(self) -> str:
-        numbers = [f"{key}={value:g}" for key, value in self.rest.items() if value is not None]
+        numbers = [f"{key}={from_plain(value):g}" for key, value in self.rest.items() if value is not None]
         return ", ".join([*self.whole, *numbers]) or "nothing"
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """The state of an optimizer that has stepped, for each tensor of the model."""
+    """The state of an optimizer that has stepped, for each tensor of the model; its small tensors are bytes."""
 
     held: tuple[Held, ...]
 
@@ -50,7 +51,8 @@ class Carried(msgspec.Struct, frozen=True):
         """What `optimizer` holds for a model's `tensors`; None if it has not stepped yet."""
         if not any(map(_has_stepped, optimizer.state.values())):
             return None
-        return cls(tuple(Held.of(optimizer.state.get(tensor, {}), tensor) for tensor in tensors))
+        held = (Held.of(optimizer.state.get(tensor, {}), tensor) for tensor in tensors)
+        return cls(tuple(Held(one.whole, {key: _packed(value) for key, value in one.rest.items()}) for one in held))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -61,10 +63,7 @@ class Carried(msgspec.Struct, frozen=True):
 def hand_over(
     optimizer: Optimizer, carried: Carried | None, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], first: bool
 ) -> None:
-    """The first worker writes its model's tensors into the ring's first buffer, its optimizer's state into the next ones.
-
-    The state of every worker's optimizer is cleared: it lives at the server from now on.
-    """
+    """The first worker writes what the server begins with. Every worker's optimizer loses its state, which lives there now."""
     if first:
         for tensor, view in zip(tensors, ring[0].views, strict=True):
             view.copy_(tensor.detach())
@@ -89,6 +88,10 @@ def is_whole(key: str, value: Any, parameter: torch.Tensor) -> bool:
     return value.shape == parameter.shape and value.dtype == parameter.dtype
 
 
+def _packed(value: Any) -> Any:
+    return {"tensor": save({"": value.detach().contiguous()})} if isinstance(value, torch.Tensor) else value
+
+
 def plain(value: Any) -> Any:
     """A small value of an optimizer's state for a file; of a tensor with dimensions, its shape and dtype."""
     if not isinstance(value, torch.Tensor):
@@ -98,8 +101,12 @@ def plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`; a tensor with dimensions is returned as zeros, to be filled."""
-    if not isinstance(value, dict):
-        return value
-    dtype = getattr(torch, value["dtype"])
-    return torch.zeros(value["shape"], dtype=dtype) if "shape" in value else torch.tensor(value["value"], dtype=dtype)
+    """The inverse of `plain`, where a tensor with dimensions is returned as zeros, to be filled; and of `_packed`."""
+    match value:
+        case {"tensor": bytes(data)}:
+            return load(data)[""]
+        case {"shape": shape, "dtype": dtype}:
+            return torch.zeros(shape, dtype=getattr(torch, dtype))
+        case {"value": number, "dtype": dtype}:
+            return torch.tensor(number, dtype=getattr(torch, dtype))
+    return value

@@ -78,7 +78,6 @@ class DelayCompensation(Correction):
             g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
 
     def kept(self) -> Kept:
-        """The running mean of squares."""
         return Kept({} if self._mean_square is None else {"mean square": self._mean_square.memory}, {})
 
 
@@ -101,7 +100,6 @@ class GapAwareness(Correction):
 
     @quiet
     def stepped(self, before: Arena, after: Arena) -> None:
-        """Update the running mean with the size of the step just made."""
         elements = before.layout.trained_elements
         self._mean_step = self._mean_step or [0.0] * len(elements)
         self._steps += 1
@@ -110,11 +108,9 @@ class GapAwareness(Correction):
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
     def kept(self) -> Kept:
-        """The running mean."""
         return Kept({}, {"mean_step": self._mean_step, "steps": self._steps})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from it."""
         self._mean_step, self._steps = list(numbers["mean_step"]), numbers["steps"]
 
 
@@ -151,9 +147,7 @@ class GapDamping(Correction):
                 self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
 
     def kept(self) -> Kept:
-        """The running mean."""
         return Kept({}, {"sum": self._sum, "weight": self._weight})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from it."""
         self._sum, self._weight = list(numbers["sum"]), list(numbers["weight"])

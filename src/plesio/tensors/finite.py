@@ -18,15 +18,7 @@ PIECE = 1 << 13
 
 
 class FiniteCheck:
-    """Calling it tells whether all elements of `flats` are finite now.
-
-    >>> weights = torch.ones(3)
-    >>> check = FiniteCheck([weights])
-    >>> before = check()
-    >>> weights[1] = float("nan")
-    >>> before, check()
-    (True, False)
-    """
+    """Calling it tells whether all elements of `flats` are finite now."""
 
     def __init__(self, flats: Sequence[torch.Tensor]) -> None:
         self._pieces: list[np.ndarray] = []

@@ -34,15 +34,9 @@ CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
 
 
 class Folding:
-    """Folds into the ring of versions and publishes the current one.
+    """Folds into the ring of versions and publishes the current one; without an optimizer, parameters are averaged.
 
-    Args:
-        strategy: what to do.
-        optimizer: the user's optimizer; None where parameters are averaged.
-        versions: the ring; its current buffer holds the first version.
-        slots: each worker's slot.
-        workers: how many workers the run was asked to have.
-        new_arena: makes an arena for the state that is needed.
+    The current buffer of `versions` holds the first one. The run was asked to have that many `workers`.
     """
 
     def __init__(
@@ -60,7 +54,8 @@ class Folding:
         self._workers = workers
         self._share = [strategy.outer.scale(folded, workers) for folded in range(1, workers + 1)]
         self._in_rounds = strategy.gather.in_rounds
-        self._correction = _correction(strategy, new_arena)
+        build = CORRECTIONS[type(strategy.correct)]
+        self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
     def set_groups(self, worker: int, groups: Groups) -> None:
@@ -152,11 +147,6 @@ Folder = Folding | LookAheadFolding
 """The tensor side of a strategy at the server."""
 
 
-def _correction(strategy: Strategy, new_arena: NewArena) -> Correction | None:
-    build = CORRECTIONS[type(strategy.correct)]
-    return build(strategy.correct, new_arena) if build is not None else None
-
-
 def _held(strategy: Strategy) -> int:
     """How many contributions are held for a fold after their workers went on; 0 where each is folded, or waits."""
     together = int(strategy.gather.size(None))
@@ -181,8 +171,7 @@ def build_folder(
 ) -> Folder:
     """The folder for a strategy and a user's optimizer.
 
-    Look-ahead is for optimizers that keep a momentum; one without (plain SGD, Adagrad) has nothing to look ahead by, and
-    is folded as it is. `spec` is None where parameters are averaged.
+    An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
     first = versions.buffers[versions.current]
     optimizer = ServerOptimizer(spec, first, lambda: new_arena("optimizer")) if spec is not None else None

@@ -61,8 +61,8 @@ def keeps_momentum(groups: Groups) -> bool:
 class LookAheadFolding:
     """Folds contributions one after the other into a master copy and publishes it with look-ahead.
 
-    Args as for `plesio.tensors.folding.Folding`; `key`: the optimizer's key for its momentum; `share`: the part of the
-    learning rate of one contribution; `held`: how many contributions are buffered until the fold.
+    `key`: the optimizer's for its momentum; `share`: the part of the learning rate of one contribution; `held`: how many
+    contributions are buffered until the fold.
     """
 
     def __init__(
@@ -96,7 +96,6 @@ class LookAheadFolding:
         optimizer.set_groups([self._shared(group) for group in optimizer.groups])
 
     def set_groups(self, worker: int, groups: Groups) -> None:
-        """Fold what comes from `worker` with these hyper-parameters from now on."""
         self._optimizer.sent_groups(worker, [self._shared(group) for group in groups])
 
     def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +204,6 @@ class LookAheadFolding:
             torch.addcdiv(master, momenta, denominator, value=-rate, out=target)
 
     def snapshot(self, reader: int) -> int:
-        """Copy the master into a free buffer and pin it; its index."""
         self._versions.release(reader)
         index = self._versions.spare()
         self._versions.buffers[index].copy_from(self._master)
@@ -213,7 +211,6 @@ class LookAheadFolding:
         return index
 
     def forget(self, worker: int) -> None:
-        """`worker` has left."""
         self._live.discard(worker)
         self._versions.release(worker)
         self._forget_momentum(worker)
@@ -225,7 +222,6 @@ class LookAheadFolding:
         self._resum()
 
     def kept(self) -> Kept:
-        """What a checkpoint keeps beside the parameters."""
         optimizer = self._optimizer.kept()
         momenta = {f"momentum {worker}": arena.memory for worker, arena in enumerate(self._momenta)}
         tensors = {**optimizer.tensors, **momenta, "sum of momenta": self._sum.memory}
@@ -234,7 +230,6 @@ class LookAheadFolding:
         return Kept(tensors, {"optimizer": optimizer.numbers, "look-ahead": own})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Restore these numbers; the caller then fills the tensors that `kept` names."""
         own = numbers["look-ahead"]
         self._optimizer.restore(numbers["optimizer"])
         self._scale, self._steps = own["scale"], own["steps"]
@@ -247,8 +242,9 @@ class LookAheadFolding:
         The second moment decays by the N-th root, so its step count is N times the user's.
         """
         self._optimizer.begin_from(carried, arenas)
+        positions = range(len(self._optimizer.parameters))
         if self._key == "exp_avg":
-            for position in range(len(self._optimizer.parameters)):
+            for position in positions:
                 state = self._optimizer.state_of(position)
                 if "step" in state:
                     state["step"] = state["step"] * self._workers
@@ -256,14 +252,12 @@ class LookAheadFolding:
         if momentum is not None:
             for own in self._momenta:
                 own.copy_from(momentum, Kind.TRAINED)
-            positions = range(len(self._optimizer.parameters))
             brought = [position for position in positions if self._key in self._optimizer.state_of(position)]
             self._begun = [set(brought) for _ in self._momenta]
             self._resum()
             self._scale = scale_for(self._optimizer.kind, self._share, self._share)
 
     def begin_anew(self) -> None:
-        """Start anew, as after a restore: no pins, no held contributions."""
         self._versions.release_all()
         self._waiting = 0
         self._live.clear()

@@ -44,12 +44,10 @@ class _Constant:
         self._where: torch.Tensor | None = None  # everywhere
 
     def add(self, other: torch.Tensor) -> None:
-        """One more of them."""
         same = same_bits(self._value, other)
         self._where = same if self._where is None else self._where.logical_and_(same)
 
     def put_into(self, mean: torch.Tensor) -> None:
-        """Put that in the place of what was computed there."""
         if self._where is None:
             mean.copy_(self._value)
         else:
@@ -119,8 +117,7 @@ def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:
-    """Move the model's buffers towards the contributions': replace them in rounds (`share` 1), else interpolate by the
-    contributions' share of the workers.
+    """Move the model's buffers towards the contributions' by their `share` of the workers; in rounds (1) replace them.
 
     Elements that are equal, or of which one is infinite, become the contributions' value.
     """
@@ -139,12 +136,7 @@ def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> N
 
 
 class Accumulator:
-    """A running weighted sum of contributions whose workers go on before the fold; in half precision their running mean.
-
-    Args:
-        arena: where to sum.
-        count: at most how many contributions are summed.
-    """
+    """A running weighted sum, in `arena`, of at most `count` contributions; in half precision their running mean."""
 
     def __init__(self, arena: Arena, count: int) -> None:
         self.arena = arena
@@ -155,9 +147,14 @@ class Accumulator:
         self._constants: dict[int, _Constant] = {}  # by buffer segment
 
     def add(self, part: Arena, weight: float) -> None:
-        """Add `weight` times `part`."""
+        down = room_for(self._count) * 0.5 ** max(0, frexp(weight)[1])
         if self._empty:
-            self._down = room_for(self._count) * 0.5 ** max(0, frexp(weight)[1])
+            self._down = down
+        elif down < self._down:  # a greater weight than before needs more room
+            for total in self.arena.flat:
+                if total.is_floating_point() and total.dtype not in HALF:
+                    total.mul_(down / self._down)
+            self._down = down
         self._weight = weight if self._empty else self._weight + weight
         for segment in part.layout.moving_segments:
             total, one = self.arena.flat[segment], part.flat[segment]
@@ -186,7 +183,6 @@ class Accumulator:
                 self._constants[segment].add(one)
 
     def empty(self) -> None:
-        """Forget what was added."""
         self._empty = True
 
     def take_mean(self, total_weight: float) -> Arena:

@@ -19,21 +19,14 @@ from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A model's tensors and their names.
-
-    `names` maps each key of the model's state_dict, in its order, to a tensor: tied weights share one.
-    """
+    """A model's tensors; `names` maps each key of its state_dict, in order, to one of them: tied weights share one."""
 
     specs: tuple[TensorSpec, ...]
     names: tuple[tuple[str, int], ...]
 
 
 def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, list[torch.Tensor]]:
-    """The description of `model` under `optimizer`, and its tensors in the same order.
-
-    Raises:
-        ConfigurationError: a model without parameters, an optimizer over others, or tensors that cannot be shared.
-    """
+    """The description of `model` under `optimizer`, and its tensors in the same order."""
     param_groups = optimizer.param_groups if optimizer is not None else ()
     groups = {id(one): position for position, group in enumerate(param_groups) for one in group["params"]}
     specs: list[TensorSpec] = []
@@ -59,11 +52,7 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The one device of a model's parameters and buffers.
-
-    Raises:
-        ConfigurationError: they are on several, or without memory (device "meta").
-    """
+    """The one device of a model's parameters and buffers; `ConfigurationError` for several, and for "meta"."""
     devices = {tensor.device: name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
     if len(devices) > 1:
         places = ", ".join(f"{name} is on {device}" for device, name in devices.items())
@@ -135,21 +124,8 @@ class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value)
 
 
-class _StructureUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, index: int) -> torch.Tensor:
-        return self._tensors[index]
-
-
 def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
-    """`model` without its tensors, for another process of this host.
-
-    Raises:
-        ConfigurationError: the module cannot be pickled.
-    """
+    """`model` without its tensors, for another process of this host."""
     file = io.BytesIO()
     try:
         _StructurePickler(file, tensors).dump(model)
@@ -167,6 +143,8 @@ def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torc
         view if spec.kind is Kind.BUFFER else nn.Parameter(view, requires_grad=False)
         for spec, view in zip(specs, views, strict=True)
     ]
-    model = _StructureUnpickler(io.BytesIO(data), tensors).load()
+    unpickler = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+    model = unpickler.load()
     assert isinstance(model, nn.Module)
     return model

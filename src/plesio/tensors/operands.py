@@ -30,7 +30,6 @@ def quiet(function: _Function) -> _Function:
 
 
 def is_small(flat: torch.Tensor) -> bool:
-    """Whether NumPy is quicker for `flat`."""
     return flat.is_cpu and flat.numel() <= SMALL and flat.dtype in (torch.float32, torch.float64)
 
 

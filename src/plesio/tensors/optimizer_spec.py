@@ -1,10 +1,18 @@
-"""A user's optimizer in words: what another process needs to build one like it."""
+"""A user's optimizer in plain data: the name of its class, numbers, text, and bytes of small tensors.
+
+The class travels by its name. The receiver imports it, or has it already: what a script defines comes to a server on the
+same host with the training function.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import reprlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -24,44 +32,100 @@ STAY = "take a strategy whose optimizer stays in the worker, such as local_sgd"
 """What to do with an optimizer that cannot step at the server."""
 
 
-class OptimizerSpec(msgspec.Struct, frozen=True):
-    """What it takes to build a user's optimizer elsewhere: its class, its defaults, its groups without parameters.
+class OptimizerSpec(msgspec.Struct, frozen=True, dict=True):
+    """What it takes to build a user's optimizer, named `module:class`, elsewhere; of one that stays here, names only."""
 
-    `carried` describes the state it holds already, if that goes there too.
-    """
-
-    kind: type[Optimizer]
-    defaults: dict[str, Any]
+    name: str
     groups: Groups
+    defaults: dict[str, Any] = {}
     carried: Carried | None = None
 
     @classmethod
     def of(cls, optimizer: Optimizer, tensors: Sequence[torch.Tensor] = ()) -> OptimizerSpec:
-        """Describe `optimizer`; if it is to step at the server, with the state it holds for these tensors of a model.
-
-        Raises:
-            ConfigurationError: an optimizer that cannot run there.
-        """
-        name = type(optimizer).__name__
+        """Describe `optimizer`; if it is to step at the server, with the state it holds for these tensors of a model."""
+        kind = type(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigurationError(
-                f"{name} evaluates the loss inside its step, which no worker is there for; use SGD, Adam, AdamW, ..."
+                f"{kind.__name__} evaluates the loss inside its step, which no worker is there for; use SGD, Adam, AdamW, ..."
             )
-        if tensors:
-            _check_moves(optimizer)
-        carried = Carried.by(optimizer, tensors) if tensors else None
-        accepted = inspect.signature(type(optimizer).__init__).parameters
-        given = {**(_unlisted(optimizer) if tensors else {}), **optimizer.defaults}
-        defaults = {key: number(value) for key, value in given.items() if key in accepted}
-        return cls(type(optimizer), defaults, hyper_parameters(optimizer), carried)
+        accepted = inspect.signature(kind.__init__).parameters
+        defaults = {key: number(value) for key, value in optimizer.defaults.items() if key in accepted}
+        name, groups = f"{kind.__module__}:{kind.__qualname__}", hyper_parameters(optimizer)
+        if not tensors:
+            return cls(name, groups, defaults)
+        _check_moves(optimizer)
+        defaults = {key: number(value) for key, value in _unlisted(optimizer).items()} | defaults
+        carried = Carried.by(optimizer, tensors)
+        arguments = {f"argument {key!r}": value for key, value in defaults.items()}
+        states = {f"state {key!r}": one.rest[key] for one in (carried.held if carried else ()) for key in one.rest}
+        check_sendable(kind.__name__, {**named(groups), **arguments, **states})
+        return cls(name, groups, defaults, carried)
+
+    @classmethod
+    def names_of(cls, optimizer: Optimizer) -> OptimizerSpec:
+        """Describe an optimizer that stays in its worker."""
+        spec = cls.of(optimizer)
+        return cls(spec.name, [dict.fromkeys(group) for group in spec.groups])
+
+    @cached_property
+    def kind(self) -> type[Optimizer]:
+        """Its class; `ConfigurationError` where that is not to be had."""
+        return class_named(self.name)
+
+    def check_same(self, other: OptimizerSpec, worker: int, reference: int) -> None:
+        """Raise `ConfigurationError` if `other`, of worker `worker`, is no optimizer like this one. Values may differ."""
+        difference = self._difference(other)
+        if difference:
+            raise ConfigurationError(
+                f"worker {worker} does not hold the same optimizer as worker {reference}: {difference}; build it the same "
+                "way on every worker (values, such as lr, may differ)"
+            )
+
+    def _difference(self, other: OptimizerSpec) -> str:
+        wanted, got = (one.name.replace(":", ".") for one in (self, other))
+        if wanted != got:
+            return f"{wanted} was wanted, got {got}"
+        if len(self.groups) != len(other.groups):
+            return f"{len(self.groups)} parameter groups were wanted, got {len(other.groups)}"
+        for number, (want, have) in enumerate(zip(self.groups, other.groups, strict=True)):
+            if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
+                return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
+        return ""
+
+
+def class_named(name: str) -> type[Optimizer]:
+    """The optimizer's class that `name` (`module:class`) stands for. One that is loaded comes first: to import runs a script.
+
+    >>> class_named("torch.optim.sgd:SGD").__name__
+    'SGD'
+    """
+    module, _, qualified = name.partition(":")
+    for find in (lambda: sys.modules[module], lambda: _loaded(name), lambda: importlib.import_module(module)):
+        try:
+            found = find()
+            kind = found if isinstance(found, type) else attrgetter(qualified)(found)
+        except (ImportError, AttributeError, LookupError, ValueError):
+            continue
+        if isinstance(kind, type) and issubclass(kind, Optimizer):
+            return kind
+    raise ConfigurationError(
+        f"the server, where {name.replace(':', '.')} is to step, finds no optimizer of that name: define its class at the "
+        f"top of a module or of the script, or {STAY}"
+    )
+
+
+def _loaded(name: str) -> type[Optimizer]:
+    """The newest class of that name in this process, as one that came with the training function is in no module."""
+    return [one for one in _below(Optimizer) if f"{one.__module__}:{one.__qualname__}" == name][-1]
+
+
+def _below(kind: type[Optimizer]) -> Iterator[type[Optimizer]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
 
 
 def full_name(kind: type) -> str:
-    """A class's name with its module.
-
-    >>> full_name(torch.optim.SGD)
-    'torch.optim.sgd.SGD'
-    """
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -80,11 +144,7 @@ def _check_moves(optimizer: Optimizer) -> None:
 
 
 def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
-    """What the optimizer's `__init__` was given that is not among its `defaults`, as far as attributes of the name tell.
-
-    Raises:
-        ConfigurationError: nothing tells what it was given.
-    """
+    """What the optimizer's `__init__` was given that is not among its `defaults`, as far as attributes of the name tell."""
     given: dict[str, Any] = {}
     for name, parameter in list(inspect.signature(type(optimizer).__init__).parameters.items())[2:]:
         if name in optimizer.defaults or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -100,8 +160,7 @@ def _unlisted(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def hyper_parameters(optimizer: Optimizer) -> Groups:
-    """The settings of each parameter group for an optimizer elsewhere: without the parameters, a learning rate held in a
-    tensor or by NumPy as a number, and not for a CUDA graph (`capturable`), which knows no CPU."""
+    """The settings of each parameter group for an optimizer elsewhere; not for a CUDA graph (`capturable`): it knows no CPU."""
     left_out = ("params", "param_names")
     return [
         {key: key != "capturable" and number(value) for key, value in group.items() if key not in left_out}
@@ -110,11 +169,7 @@ def hyper_parameters(optimizer: Optimizer) -> Groups:
 
 
 def packed(optimizer: Optimizer) -> bytes:
-    """Its hyper-parameters, to be sent.
-
-    Raises:
-        ConfigurationError: one of them is nothing that can be.
-    """
+    """Its hyper-parameters, to be sent; `ConfigurationError` if one of them cannot be."""
     groups = hyper_parameters(optimizer)
     try:
         return msgspec.msgpack.encode(groups)
@@ -155,8 +210,8 @@ def unsendable(value: Any) -> str:
 def settings_of(optimizer: Optimizer) -> Groups:
     """The parameter groups as they are now: equal to `optimizer.param_groups` until somebody changes a setting.
 
-    The list of parameters is among the values, the same object every time and compared as that. A learning rate held in a
-    tensor, which may change under its own name, is kept as a number.
+    The list of parameters is compared as the object that it is. A learning rate in a tensor, which may change in place,
+    is kept as a number.
     """
     return [
         {key: value if key == "params" else number(value) for key, value in group.items()}

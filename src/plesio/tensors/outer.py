@@ -76,13 +76,7 @@ def _no_global_hooks() -> Iterator[None]:
 
 
 class ServerOptimizer:
-    """A user's optimizer over the trained segments of an arena.
-
-    Args:
-        spec: the optimizer to rebuild.
-        arena: an arena of the model, with its values: some optimizers read them when built.
-        new_arena: makes the arenas of the optimizer's state.
-    """
+    """A user's optimizer over the trained segments of `arena`, whose values some optimizers read when they are built."""
 
     def __init__(self, spec: OptimizerSpec, arena: Arena, new_arena: Callable[[], Arena]) -> None:
         self.kind = spec.kind
@@ -94,13 +88,10 @@ class ServerOptimizer:
         self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
-        grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
-        for group, parameter in zip(self._group_of, self.parameters, strict=True):
-            grouped[group].append(parameter)
         chose = any(group.get("fused") is not None or group.get("foreach") for group in spec.groups)
         large = sum(one.numel() for one in self.parameters) >= FUSED_FROM
         self._fused = spec.kind in FUSED and large and not chose
-        self.optimizer = _build(spec, grouped)
+        self.optimizer = _build(spec, self._group_of, self.parameters)
         self._applied = spec.groups  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(spec.groups)
@@ -125,7 +116,6 @@ class ServerOptimizer:
             self.set_groups(groups)
 
     def set_groups(self, groups: Groups) -> None:
-        """Step with these hyper-parameters."""
         self._given = groups
         self.groups = [{**group, "fused": True} for group in groups] if self._fused else groups
         self._set_at: float | None = None
@@ -198,7 +188,6 @@ class ServerOptimizer:
         return self.select(self._state_arenas[key])
 
     def kept(self) -> Kept:
-        """What a checkpoint keeps beside the parameters."""
         tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
         held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
         for position, one in enumerate(held):
@@ -217,11 +206,7 @@ class ServerOptimizer:
         )
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        """Restore the numbers of `kept`; the caller then fills its tensors.
-
-        Raises:
-            CheckpointError: they are another optimizer's.
-        """
+        """Restore the numbers of `kept`; the caller then fills its tensors. `CheckpointError` for another optimizer's."""
         kind = full_name(self.kind)
         kept = str(numbers["kind"])
         ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
@@ -248,7 +233,7 @@ class ServerOptimizer:
         given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
         for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
             held = carried.held[piece.tensors[0]]
-            state: dict[str, Any] = {key: copy.deepcopy(value) for key, value in held.rest.items()}
+            state: dict[str, Any] = {key: copy.deepcopy(from_plain(value)) for key, value in held.rest.items()}
             for key in held.whole:
                 own = torch.zeros_like(parameter) if key == self.swapped else self._home(key)[position]
                 state[key] = own.copy_(given[key][position])
@@ -257,8 +242,7 @@ class ServerOptimizer:
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""
-        group: dict[str, Any] = self.groups[self._group_of[position]]
-        return group
+        return self.groups[self._group_of[position]]
 
     def state_of(self, position: int) -> dict[str, Any]:
         """The state of parameter `position`; empty before its first step."""
@@ -270,19 +254,14 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
     """How many tensors of the model's size this optimizer keeps, found by a step on tiny tensors.
 
     These have the groups, dtypes and numbers of dimensions of the real ones.
-
-    Raises:
-        ConfigurationError: it cannot step.
     """
-    grouped: list[list[torch.nn.Parameter]] = [[] for _ in spec.groups]
     pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, spec.kind in ELEMENTWISE))
-    forms = ((piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)) for piece, one in pieces)
-    for group, dtype, dimensions in dict.fromkeys(forms):
-        parameter = torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype))
+    forms = dict.fromkeys((piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)) for piece, one in pieces)
+    parameters = [torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype)) for _, dtype, dimensions in forms]
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-        grouped[group].append(parameter)
     try:
-        optimizer = _build(spec, grouped)
+        optimizer = _build(spec, [group for group, *_ in forms], parameters)
         with _no_global_hooks():
             optimizer.step()
     except ConfigurationError:
@@ -323,11 +302,7 @@ def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
 
 
 def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
-    """Make sure that tensors stepped as one have equal state.
-
-    Raises:
-        ConfigurationError: they differ.
-    """
+    """Raise `ConfigurationError` if tensors that are stepped as one have unequal state."""
     if spec.carried is None:
         return
     held = spec.carried.held
@@ -343,9 +318,10 @@ def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
                 )
 
 
-def _build(spec: OptimizerSpec, grouped: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
-    given = copy.deepcopy(spec.groups)  # the optimizer may write into lists in it
-    groups = [{**settings, "params": list(members)} for settings, members in zip(given, grouped, strict=True)]
+def _build(spec: OptimizerSpec, group_of: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> Optimizer:
+    groups: Groups = [{**copy.deepcopy(settings), "params": []} for settings in spec.groups]  # it may write into them
+    for group, parameter in zip(group_of, parameters, strict=True):
+        groups[group]["params"].append(parameter)
     try:
         return spec.kind(groups, **spec.defaults)
     except TypeError as error:

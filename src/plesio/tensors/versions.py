@@ -42,19 +42,16 @@ class Versions:
             self._readers[last] += 1
 
     def release(self, reader: int) -> None:
-        """`reader` pins nothing from now on."""
         for pins in (self._pinned, self._left):
             index = pins.pop(reader, None)
             if index is not None:
                 self._readers[index] -= 1
 
     def release_all(self) -> None:
-        """Remove all pins."""
         for reader in list(self._pinned):
             self.release(reader)
 
     def of(self, reader: int) -> Arena:
-        """The buffer `reader` pins."""
         return self.buffers[self._pinned[reader]]
 
     def spare(self) -> int:

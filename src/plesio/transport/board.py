@@ -15,13 +15,32 @@ from __future__ import annotations
 from plesio.tensors.arena import PAGE
 from plesio.transport.memory import SharedBlock
 
-_STOP, _MIRROR, _BROKEN, _FOLDS = 0, 1, 2, 8
+_FOLDS = 8
+"""The first cell of the workers' folds."""
 _LINE = 5
 """Cells of a worker besides its folds: the step it folds, then (batches, samples) of its last even and last odd step."""
 
 
+class _Cell:
+    """One of the server's numbers, as an attribute of the board."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, board: Board, kind: type[Board]) -> int:
+        return board._cells[self._place]
+
+    def __set__(self, board: Board, value: int) -> None:
+        board._cells[self._place] = value
+
+
 class Board:
     """The counters over a shared block.
+
+    Attributes:
+        stopped: 1 once the run is to end.
+        mirror_wanted: the number of the copy of the parameters that is asked for, counted from 1; 0: none is.
+        broken: the latest generation of the workers' group of which a member died, or said that it is broken.
 
     >>> board = Board(SharedBlock.create(PAGE, "the board"), workers=2)
     >>> board.folding(1, 1, batches=2, samples=64); board.folded(1, 1); board.folds
@@ -31,6 +50,10 @@ class Board:
     (1, (2, 64), 2, (3, 96))
     """
 
+    stopped = _Cell(0)
+    mirror_wanted = _Cell(1)
+    broken = _Cell(2)
+
     def __init__(self, block: SharedBlock, workers: int) -> None:
         self._block = block
         self._cells = block.memory.numpy().data.cast("q")  # ten times quicker than numpy for single numbers
@@ -39,40 +62,11 @@ class Board:
 
     @classmethod
     def attach(cls, descriptor: int, workers: int) -> Board:
-        """The board behind a descriptor."""
         return cls(SharedBlock(descriptor, PAGE), workers)
 
     @property
     def descriptor(self) -> int:
-        """What another process attaches it by."""
         return self._block.fd
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run is to end."""
-        return bool(self._cells[_STOP])
-
-    def stop(self) -> None:
-        """Let the run end."""
-        self._cells[_STOP] = 1
-
-    @property
-    def mirror_wanted(self) -> int:
-        """The number of the copy of the parameters that is asked for, counted from 1; 0: none is."""
-        return self._cells[_MIRROR]
-
-    def want_mirror(self, number: int) -> None:
-        """Ask for that copy of the parameters."""
-        self._cells[_MIRROR] = number
-
-    @property
-    def broken(self) -> int:
-        """The latest generation of the workers' group that is known to be broken."""
-        return self._cells[_BROKEN]
-
-    def break_group(self, generation: int) -> None:
-        """A member said that this generation is broken, or died."""
-        self._cells[_BROKEN] = generation
 
     @property
     def folds(self) -> int:
@@ -88,15 +82,12 @@ class Board:
         lines[line] = number  # last: whoever reads the number finds its data
 
     def folded(self, worker: int, number: int) -> None:
-        """`worker`'s steps up to `number` are folded."""
         self._folds[worker] = number
 
     def folding_of(self, worker: int) -> int:
-        """The last step that `worker` began to fold."""
         return self._lines[worker * _LINE]
 
     def folds_of(self, worker: int) -> int:
-        """The last step that `worker` folded."""
         return self._folds[worker]
 
     def data_of(self, worker: int, number: int) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class ChannelClosedError(Exception):
 
 
 class Channel(Generic[M]):
-    """One end of a line on which messages of the union `kinds` come in.
+    """One end of a line on which messages of the union `kinds` come in; `ChannelClosedError` when the other side is gone.
 
     >>> left, right = channel_pair()
     >>> a, b = Channel(left, int, "b"), Channel(right, int, "a")
@@ -64,21 +64,12 @@ class Channel(Generic[M]):
         return _polled(self.fileno(), select.POLLOUT, 0.0)
 
     def send_in_time(self, message: object) -> None:
-        """Send one small message without waiting. While the receiver is stopped it is kept, and sent before any other.
-
-        Raises:
-            ChannelClosedError: the other side is gone.
-        """
+        """Send one small message without waiting. While the receiver is stopped it is kept, and sent before any other."""
         self._kept.append(message)
         while self._kept and (self.has_room or len(self._kept) > KEPT_MAX):
             self._send(self._kept.popleft())
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send one message, after the kept ones.
-
-        Raises:
-            ChannelClosedError: the other side is gone.
-        """
         while self._kept:
             self._send(self._kept.popleft())
         self._send(message, descriptors)
@@ -100,7 +91,7 @@ class Channel(Generic[M]):
         If the sender stops in the middle of a message the line is closed: its next message could not be told from the rest.
 
         Raises:
-            ChannelClosedError: the other side is gone, or the message did not come whole in time.
+            ChannelClosedError: the message did not come whole in time.
             DeadlineError: nothing came in time.
             ProtocolError: what came is no message that this end takes.
         """
@@ -123,7 +114,6 @@ class Channel(Generic[M]):
             raise
 
     def _exactly(self, size: int, end_s: float) -> bytes:
-        """The next `size` bytes."""
         body = bytearray(size)
         view = memoryview(body)
         while view:
@@ -138,7 +128,6 @@ class Channel(Generic[M]):
         return bytes(body)
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.close()
 
 
@@ -154,12 +143,10 @@ def _polled(descriptor: int, event: int, timeout_s: float) -> bool:
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def close_quietly(*descriptors: int) -> None:
-    """Close descriptors that may be closed already."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

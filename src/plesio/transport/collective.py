@@ -8,8 +8,6 @@ A thread runs a group's operations one after the other. Two at a time would do n
 two fails, gloo goes on with the other, whose sends wait for a neighbour that waits for this worker in the first: neither
 notices before the deadline. Even so gloo misses about one in a hundred deaths of a neighbour
 (tests/integration/test_allreduce.py): the thread gives up an operation when others say that the group is broken.
-
-Tensors are reduced on the CPU. A model on a device of its own copies there and back.
 """
 
 from __future__ import annotations
@@ -37,32 +35,24 @@ _abandoned: list[Any] = []
 """Groups with a stuck operation. They are never closed: that would wait for it."""
 
 
-class RendezvousStore:
+def rendezvous_store() -> TCPStore:
     """The key-value store by which members find each other. It listens on the loopback only, on any free port."""
+    listener = socket.create_server((LOOPBACK, 0), backlog=128)
+    port = listener.getsockname()[1]
+    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
-    def __init__(self) -> None:
-        listener = socket.socket()
-        listener.bind((LOOPBACK, 0))
-        listener.listen(128)
-        self.port: int = listener.getsockname()[1]
-        self._store = TCPStore(
-            LOOPBACK, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
 
-    @staticmethod
-    def at(port: int, timeout_s: float) -> TCPStore:
-        """A worker's connection to it; waits at most `timeout_s` for it to answer."""
-        timeout = timedelta(seconds=timeout_s)
-        return TCPStore(LOOPBACK, port, is_master=False, timeout=timeout, wait_for_workers=False)
+def connected_store(port: int, timeout_s: float) -> TCPStore:
+    """A worker's connection to it; waits at most `timeout_s` for it to answer."""
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(LOOPBACK, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 class Group:
-    """The members of one generation; of one member, a group that has nothing to do.
+    """The members of one generation, this one the `rank`-th of `size`; of one member, a group that has nothing to do.
 
     Args:
         store: where they meet.
-        generation: which.
-        rank, size: this member's place among how many.
         timeout_s: how long an operation may take.
         tries: how often members have tried in vain; each time they take twice as long.
         known_broken: whether another member said that the group is broken.
@@ -120,11 +110,7 @@ class Group:
         return self._begin(tensor, lambda gloo: gloo.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """`tensor` becomes what it is at member `root`.
-
-        Raises:
-            RuntimeError: somebody is gone.
-        """
+        """`tensor` becomes what it is at member `root`; RuntimeError if somebody is gone."""
         if self.size == 1:
             return
         options = dist.BroadcastOptions()
@@ -134,11 +120,7 @@ class Group:
             raise RuntimeError(self.broken)
 
     def share(self, data: bytes, root: int) -> bytes:
-        """The bytes that member `root` has.
-
-        Raises:
-            RuntimeError: somebody is gone.
-        """
+        """The bytes that member `root` has; RuntimeError if somebody is gone."""
         size = torch.tensor([len(data)])
         self.broadcast(size, root)
         body = torch.empty(int(size), dtype=torch.uint8)
@@ -156,19 +138,15 @@ class Group:
         return future
 
     def _run(self) -> None:
-        """The group's thread."""
         while (operation := self._operations.get()) is not None:
             tensor, launch, future = operation
-            if self.works:
-                self._do(launch)
+            try:
+                if self.works:
+                    self._wait(launch(self._gloo))
+            except RuntimeError as error:
+                self.fail(error)
             self.done_s = time.monotonic()
             future.set_result(tensor)
-
-    def _do(self, launch: Callable[[Any], Any]) -> None:
-        try:
-            self._wait(launch(self._gloo))
-        except RuntimeError as error:
-            self.fail(error)
 
     def _wait(self, work: Any) -> None:
         suspected = False
@@ -185,15 +163,12 @@ class Group:
             suspected = self._known_broken()
 
     def finish(self) -> bool:
-        """Wait for what was begun; whether all of it, and everything before, came to its end.
-
-        A broken group hangs up, so that members that still wait for this one notice.
-        """
+        """Wait for what was begun; whether all of it, and everything before, came to its end."""
         begun, self._begun = self._begun, []
         for future in begun:
             future.wait()
         if self.broken:
-            self._hang_up()
+            self._hang_up()  # so that members that still wait for this one notice
         return not self.broken
 
     def fail(self, error: RuntimeError) -> None:
@@ -201,7 +176,6 @@ class Group:
         self.broken = self.broken or str(error).strip().split("\n")[0]
 
     def close(self) -> None:
-        """Leave the group."""
         self.finish()
         self._hang_up()
 
@@ -245,24 +219,21 @@ class CurrentGroup(dist.ProcessGroup):
         self._stamp = stamp
 
     def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
-        """Sum the one tensor over the group."""
+        """Sum the one tensor over the group, unless this worker is `silent`."""
         (tensor,) = tensors
         mine = tensor.cpu()
         self.used = mine.clone() if self.used is None else self.used + mine
-        return _Quiet(self.group, lambda: None) if self.silent else self.total(tensor)
-
-    def total(self, tensor: torch.Tensor) -> dist.Work:
-        """Sum `tensor` over the group once the work is waited for."""
-        group, stamp = self.group, self._stamp()
-        sums = torch.cat([tensor.cpu().long(), torch.tensor([stamp, stamp * stamp])])
+        group = self.group
+        if self.silent or not group.works:
+            return _Quiet(group, lambda: None)
+        stamp = self._stamp()
+        sums = torch.cat([mine.long(), torch.tensor([stamp, stamp * stamp])])
 
         def came() -> None:
             *_, total, squares = sums.tolist()
             self.alike = self.alike and total * total == group.size * squares  # so only where all are the same
             tensor.copy_(sums[: len(tensor)])
 
-        if not group.works:
-            return _Quiet(group, lambda: None)
         group.reduce(sums)
         return _Quiet(group, came)
 
@@ -271,12 +242,11 @@ class CurrentGroup(dist.ProcessGroup):
         return 1
 
     def getBackendName(self) -> str:
-        """Not one that torch knows."""
         return "plesio"
 
 
-def completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def completed(tensor: torch.Tensor) -> Future[torch.Tensor]:
     """A future that holds `tensor` already."""
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future: Future[torch.Tensor] = Future()
     future.set_result(tensor)
     return future

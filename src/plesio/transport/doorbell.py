@@ -66,10 +66,7 @@ def framed(message: FromWorker) -> bytes:
 
 
 class Located(NamedTuple):
-    """An answer, and the buffer of the ring that holds the version it names for the reader that is answered.
-
-    Messages name versions. Only those who share the ring's memory know of buffers.
-    """
+    """An answer, and the buffer of the ring that holds the version it names for the reader that is answered."""
 
     answer: Answer
     buffer: int
@@ -83,11 +80,7 @@ class MessageReader:
         self._rest = b""
 
     def read(self) -> list[FromWorker] | None:
-        """The messages that have come whole; None when the worker is gone.
-
-        Raises:
-            ProtocolError: what came is no message.
-        """
+        """The messages that have come whole; None when the worker is gone. `ProtocolError` for what is no message."""
         data = os.read(self.descriptor, 65536)
         if not data:
             return None
@@ -110,8 +103,7 @@ class MessageReader:
 def write_answer(descriptor: int, answer: Answer, buffer: int = 0) -> bool:
     """Answer a worker, and say which buffer it goes on from; False if it is gone.
 
-    Raises:
-        BlockingIOError: it read none of the last, so many that there is no room for this one (the pipe is not to block).
+    BlockingIOError: it read none of the last ones, and there is no room for this one (the pipe is not to block).
     """
     try:
         body = encode(answer)
@@ -127,7 +119,7 @@ def nothing() -> None:
 
 
 class Doorbell:
-    """A worker's end of its two pipes."""
+    """A worker's end of its two pipes; `ServerLostError` when the server is gone."""
 
     def __init__(self, push: int, answer: int, worker: int) -> None:
         self.buffer = 0
@@ -140,11 +132,6 @@ class Doorbell:
         self._lookout = Lookout(self._poller)
 
     def send(self, message: FromWorker) -> None:
-        """Tell the server.
-
-        Raises:
-            ServerLostError: it is gone.
-        """
         try:
             os.write(self._push, framed(message))
         except BrokenPipeError as error:
@@ -157,12 +144,7 @@ class Doorbell:
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
-        """Wait for the next answer, after doing what can be done `meanwhile`.
-
-        Raises:
-            ServerLostError: the server is gone.
-            DeadlineError: it did not answer in time.
-        """
+        """Wait for the next answer, after doing what can be done `meanwhile`; `DeadlineError` if it is not there in time."""
         started_s = time.monotonic()
         meanwhile()
         if not self._lookout.wait(timeout_s):
@@ -181,7 +163,7 @@ class Doorbell:
     def _lost(self, phase: str) -> ServerLostError:
         return ServerLostError(
             f"the server is gone: worker {self._worker} {phase}; "
-            "its last version is lost unless it was saved; start the run again"
+            "its last version is lost unless a checkpoint holds it; go on from that with resume=, or start the run again"
         )
 
 

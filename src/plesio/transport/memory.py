@@ -46,11 +46,7 @@ class SharedBlock:
 
     @classmethod
     def create(cls, nbytes: int, what: str) -> SharedBlock:
-        """A new block for `what`, zero at first.
-
-        Raises:
-            SharedMemoryError: there is not that much memory to be had.
-        """
+        """A new block for `what`, zero at first; `SharedMemoryError` if there is not that much memory to be had."""
         return cls(anonymous_file(nbytes, what), nbytes)
 
     def close(self) -> None:
@@ -104,11 +100,7 @@ class CopyOnWriteView:
 
 
 def anonymous_file(nbytes: int, what: str) -> int:
-    """The descriptor of a new file in memory for `what`, `nbytes` zeros at first; it is gone with its last descriptor.
-
-    Raises:
-        SharedMemoryError: there is not that much memory to be had.
-    """
+    """The descriptor of a new file in memory for `what`, `nbytes` zeros at first; it is gone with its last descriptor."""
     check_room(nbytes, what)
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("plesio", os.MFD_CLOEXEC)

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
+from plesio.tensors.carrying import Carried
 from plesio.tensors.model import describe, dump_structure
-from plesio.tensors.optimizer_data import OptimizerData
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
@@ -34,44 +34,34 @@ class WorkerContext(Protocol):
 
     def now_s(self) -> float:
         """The time, in seconds from any beginning."""
-        ...
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Take part with this model and optimizer; returns when training begins. The model is the one to call."""
-        ...
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Data to work on; the arguments are those of a `plesio.protocol.worker.LeaseRequest`."""
-        ...
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Pass on what the training function logged over its last `steps` steps."""
-        ...
 
     def stop(self, why: str) -> None:
         """Ask for the end of the whole run."""
-        ...
 
     def leave(self) -> None:
         """The training function returned without ever taking part."""
-        ...
 
 
 def introduction(
     rank: int, strategy: Strategy, model: nn.Module, optimizer: Optimizer, evaluates: bool
-) -> tuple[Hello, OptimizerSpec, list[torch.Tensor]]:
-    """What a worker shows the server of itself, the optimizer's description in it, and the model's tensors in order.
-
-    Raises:
-        ConfigurationError: a model or an optimizer that cannot take part.
-    """
+) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
+    """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
     described, tensors = describe(model, optimizer)
     check_apart([spec.name for spec in described.specs], tensors)
-    spec = OptimizerSpec.of(optimizer, tensors if strategy.steps_at_server else ())
+    spec = OptimizerSpec.of(optimizer, tensors) if strategy.steps_at_server else OptimizerSpec.names_of(optimizer)
     hello = Hello(
         worker=rank,
         model=described,
-        optimizers=(OptimizerData.of(spec, strategy.steps_at_server),),
+        optimizers=(spec,),
         structure=dump_structure(model, tensors) if evaluates else b"",
     )
-    return hello, spec, tensors
+    return hello, spec.carried, tensors

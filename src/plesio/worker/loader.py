@@ -23,21 +23,16 @@ from weakref import WeakValueDictionary
 
 import msgspec
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import LeaseReply
 from plesio.worker.data_use import DataUse
 from plesio.worker.seeding import RandomState, seed_everything
 
+LOST = -1
+"""In place of the size of a batch that is being made, and was lost meanwhile."""
 LEASE_MAX = 8
 """The most batches of one lease; less in a short epoch, so that its end is shared out evenly."""
 
@@ -76,7 +71,7 @@ class LeasedLoader:
         self._share = -(-self._total // workers)
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made
-        self._unused = 0
+        self._unused = self._losses = 0
         self.progress = 0.0
         """How far the run is through the data, in epochs, as of the last lease."""
         self._used = used
@@ -103,7 +98,10 @@ class LeasedLoader:
         indices = self._indices(epoch)
         batches = (_fetch(self._source, one) for one in indices) if self._relay is None else self._relay.over(indices)
         for batch in batches:
+            self._forget_lost()
             size = self._ahead.popleft()
+            if size == LOST:
+                continue
             if not self._shown:
                 self._trained = self._begun()
             self._used.batches += 1
@@ -115,7 +113,8 @@ class LeasedLoader:
 
     def leave(self) -> None:
         """Give back what the last iteration did not use: all of it, if it was only a look at the data."""
-        self._unused += len(self._granted) + len(self._ahead)
+        self._forget_lost()
+        self._unused += len(self._granted) + len(self._ahead) - self._ahead.count(LOST)
         self._granted.clear()
         self._ahead.clear()
         if self._shown and not self._trained():
@@ -124,6 +123,14 @@ class LeasedLoader:
             self._used.samples -= self._shown_samples
             self._epoch -= 1
         self._shown = self._shown_samples = 0
+
+    def _forget_lost(self) -> None:
+        """What was leased before the worker lost its seat is others' now."""
+        if self._losses != self._used.losses:
+            self._losses = self._used.losses
+            self._granted.clear()
+            self._ahead = deque([LOST] * len(self._ahead))
+            self._shown = self._shown_samples = 0
 
     def _indices(self, epoch: int) -> Iterator[Any]:
         """What batches are to be made of: each as it is needed, or some ahead where the DataLoader has processes."""
@@ -135,9 +142,11 @@ class LeasedLoader:
 
     def _more(self, epoch: int) -> bool:
         """Whether there is a batch to take; asks for more if none is left."""
+        self._forget_lost()
         if not self._granted:
             unused, self._unused = self._unused, 0
             reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
+            self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
             self.progress = reply.epoch
         if not self._used.batches:
@@ -146,10 +155,7 @@ class LeasedLoader:
 
 
 class _Order:
-    """The loader's own batches (or, without batching, samples) by epoch, the same on every worker.
-
-    The digest is of what a sampler drew and of a `Subset`'s indices.
-    """
+    """The loader's own batches (or, without batching, samples) by epoch, the same on every worker."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
@@ -160,15 +166,11 @@ class _Order:
         self._kept: dict[int, tuple[Sequence[Any], int]] = {}
 
     def batches(self, epoch: int) -> Sequence[Any]:
-        """All batches of an epoch."""
         return self._of(epoch)[0]
 
     def digest(self, epoch: int) -> int:
-        """A number that tells this epoch's order from others; 0 if it has none.
-
-        The usual samplers need not draw for it. Any other draws every epoch in turn, so that a sampler with a source of its
-        own stays in step.
-        """
+        """A number that tells this epoch's order (and a `Subset`'s indices) from others; 0 if it has none."""
+        # the usual samplers need not draw for it; another, with a source of its own, draws every epoch to stay in step
         return self._digest or self._of(epoch)[1]
 
     def _of(self, epoch: int) -> tuple[Sequence[Any], int]:
@@ -186,28 +188,20 @@ class _Relay:
 
     def __init__(self, source: DataLoader[Any]) -> None:
         self._source: Iterator[Any] = iter(())
-        settings: dict[str, Any] = {
-            "num_workers": source.num_workers,
-            "collate_fn": source.collate_fn,
-            "pin_memory": source.pin_memory,
-            "timeout": source.timeout,
-            "worker_init_fn": source.worker_init_fn,
-        }
+        kept = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"]
         if source.num_workers:
-            settings["prefetch_factor"] = source.prefetch_factor
-            settings["persistent_workers"] = source.persistent_workers
-            settings["multiprocessing_context"] = source.multiprocessing_context
-        if source.batch_sampler is not None:
-            self._loader = DataLoader(source.dataset, batch_sampler=self, **settings)
-        else:
-            self._loader = DataLoader(source.dataset, batch_size=None, sampler=self, **settings)
+            kept += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
+        settings: dict[str, Any] = {name: getattr(source, name) for name in kept}
+        drawn_by = (
+            {"batch_sampler": self} if source.batch_sampler is not None else {"batch_size": None, "sampler": self}
+        )
+        self._loader: DataLoader[Any] = DataLoader(source.dataset, **drawn_by, **settings)
 
     def __iter__(self) -> Iterator[Any]:
         """As the DataLoader's sampler."""
         return self._source
 
     def over(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """The batches of these indices."""
         self._source = indices
         return iter(self._loader)
 
@@ -258,7 +252,7 @@ def _check_shareable(loader: DataLoader[Any]) -> None:
             "worker.rank yourself and do not give it to prepare"
         )
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler):
+        if isinstance(sampler, data.DistributedSampler):
             raise ConfigurationError(
                 f"the DataLoader's {type(sampler).__name__} leaves each worker a part of the data; prepare shares out "
                 "the whole: leave the sampler out and say shuffle=True (for equal parts, run with data='shards')"
@@ -268,12 +262,12 @@ def _check_shareable(loader: DataLoader[Any]) -> None:
 def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
     """What the order of the usual samplers depends on: the arguments of `_usual`; None for any other."""
     inner: Any = getattr(sampler, "sampler", None)
-    shuffled = type(inner) is RandomSampler
+    shuffled = type(inner) is data.RandomSampler
     if shuffled:  # as DataLoader(shuffle=True) makes it: it draws each sample once, from torch's own source
         usual = not inner.replacement and inner.generator is None and len(inner) == len(inner.data_source)
     else:
-        usual = type(inner) is SequentialSampler
-    if type(sampler) is BatchSampler and usual:
+        usual = type(inner) is data.SequentialSampler
+    if type(sampler) is data.BatchSampler and usual:
         return len(inner), sampler.batch_size, sampler.drop_last, shuffled
     return None
 
@@ -307,8 +301,7 @@ _shared: WeakValueDictionary[tuple[int, int, bool, bool, int], _Slices] = WeakVa
 
 def _usual(*key: Any) -> _Slices:
     """The batches of the usual samplers, drawn once for all workers of a process."""
-    batches = _shared.get(key)
-    if batches is None:
+    if (batches := _shared.get(key)) is None:
         batches = _shared[key] = _Slices(*key)
     return batches
 

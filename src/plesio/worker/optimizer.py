@@ -17,12 +17,7 @@ class ExchangedOptimizer(Optimizer):
     """The user's optimizer as the training loop sees it.
 
     It shares the parameter groups with the user's, so schedulers, trainers and the user's own code read and set learning rates
-    as ever. Each exchange carries the current ones.
-
-    Args:
-        optimizer: the user's.
-        exchange: what `step` does.
-        check: called before each step.
+    as ever. Each exchange carries the current ones. `check` is called before each step.
 
     Raises:
         StopRun: from `step`, once the run is over: it ends the training function. Let it pass.

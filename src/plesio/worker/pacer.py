@@ -15,15 +15,11 @@ class Timer(Protocol):
 
     def rest(self, sleep: Callable[[float], object]) -> None:
         """Let the rest of the step's time pass."""
-        ...
 
     def begin(self) -> None:
         """The next step begins."""
-        ...
 
-    def now_s(self) -> float:
-        """The time."""
-        ...
+    def now_s(self) -> float: ...
 
 
 class Pacer:
@@ -36,7 +32,6 @@ class Pacer:
         self.started_s = time.monotonic()
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        """Sleep for the rest of the step's time."""
         if self._pace is None and self._factor == 1.0:
             return
         spent_s = time.monotonic() - self.started_s
@@ -46,9 +41,7 @@ class Pacer:
             sleep(short_s)
 
     def begin(self) -> None:
-        """The next step begins."""
         self.started_s = time.monotonic()
 
     def now_s(self) -> float:
-        """The time."""
         return time.monotonic()

@@ -1,11 +1,5 @@
 """A worker's tensors: where its model reads parameters, and how a contribution gets into the worker's slot.
 
-- `GradientReplica`: the server owns the parameters. A worker reads large models in place, from the version it pins, through a
-  view that keeps the worker's own writes from the others. It copies small ones, which is cheaper than to redirect many tensors.
-  Gradients are copied to the slot once, and `.grad` stays there: what is clipped or accumulated later is what is sent.
-- `ParameterReplica`: the worker owns its parameters between exchanges and sends them.
-- `SharedReplica`: all workers' parameters are the same memory.
-
 A model on a device of its own (a GPU) lies in an arena there, its gradients in a second one. Each way takes one copy for each
 stretch of memory; torch keeps these copies in order with the work on the device.
 """
@@ -31,44 +25,56 @@ IN_PLACE_MEAN_BYTES = 1 << 16
 
 
 class Replica:
-    """A model's tensors over an arena of this process.
+    """A model's tensors over an arena of this process; `ModelMismatchError` if the loop gives one other memory or shape.
+
+    With `renew` it reads parameters in place, in the ring. `renew` is called with a buffer that is no longer read, and drops
+    what was written there.
 
     Attributes:
-        missing: parameters that got no gradient since the last version.
+        copies: the kinds of tensors that are copied from each version.
+        trained: the parameters that the optimizer moves.
+        missing: how many of them got no gradient since the last version.
         writes: what the loop wrote since then.
     """
+
+    copies: tuple[Kind, ...] = tuple(Kind)
 
     def __init__(
         self,
         layout: Layout,
         model: nn.Module,
         tensors: Sequence[torch.Tensor],
-        arena: Arena,
         ring: Sequence[Arena],
-        kinds: Sequence[Kind],
+        slot: Arena,
+        renew: Callable[[int], None] | None = None,
     ) -> None:
         self.layout = layout
         self.tensors = tuple(tensors)
-        self.arena = arena
+        self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring[0]
         self.missing = 0
         self.writes = LostWrites(model, layout, self.tensors)
         self._ring = ring
-        self._copied = tuple(kinds)
+        self._sent = slot
+        self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
+        self._renew = renew
+        kinds = (Kind.FROZEN, Kind.BUFFER) if renew is not None else self.copies
+        self._copied = kinds
         self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
-        for tensor, view, spec in zip(self.tensors, arena.views, layout.specs, strict=True):
+        for tensor, view, spec in zip(self.tensors, self.arena.views, layout.specs, strict=True):
             if spec.kind in kinds:
                 view.copy_(tensor.detach())
                 tensor.data = view
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
+        self.trained = [self.tensors[index] for index in self._trained]
         self._addresses = self._addresses_now()
         self._homes = [(module._buffers, name, place) for module, name, place in buffers_of(model, self.tensors)]
+        self._get_ready()
+
+    def _get_ready(self) -> None:
+        """Prepare what a kind of replica needs of its own."""
 
     def bring_back(self) -> None:
-        """Copy what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself.
-
-        Raises:
-            ModelMismatchError: it is of another shape or dtype.
-        """
+        """Copy what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself."""
         for home, name, place in self._homes:
             mine, now = self.tensors[place], home.get(name)
             if now is not mine:
@@ -81,24 +87,15 @@ class Replica:
         return list(map(torch.Tensor.data_ptr, self.tensors))
 
     def check(self) -> None:
-        """Make sure that the model's tensors lie in the arena.
-
-        Raises:
-            ModelMismatchError: the training function gave one other memory.
-        """
         self.bring_back()
         if (now := self._addresses_now()) != self._addresses:
             place = next(i for i, address in enumerate(now) if address != self._addresses[i])
             refuse_changed(self.layout.specs[place], self.tensors[place])
 
     def check_gradients(self) -> bool:
-        """Before an optimizer steps in this process: whether the gradient is finite. Parameters without one are counted.
-
-        Raises:
-            ModelMismatchError: as from `check`.
-        """
+        """Before an optimizer steps in this process: whether the gradient is finite. Parameters without one are counted."""
         self.check()
-        gradients = [self.tensors[index].grad for index in self._trained]
+        gradients = [one.grad for one in self.trained]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
 
@@ -115,32 +112,24 @@ class Replica:
 
     def drop_gradients(self) -> None:
         """Keep what was computed so far out of the next contribution."""
-        for index in self._trained:
-            self.tensors[index].grad = None
+        for tensor in self.trained:
+            tensor.grad = None
 
 
 class GradientReplica(Replica):
-    """The server owns the parameters; this worker sends gradients."""
+    """The server owns the parameters; this worker sends gradients.
 
-    def __init__(
-        self,
-        layout: Layout,
-        model: nn.Module,
-        tensors: Sequence[torch.Tensor],
-        ring: Sequence[Arena],
-        slot: Arena,
-        renew: Callable[[int], None] | None,
-    ) -> None:
-        kinds = (Kind.FROZEN, Kind.BUFFER) if renew is not None else tuple(Kind)
-        device = tensors[0].device
-        super().__init__(layout, model, tensors, Arena.private(layout, device), ring, kinds)
-        self._sent = slot
-        self._slot = slot if device == CPU else Arena.private(layout, device)
-        self._renew = renew
+    It reads large models in place, from the version it pins, through a view that keeps its own writes from the others. It
+    copies small ones, which is cheaper than to redirect many tensors. Gradients are copied to the slot once, and `.grad` stays
+    there: what is clipped or accumulated later is what is sent.
+    """
+
+    def _get_ready(self) -> None:
+        device = self.tensors[0].device
+        self._slot = self._sent if device == CPU else Arena.private(self.layout, device)
         self._buffer: int | None = None  # read in place
         self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
-        self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
-        self._buffers = list(zip(slot.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
+        self._buffers = list(zip(self._sent.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
         self._told_frozen = False
 
     def fill_slot(self) -> bool:
@@ -175,7 +164,6 @@ class GradientReplica(Replica):
         self._slot.views[index].zero_()
 
     def adopt(self, buffer: int) -> None:
-        """Go on from the version in ring buffer `buffer`."""
         self.bring_back()
         super().adopt(buffer)
         if self._renew is None:
@@ -193,32 +181,17 @@ class GradientReplica(Replica):
 class ParameterReplica(Replica):
     """This worker owns its parameters between exchanges and sends them."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        model: nn.Module,
-        tensors: Sequence[torch.Tensor],
-        ring: Sequence[Arena],
-        slot: Arena,
-    ) -> None:
-        super().__init__(layout, model, tensors, Arena.private(layout, tensors[0].device), ring, tuple(Kind))
-        self._slot = slot
-        self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
-
     def fill_slot(self) -> bool:
         """Bring parameters and buffers into the slot; whether they are finite."""
         self.check()
-        self._slot.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
+        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
         return self._finite()
 
 
 class SharedReplica(Replica):
     """All workers' parameters are the one buffer of the ring, into which the first worker wrote its own."""
 
-    def __init__(
-        self, layout: Layout, model: nn.Module, tensors: Sequence[torch.Tensor], ring: Sequence[Arena]
-    ) -> None:
-        super().__init__(layout, model, tensors, ring[0], ring, ())
+    copies = ()
 
     def fill_slot(self) -> bool:
         """Nothing is sent; whether the gradient is finite."""
@@ -232,31 +205,17 @@ class SharedReplica(Replica):
         self._addresses = self._addresses_now()
 
 
-def reads_in_place(layout: Layout, model: nn.Module) -> bool:
+def replica_for(strategy: Strategy) -> type[Replica]:
+    return ParameterReplica if strategy.send.stepped else GradientReplica
+
+
+def reads_in_place(strategy: Strategy, layout: Layout, model: nn.Module) -> bool:
     """Whether a worker should read this model's parameters where they lie.
 
     A module that writes into its parameters in the forward pass rules it out: to drop that each time costs more than a copy.
     So does a device of its own.
     """
-    if device_of(model) != CPU:
+    if strategy.send.stepped or device_of(model) != CPU or self_limiting(model):
         return False
     sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind is Kind.TRAINED]
-    return not self_limiting(model) and sum(sizes) >= IN_PLACE_BYTES and sum(sizes) >= IN_PLACE_MEAN_BYTES * len(sizes)
-
-
-def make_replica(
-    strategy: Strategy,
-    layout: Layout,
-    model: nn.Module,
-    tensors: Sequence[torch.Tensor],
-    ring: Sequence[Arena],
-    slot: Arena,
-    renew: Callable[[int], None] | None = None,
-) -> Replica:
-    """The replica of a worker that exchanges with a server.
-
-    With `renew` it reads in place; `renew` is called with a buffer that is no longer read, and drops what was written there.
-    """
-    if strategy.send.stepped:
-        return ParameterReplica(layout, model, tensors, ring, slot)
-    return GradientReplica(layout, model, tensors, ring, slot, renew)
+    return sum(sizes) >= max(IN_PLACE_BYTES, IN_PLACE_MEAN_BYTES * len(sizes))

@@ -45,11 +45,7 @@ def seed_device(device: torch.device) -> None:
 
 
 def step_seed(seed: int, worker: int, number: int) -> int:
-    """63 bits from a run's seed, a worker and the number of a contribution (splitmix64 of each in turn).
-
-    >>> step_seed(0, 0, 1) == step_seed(0, 0, 1) != step_seed(0, 1, 0)
-    True
-    """
+    """63 bits from a run's seed, a worker and the number of a contribution (splitmix64 of each in turn)."""
     mixed = seed
     for part in (worker, number):
         mixed = (mixed * 0xBF58476D1CE4E5B9 + (part + 1) * _PRIME) & _MASK
@@ -68,7 +64,6 @@ class RandomState:
         self._numpy: Any = np.random.get_state()
 
     def restore(self) -> None:
-        """Put it back."""
         torch.default_generator.set_state(self._torch)
         random.setstate(self._random)
         np.random.set_state(self._numpy)

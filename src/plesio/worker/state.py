@@ -35,10 +35,6 @@ class WorkerState:
         """A number that changes with each step, also with one that was called off."""
         return self.steps + self.discarded
 
-    def warns_at_the_end(self) -> bool:
-        """Whether this is worker 0, and its training function returned before the run was over."""
-        return self.worker == 0 and not self.stopped
-
     def begin(self, number: int) -> None:
         """Contribution `number` begins, with other random numbers than after its first batch."""
         self.number = number

@@ -12,7 +12,6 @@ INSIDE = ("plesio.", "torch.")
 
 
 def warn(message: str) -> None:
-    """Warn, at the user's line."""
     warnings.warn(message, RuntimeWarning, stacklevel=_users_level())
 
 
@@ -23,7 +22,6 @@ def warn_at_end(message: str) -> None:
 
 
 def warn_not_finite(worker: int) -> None:
-    """A contribution was thrown away."""
     warn(
         f"worker {worker}: a contribution held a NaN or an infinity and was discarded; look at the learning rate and "
         "the data, or stop at the first one with on_nonfinite='raise'"

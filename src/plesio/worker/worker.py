@@ -321,11 +321,12 @@ def _check_arguments(optimizer: Any, loader: Any, more: tuple[Any, ...]) -> None
         )
 
 
-def call(train: Callable[[Worker], object], worker: Worker) -> None:
-    """Call the training function. It ends when it returns, or with the run."""
+@contextmanager
+def taking_part(worker: Worker) -> Iterator[None]:
+    """Inside, the training function is called. It ends when it returns, or with the run."""
     try:
         with suppress(StopRun):
-            train(worker)
+            yield
     except StopIteration as error:
         if worker._loader is not None:  # else it is of an iterator that is none of ours
             error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
@@ -356,10 +357,7 @@ def _trained_since(state: WorkerState, optimizer: Optimizer) -> Callable[[], boo
 
 
 class _CancellationCheck:
-    """Before a layer's forward pass: leave the step if it was called off. Compiled layers do not check.
-
-    In a saved or copied model, a function that does nothing takes its place: the model loads where there is no plesio.
-    """
+    """Before a layer's forward pass: leave the step if it was called off. It is not saved or copied with the model."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -371,4 +369,4 @@ class _CancellationCheck:
             raise StepCancelled("this step no longer counts")
 
     def __reduce__(self) -> Any:
-        return getattr, ({}, "get")  # {}.get(module, inputs) gives the inputs back, as they are
+        return getattr, ({}, "get")  # it loads where there is no plesio; {}.get(module, inputs) gives the inputs back

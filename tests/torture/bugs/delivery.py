@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
-from plesio.core.events import Event, Leased, Pushed
+from plesio.core.events import Event, Grant, Leased, LeaseWanted, Pushed
 from plesio.core.membership import Membership, Seat
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.envelopes import Ask, Beat, FromServer, FromWorker, Go, Push
-from plesio.core.sessions.service import Service
-from plesio.core.sessions.session import News, WorkerSession
 from torture.bugs.planting import bug
 from torture.server import Server
+from torture.sessions.envelopes import Answer, Beat, FromServer, FromWorker, Request
+from torture.sessions.service import Service
+from torture.sessions.session import News, WorkerSession
 
 # Exactly once
+
+
+def is_push(letter: FromWorker | None) -> TypeGuard[Request]:
+    """Whether a contribution is sent."""
+    return isinstance(letter, Request) and isinstance(letter.event, Pushed)
 
 
 @bug("no dedupe")
 class _Forgetful(Service):
     def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
-        if type(letter) is Push and self._peers[letter.event.worker].incarnation == letter.event.incarnation:
+        if is_push(letter) and self._peers[letter.event.worker].incarnation == letter.event.incarnation:
             self._peers[letter.event.worker].serial = letter.serial - 1
         return super().receive(letter, now_s)
 
@@ -39,7 +44,7 @@ class _AdmitsAll(Sequencer):
 class _CountsRetries(WorkerSession):
     def tick(self, now_s: float) -> FromWorker | None:
         letter = super().tick(now_s)
-        if type(letter) is not Push:
+        if not is_push(letter):
             return letter
         self._serial += 1
         self.number += 1
@@ -57,7 +62,12 @@ class _SaysItOnce(Service):
 @bug("the answer to an earlier request is taken for the last one's")
 class _TakesAnyAnswer(WorkerSession):
     def receive(self, letter: FromServer) -> News | None:
-        if isinstance(letter, Go) and letter.incarnation == self.incarnation and letter.serial > 0:
+        if (
+            isinstance(letter, Answer)
+            and isinstance(letter.effect, Grant)
+            and letter.incarnation == self.incarnation
+            and letter.serial > 0
+        ):
             letter = msgspec.structs.replace(letter, serial=self._serial)
         return super().receive(letter)
 
@@ -69,7 +79,7 @@ class _LeasesAnew(Service):
             super()._repeat(worker, serial, peer)
 
     def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
-        if type(letter) is Ask:
+        if isinstance(letter, Request) and isinstance(letter.event, LeaseWanted):
             peer = self._peers[letter.event.worker]
             if (letter.serial, type(peer.answer)) == (peer.serial, Leased):
                 peer.serial -= 1
@@ -89,7 +99,7 @@ class _NeverRetries(WorkerSession):
 @bug("an old incarnation is listened to")
 class _ListensToGhosts(Service):
     def receive(self, letter: FromWorker, now_s: float) -> tuple[Event, ...]:
-        if isinstance(letter, (Push, Ask)):
+        if isinstance(letter, Request) and isinstance(letter.event, (Pushed, LeaseWanted)):
             peer = self._peers[letter.event.worker]
             if peer.seated and letter.event.incarnation < peer.incarnation and letter.serial == peer.serial + 1:
                 event = msgspec.structs.replace(letter.event, incarnation=peer.incarnation)

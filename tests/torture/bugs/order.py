@@ -7,15 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from plesio.core.events import Fold, Pushed
+from plesio.core.events import Cancel, Fold, Pushed
 from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.core.sessions.envelopes import CalledOff
-from plesio.core.sessions.session import WorkerSession
 from plesio.strategy import Strategy
 from torture.bugs.planting import bug
 from torture.server import Server
+from torture.sessions.session import WorkerSession
 
 # Order
 
@@ -70,9 +69,9 @@ class _DropsPending(Sequencer):
 
 @bug("who is called off goes on from the old version")
 class _StaysBehind(WorkerSession):
-    def _called_off(self, letter: CalledOff) -> Any:
+    def _called_off(self, cancel: Cancel) -> Any:
         version = self.version
-        effect = super()._called_off(letter)
+        effect = super()._called_off(cancel)
         self.version = version
         return effect
 

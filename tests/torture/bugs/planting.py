@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.service import Service
-from plesio.core.sessions.session import WorkerSession
 from plesio.errors import ConfigurationError, unknown_name
 from torture.disk import Disk
 from torture.process import Process
 from torture.server import Server
+from torture.sessions.service import Service
+from torture.sessions.session import WorkerSession
 from torture.world import Parts
 
 BUGS: dict[str, Parts] = {}

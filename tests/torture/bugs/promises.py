@@ -8,12 +8,12 @@ import msgspec
 
 from plesio.core.events import Effect, Event, Fold, Grant, Pushed, Verdict
 from plesio.core.sequencer import Sequencer
-from plesio.core.sessions.envelopes import FromServer, FromWorker, Level, Received
-from plesio.core.sessions.service import Service, ServiceState
-from plesio.core.sessions.session import News, Welcome, WorkerSession
 from torture.bugs.planting import bug
 from torture.disk import Disk, File, sealed
 from torture.server import Server
+from torture.sessions.envelopes import FromServer, FromWorker, Level, Received
+from torture.sessions.service import Service, ServiceState
+from torture.sessions.session import News, Welcome, WorkerSession
 
 
 @bug("applied is said before it is")

@@ -7,23 +7,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from plesio.errors import traceback_of, words_of
+from plesio.errors import is_own, traceback_of, words_of
 from plesio.launch.local.forker import die_with_parent
 from plesio.protocol.launcher import Failed
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 
-CHILD_S = 0.2
-"""How long after a line broke torch may take to raise for the process at its other end."""
-PATIENCE_S = 5.0
-"""How long processes that are no daemons have to end by themselves."""
+CHILD_S = 0.2  # how long after a line broke torch may take to raise for the process at its other end
+PATIENCE_S = 5.0  # how long processes that are no daemons have to end by themselves
 
 
-def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
+def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> Callable[[], None]:
     """Close this process's lines in what it forks: an open copy would hide this process's death from the others.
+
+    Returns what closes them here.
 
     What its main thread forks also dies with it. What another thread forks does not: to the kernel, that thread is the parent.
     """
@@ -34,17 +34,21 @@ def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> None:
         nonlocal dies
         dies = os.getpid() == mine and threading.current_thread() is threading.main_thread()
 
-    def let_go() -> None:
-        if dies:
-            die_with_parent(mine)
+    def hang_up() -> None:
         for channel in channels:
             channel.close()
         close_quietly(*pipes)
-        pipes.clear()  # in a child's child, other files may have these numbers
+        pipes.clear()  # from now on other files may have these numbers
+
+    def let_go() -> None:
+        if dies:
+            die_with_parent(mine)
+        hang_up()
 
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     os.register_at_fork(before=look_who_forks, after_in_child=let_go)
+    return hang_up
 
 
 @contextmanager
@@ -57,7 +61,7 @@ def reported_to(engine: Channel[object]) -> Iterator[None]:
     except BaseException as error:
         why = _words_of(error)  # first: it removes torch's handler, which could raise anywhere below
         with suppress(ChannelClosedError):  # the engine may have given the run up
-            engine.send(Failed(type(error).__name__, why, traceback_of(error)))
+            engine.send(Failed(type(error).__name__, why, traceback_of(error), is_own(error)))
         raise SystemExit(1) from None
     finally:
         _end_children()

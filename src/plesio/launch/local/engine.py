@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 import time
 import warnings
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -19,27 +21,26 @@ from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
-from plesio.launch.local.processes import Process, Processes, descriptors_for
+from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for
+from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
 from plesio.observe.summary import Incident, Logged
-from plesio.protocol import launcher
+from plesio.protocol import launcher, remote
+from plesio.protocol.coding import ProtocolError
 from plesio.server.assembly import arenas
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
+from plesio.transport.limits import LEASE_S
 from plesio.transport.memory import SharedBlock
 
 
 class LocalEngine:
-    """Runs one job on this host.
+    """Runs one job on this host; `watch` is told how it stands, and may end it. Workers that somebody else starts knock at
+    `sockets`."""
 
-    Args:
-        job: what to run.
-        watch: told how the run stands; a reason ends it.
-        ctrl_c: counts the signals that end it.
-    """
-
-    def __init__(self, job: Job, watch: Watch, ctrl_c: CtrlC) -> None:
+    def __init__(self, job: Job, watch: Watch, ctrl_c: CtrlC, sockets: Sequence[socket.socket] = ()) -> None:
         self._job = job
+        self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome()
         self._live = Live()
@@ -49,30 +50,26 @@ class LocalEngine:
         self._raised: dict[int, str] = {}  # workers that the others go on without, and what
         self._deaths: list[Incident] = []  # closed lines, to the server
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
-        self._kills = sorted((f for f in job.config.faults if isinstance(f, Kill)), key=lambda kill: kill.after_s)
+        self._kills = sorted((one for one in job.config.faults if isinstance(one, Kill)), key=lambda one: one.after_s)
         self._final_judged = job.evaluate is None
+        self._poller = select.poll()
+        self._by_descriptor: dict[int, Process] = {}
 
     def run(self) -> Outcome:
-        """Start everything, wait until it is over, clean up.
+        """Start everything, wait until it is over, clean up; raises what ended it.
 
-        Raises:
-            WorkerError: a training function raised.
-            WorkerLostError: every worker died.
-            ServerLostError: the server died, or the fork server and with it everybody.
-            DeadlineError: the server, or a worker, was waited for too long.
-            ConfigurationError: there are too few file descriptors for so many workers.
-            PlesioError: what else a worker or the server refused to go on with.
-            KeyboardInterrupt: a second Ctrl-C. After the first, the outcome says that it was interrupted.
+        A second Ctrl-C is a KeyboardInterrupt. After the first, the outcome says that it was interrupted.
         """
         with descriptors_for(self._job.config.workers):
             fork_server = ForkServer.shared()
         self._processes = Processes(fork_server)
+        self._seats = Seats(self._job, self._processes, self._listen)
         try:
             with descriptors_for(self._job.config.workers):
                 # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
                 with self._ctrl_c.telling(lambda: end_at_once(self._ctrl_c.number)):
                     self._processes.load(self._job)
-                self._processes.start(self._job)
+                self._processes.start(self._job, self._sockets)
             self._loop(fork_server)
         except EndedBySignal:
             if self._ctrl_c.pressed > 1:
@@ -112,20 +109,23 @@ class LocalEngine:
     # While it runs
 
     def _loop(self, fork_server: ForkServer) -> None:
-        poller = select.poll()
+        poller = self._poller
         poller.register(fork_server.fileno(), select.POLLIN)  # first: its end causes that of the others
         for process in self._processes.all:
-            poller.register(process.channel.fileno(), select.POLLIN)
-        by_descriptor = {process.channel.fileno(): process for process in self._processes.all}
+            self._listen(process)
         while not self._over():
             for descriptor, _ in poller.poll(50):
-                sender = by_descriptor.get(descriptor)
+                sender = self._by_descriptor.get(descriptor)
                 if sender is None:
                     poller.unregister(descriptor)
                     self._fork_server_died(fork_server)
                 elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_workers_out` may have read it
                     poller.unregister(descriptor)
             self._supervise()
+
+    def _listen(self, process: Process) -> None:
+        self._by_descriptor[process.channel.fileno()] = process
+        self._poller.register(process.channel.fileno(), select.POLLIN)
 
     def _over(self) -> bool:
         """Whether nobody is waited for any more."""
@@ -143,14 +143,14 @@ class LocalEngine:
         final, why = self._outcome.final, self._patience.evaluation_is_late()
         if self._final_judged or not why:
             return False
-        self._processes.all[-1].kill()
+        self._processes.evaluator.kill()
         if final is not None and final.model is not None:
             what = f"the last evaluation, of version {final.version}, was given up: {why}"
             self._outcome.incidents.append(Incident(final.wall_s, None, what))
         return True
 
     def _fork_server_died(self, fork_server: ForkServer) -> None:
-        why = f"{fork_server.lost()}; it took the run along {self._where()}; {self._what_is_left()}"
+        why = f"{fork_server.lost()}; the run ended with it {self._where()}; {self._what_is_left()}"
         if self._outcome.final is None:
             self._fail(ServerLostError(why))
 
@@ -159,6 +159,12 @@ class LocalEngine:
         try:
             message, descriptors = process.channel.receive(self._job.config.timeout_s)
         except ChannelClosedError:
+            self._hung_up(process)
+            return False
+        except (ProtocolError, DeadlineError) as error:
+            if self._job.listening is None or process is self._processes.server:
+                raise
+            self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{error}: hung up on"))
             self._hung_up(process)
             return False
         if process is self._processes.server:
@@ -175,8 +181,7 @@ class LocalEngine:
                 if self._patience.begun_s is not None and process.worker is not None:
                     self._outcome.logged.add(Logged(time_s, process.worker, steps, metrics))
             case launcher.Evaluated():
-                self._outcome.judged(message.evaluation, message.raised)
-                self._live.judged(message.evaluation.metrics, message.raised)
+                self._outcome.judged(message.evaluation, message.raised, self._live)
                 self._patience.judged_s = time.monotonic()
                 self._final_judged = self._final_judged or message.final
             case launcher.Writing(under_way):
@@ -191,6 +196,18 @@ class LocalEngine:
                     self._fail((error_class(message.kind) or PlesioError)(message.fatal))
             case launcher.Finished():
                 process.done = True
+                if process.worker is not None:
+                    self._seats.finished.add(process.worker)
+            case launcher.Arrived():
+                self._seats.arrived(message, descriptors)
+            case launcher.TurnedAway(address, why):
+                self._outcome.incidents.append(
+                    Incident(self._live.time_s, None, f"{address} knocked and was turned away: {why}")
+                )
+            case remote.Knock():
+                self._seats.knocked(process, message)
+            case remote.Away(is_away):
+                self._seats.away(process, is_away)
             case launcher.Failed():
                 process.done = True
                 self._failed(process.worker, message)
@@ -206,24 +223,32 @@ class LocalEngine:
                 pass
 
     def _failed(self, worker: int | None, message: launcher.Failed) -> None:
-        """Plesio's own errors keep their class; anything else is the user's."""
+        """Plesio's own errors keep their class; anything else is the user's. After a stop it costs nobody the run."""
         what = f"worker {worker} raised {message.kind}: {message.why}"
         if worker is None:
             self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
-        elif message.kind == "ServerLostError":
+        elif message.own and message.kind == "ServerLostError":
             pass  # the server's own end is told once
-        elif self._job.config.on_worker_error == "continue" and self._patience.begun_s is not None:
-            self._outcome.incidents.append(Incident(self._live.time_s, worker, f"{what}; the others go on"))
+        elif self._patience.begun_s is not None and (self._stopping or self._job.config.on_worker_error == "continue"):
+            alone = self._stopping or all(one.done for one in self._processes.workers)
+            others = "" if alone else "; the others go on"
+            self._outcome.incidents.append(Incident(self._live.time_s, worker, what + others))
             self._raised[worker] = what
         else:
-            kind = error_class(message.kind)
+            kind = error_class(message.kind) if message.own else None
             self._fail(kind(message.why) if kind is not None else WorkerError(f"{what}\n{message.traceback}"))
+
+    @property
+    def _stopping(self) -> bool:
+        return self._patience.asked or self._ctrl_c.pressed > 0
 
     def _hung_up(self, process: Process) -> None:
         if process is self._processes.server and self._outcome.final is None:
             why = f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}; "
-            self._fail(ServerLostError(f"{why}its own messages, if it left any, are above"))
-        elif process.title == "the evaluator":
+            error = ServerLostError(f"{why}its own messages, if it left any, are above")
+            error.resume = resumable(self._job)
+            self._fail(error)
+        elif process.title == EVALUATOR_TITLE:
             if not self._final_judged and not process.done:
                 what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
                 self._outcome.incidents.append(Incident(self._live.time_s, None, what))
@@ -258,6 +283,9 @@ class LocalEngine:
         silence_s = patience.silence_s(workers_left)
         if silence_s is not None and self._outcome.final is None:
             self._give_up_on_server(silence_s, workers_left)
+        if self._job.listening is not None and patience.server_fell_silent(LEASE_S):
+            what = f"the server has said nothing for {LEASE_S:g} s: it is stopped, or hangs; the workers wait"
+            self._outcome.incidents.append(Incident(self._live.time_s, None, what))
         if patience.begun_s is not None:
             while self._kills and time.monotonic() - patience.begun_s >= self._kills[0].after_s:
                 worker = self._kills.pop(0).worker
@@ -266,10 +294,13 @@ class LocalEngine:
             if reason is not None:
                 self._ask_to_stop(reason)
         if patience.workers_are_late():
-            for worker, process in enumerate(processes.workers):
-                if not process.done:
-                    self._stopped.add(worker)
+            for process in processes.workers:
+                if not process.done and process.worker is not None and process.worker not in self._stopped:
+                    self._stopped.add(process.worker)
                     process.kill()
+                    if not process.ours:
+                        with contextlib.suppress(ChannelClosedError):
+                            processes.server.channel.send(launcher.Emptied(process.worker))
 
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"

@@ -20,41 +20,29 @@ from plesio.tensors.model import load_structure
 from plesio.transport.channel import Channel, readable
 from plesio.transport.memory import SharedBlock
 
-FOREVER_S = 10.0**6
-"""The evaluator has no deadline: it ends with the server's line."""
+FOREVER_S = 10.0**6  # the evaluator has no deadline: it ends with the server's line
 
 
-class Evaluator:
-    """One run's evaluator."""
-
-    def __init__(self, job: Job, server: Channel[Snapshot], engine: Channel[object]) -> None:
-        assert job.evaluate is not None, "otherwise there is no evaluator"
-        self._every_s = job.config.evaluate_every_s
-        self._judgement = Judge(job.evaluate)
-        self._server = server
-        self._engine = engine
-
-    def run(self) -> None:
-        """Judge snapshots until the last one, which comes unasked."""
-        while True:
-            self._server.send(SnapshotRequest())
-            if self._judge_next() or (readable(self._server.fileno(), self._every_s) and self._judge_next()):
-                return
-
-    def _judge_next(self) -> bool:
-        """Judge the next snapshot; whether it was the last one."""
-        snapshot, descriptors = self._server.receive(FOREVER_S, "a snapshot")
+def judge_snapshots(job: Job, server: Channel[Snapshot], engine: Channel[object]) -> None:
+    """Judge snapshots until the last one, which comes unasked."""
+    assert job.evaluate is not None, "otherwise there is no evaluator"
+    judgement = Judge(job.evaluate)
+    server.send(SnapshotRequest())
+    while True:
+        snapshot, descriptors = server.receive(FOREVER_S, "a snapshot")
         if snapshot.model is not None:  # the first one says where they are
             layout = Layout(snapshot.model.specs)
             block = SharedBlock(descriptors[0], layout.nbytes * snapshot.buffers)
-            self._ring = arenas(block, layout, snapshot.buffers)
-            self._own = Arena.private(layout)
-            self._model = load_structure(snapshot.structure, layout.specs, self._own.views)
-        self._own.copy_from(self._ring[snapshot.buffer])
-        metrics = self._judgement(self._model)
-        evaluation = Evaluation(snapshot.time_s, snapshot.version, snapshot.samples, metrics)
-        self._engine.send(Evaluated(evaluation, snapshot.final, self._judgement.raised))
-        return snapshot.final
+            ring = arenas(block, layout, snapshot.buffers)
+            own = Arena.private(layout)
+            model = load_structure(snapshot.structure, layout.specs, own.views)
+        own.copy_from(ring[snapshot.buffer])
+        evaluation = Evaluation(snapshot.time_s, snapshot.version, snapshot.samples, judgement(model))
+        engine.send(Evaluated(evaluation, snapshot.final, judgement.raised))
+        if snapshot.final:
+            return
+        if not readable(server.fileno(), job.config.evaluate_every_s):
+            server.send(SnapshotRequest())
 
 
 def main(job: Job, descriptors: list[int]) -> None:
@@ -64,4 +52,4 @@ def main(job: Job, descriptors: list[int]) -> None:
     server: Channel[Snapshot] = Channel.attach(descriptors[1], Snapshot, "the server")
     keep_to_itself(descriptors, engine, server)
     with reported_to(engine):
-        Evaluator(job, server, engine).run()
+        judge_snapshots(job, server, engine)

@@ -26,9 +26,8 @@ from plesio.launch.ctrl_c import stay_deaf
 from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly, readable
 
-FOREVER_S = 10.0**6
-"""It has no deadline: it ends with the engine's line."""
-PR_SET_PDEATHSIG = 1
+FOREVER_S = 10.0**6  # it has no deadline: it ends with the engine's line
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
@@ -56,21 +55,15 @@ class End(msgspec.Struct, tag=True, frozen=True):
     grace_s: float
 
 
-class Loaded(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: done, or the traceback of a failure. `files`: of the modules imported for it, as in `written_at`."""
+class Done(msgspec.Struct, frozen=True):
+    """The fork server: it is done. `pid`: of the new process.
 
-    failure: str
-    files: dict[str, int]
+    `failure`: the traceback of a job that cannot be loaded; `files`: of the modules imported for it, as in `written_at`.
+    """
 
-
-class Spawned(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: the new process."""
-
-    pid: int
-
-
-class Ended(msgspec.Struct, tag=True, frozen=True):
-    """The fork server: no process of the run is left."""
+    failure: str = ""
+    files: dict[str, int] = {}
+    pid: int = 0
 
 
 class Forker:
@@ -96,15 +89,15 @@ class Forker:
         if isinstance(message, Load):
             with open(descriptors[0], "rb") as payload:
                 failure = self._load(message, payload)
-            self._channel.send(Loaded(failure, self._files_imported()))
+            self._channel.send(Done(failure, self._files_imported()))
         elif isinstance(message, Spawn):
             pid = self._fork(message, descriptors)
             self._children.add(pid)
             close_quietly(*descriptors)
-            self._channel.send(Spawned(pid))
+            self._channel.send(Done(pid=pid))
         else:
             self._end_children(message.grace_s)
-            self._channel.send(Ended())
+            self._channel.send(Done())
             self._job = None
             # A class is in a cycle with itself and holds what its functions use. Without this, later processes inherit both.
             # What was imported at first is frozen: its pages stay shared.
@@ -155,6 +148,7 @@ class Forker:
         try:
             stay_deaf()
             die_with_parent(parent)
+            name_process(message.title.removeprefix("the "))
             self._channel.close()
             importlib.import_module(message.module).main(self._job, descriptors, *message.numbers)
             code = 0
@@ -183,6 +177,13 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def name_process(title: str) -> None:
+    """What `ps -e` and `top` call this process; the kernel keeps 15 characters."""
+    if sys.platform == "linux":
+        name = f"plesio {title}"
+        ctypes.CDLL(None).prctl(PR_SET_NAME, (name if len(name) <= 15 else title).encode())
 
 
 def main() -> None:

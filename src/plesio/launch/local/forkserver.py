@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError
-from plesio.launch.local.forker import End, Ended, Load, Loaded, Spawn, Spawned, written_at
+from plesio.launch.local.forker import Done, End, Load, Spawn, written_at
 from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair
 
@@ -24,10 +24,11 @@ PRELOAD = (
     "plesio.launch.local.server_process",
     "plesio.launch.local.evaluator_process",
     "plesio.launch.local.worker_process",
+    "plesio.launch.local.door",
+    "plesio.launch.local.deputy",
 )
 """The modules that the processes of a run need."""
-START_S = 120.0
-"""How long it may take to load a job, or to start a process."""
+START_S = 120.0  # how long it may take to load a job, or to start a process
 END_S = 2.0
 """How long it may take to kill the processes of a run. One that takes longer stands still, and is killed itself."""
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
@@ -39,11 +40,7 @@ which would keep the forked processes from using the GPU."""
 
 
 class ForkServer:
-    """One serves all the runs of a program; `shared()` gives it.
-
-    Raises:
-        ServerLostError: it did not start.
-    """
+    """One serves all the runs of a program; `shared()` gives it."""
 
     _shared: ForkServer | None = None
 
@@ -64,7 +61,7 @@ class ForkServer:
         except BaseException:
             mine.close()
             raise
-        self._channel: Channel[Loaded | Spawned | Ended] = Channel(mine, Loaded | Spawned | Ended, "the fork server")
+        self._channel: Channel[Done] = Channel(mine, Done, "the fork server")
         self._files: dict[str, int] = {}
         self._owner = os.getpid()
 
@@ -85,12 +82,10 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     @classmethod
     def close_shared(cls, grace_s: float = 5.0) -> None:
-        """End the one of this process, if there is one."""
         if cls._shared is not None and cls._shared._owner == os.getpid():
             cls._shared.close(grace_s)
 
@@ -99,11 +94,7 @@ class ForkServer:
         return self._channel.fileno()
 
     def load(self, payload: int) -> None:
-        """Send the job of the next run: `payload` is the descriptor of the file with the pickle.
-
-        Raises:
-            ConfigurationError: it cannot be unpickled there; the message holds the traceback.
-        """
+        """Send the job of the next run: `payload` is the descriptor of the file with the pickle."""
         order = Load(
             path=_module_path(),
             program=tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ())),
@@ -113,7 +104,6 @@ class ForkServer:
             torch=TorchSettings.of_this_process(),
         )
         reply = self._ask(order, [payload])
-        assert isinstance(reply, Loaded)
         self._files.update(reply.files)
         if reply.failure:
             raise ConfigurationError(
@@ -123,9 +113,7 @@ class ForkServer:
 
     def spawn(self, order: Spawn, descriptors: Sequence[int]) -> int:
         """Fork a process; its pid. The descriptors are copied: close yours."""
-        reply = self._ask(order, descriptors)
-        assert isinstance(reply, Spawned)
-        return reply.pid
+        return self._ask(order, descriptors).pid
 
     def end(self, grace_s: float) -> None:
         """Return when no process of the run is left; after `grace_s` they are killed."""
@@ -134,19 +122,13 @@ class ForkServer:
         with contextlib.suppress(ServerLostError, DeadlineError):
             self._ask(End(grace_s), timeout_s=grace_s + END_S)
 
-    def _ask(
-        self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = 0.0
-    ) -> Loaded | Spawned | Ended:
-        """The answer to it. An exception here (Ctrl-C, a deadline) ends this fork server: the next question would take a late
-        answer for its own. The next run gets a fresh fork server.
-
-        Raises:
-            ServerLostError: the fork server has ended.
+    def _ask(self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = START_S) -> Done:
+        """The answer to it. An exception here (Ctrl-C, a deadline) ends this fork server: the next question would take a
+        late answer for its own.
         """
         try:
             self._channel.send(question, descriptors)
-            answer, _ = self._channel.receive(timeout_s or START_S, "the start of processes")
-            return answer
+            return self._channel.receive(timeout_s, "the start of processes")[0]
         except ChannelClosedError as error:
             raise self.lost() from error
         except BaseException:
@@ -154,7 +136,6 @@ class ForkServer:
             raise
 
     def lost(self) -> ServerLostError:
-        """What to raise when its line is closed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # its line closes a moment before it is gone
         code = self._process.returncode

@@ -12,42 +12,28 @@ from plesio.launch.ctrl_c import CtrlC, name_of
 
 START_S = 60.0
 """How much longer than `timeout_s` a server may be silent before training begins: it says after `timeout_s` who is late."""
-GRACE_S = 3.0
-"""How long processes that were asked to end may take before they are killed."""
-INTERRUPT_GRACE_S = 2.0
-"""The same after Ctrl-C."""
-INTERRUPT_S = 2.5
-"""How long after Ctrl-C the launcher waits for anybody."""
+GRACE_S = 3.0  # how long processes that were asked to end may take before they are killed
+INTERRUPT_GRACE_S = 2.0  # the same after Ctrl-C
+INTERRUPT_S = 2.5  # how long after Ctrl-C the launcher waits for anybody
 JUDGE_S = 30.0
 """How long the last evaluation may take once the run was asked to stop. If nobody asked, `timeout_s`."""
 
 
 class Patience:
-    """The times of one run.
-
-    Args:
-        timeout_s: how long a process may wait for another.
-        ctrl_c: counts the signals that end the run.
-
-    Attributes:
-        started_s: when it was started, on the monotonic clock.
-        begun_s: when training began.
-        heard_s: when the server last said something.
-        judged_s: when the evaluator last returned, or training ended.
-        writing: whether the server writes a checkpoint.
-        asked: whether the run was asked to stop.
-    """
+    """The times of one run, on the monotonic clock; `timeout_s`: how long a process may wait for another."""
 
     def __init__(self, timeout_s: float, ctrl_c: CtrlC) -> None:
         self._timeout_s = timeout_s
         self._ctrl_c = ctrl_c
-        self.started_s = self.judged_s = self.heard_s = self._worked_s = time.monotonic()
+        self.started_s = self._worked_s = time.monotonic()
+        self.judged_s = self.started_s  # when the evaluator last returned, or training ended
+        self.heard_s = self.started_s  # when the server last said something
         self.begun_s: float | None = None
-        self.asked = self.writing = False
+        self.asked = self.writing = False  # to stop; a checkpoint
+        self._silent = False
         self._asked_s = self._written_s = 0.0
 
     def ask(self) -> None:
-        """The run is asked to stop now."""
         self.asked, self._asked_s = True, time.monotonic()
 
     def writes(self, under_way: bool) -> None:
@@ -93,6 +79,12 @@ class Patience:
             allowed_s = GRACE_S + self._timeout_s * (2 if workers_left and not self.asked else 1)
         since_s = self.heard_s if workers_left else max(self.heard_s, self._worked_s)
         return allowed_s if now_s - since_s > allowed_s else None
+
+    def server_fell_silent(self, allowed_s: float) -> bool:
+        """Whether it has, during training, said nothing for that long; once a silence."""
+        silent = self.begun_s is not None and not self.writing and time.monotonic() - self.heard_s > allowed_s
+        fell, self._silent = silent and not self._silent, silent
+        return fell
 
     def _waited_s(self, asked_s: float) -> float:
         """How long those who were asked to end at that time had for it."""

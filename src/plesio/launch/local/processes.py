@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +18,13 @@ from plesio.launch.job import Job
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.provenance import begun
-from plesio.protocol import launcher
+from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 from plesio.transport.memory import anonymous_file
 
-SERVER, EVALUATOR, WORKER = PRELOAD
+SERVER, EVALUATOR, WORKER, DOOR, DEPUTY = PRELOAD
+
+EVALUATOR_TITLE = "the evaluator"
 
 
 @dataclass(slots=True)
@@ -34,14 +37,19 @@ class Process:
     worker: int | None = None
     done: bool = False
     gone: bool = False
+    ours: bool = True
+    """Whether the run started it."""
+    replaced: bool = False
+    """Whether another has its seat by now."""
 
     def kill(self) -> None:
-        """End it outright. It keeps its number until all of them have ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""
+        if self.ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
-def _line(ours: contextlib.ExitStack) -> tuple[list[int], list[int]]:
+def line(ours: contextlib.ExitStack) -> tuple[list[int], list[int]]:
     """A channel and two pipes between the server and one worker: its ends and theirs, which `ours` closes in this process."""
     server, worker = (ours.enter_context(end).fileno() for end in channel_pair())
     pipes: list[tuple[int, int]] = []
@@ -54,11 +62,7 @@ def _line(ours: contextlib.ExitStack) -> tuple[list[int], list[int]]:
 
 @contextlib.contextmanager
 def descriptors_for(workers: int) -> Iterator[None]:
-    """Open file descriptors for so many workers inside.
-
-    Raises:
-        ConfigurationError: this process may not open that many.
-    """
+    """Inside, file descriptors for so many workers are opened: say it if this process may not open that many."""
     try:
         yield
     except OSError as error:
@@ -72,11 +76,7 @@ def descriptors_for(workers: int) -> Iterator[None]:
 
 
 class Processes:
-    """All processes of one run: the server first, then the workers by number, then the evaluator.
-
-    Args:
-        fork_server: what starts them.
-    """
+    """All processes of one run: the server first, then the workers by number, then the evaluator."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
@@ -84,40 +84,61 @@ class Processes:
 
     @property
     def server(self) -> Process:
-        """The server's."""
         return self.all[0]
 
     @property
     def workers(self) -> list[Process]:
-        """The workers', by number."""
-        return [process for process in self.all if process.worker is not None]
+        return [process for process in self.all if process.worker is not None and not process.replaced]
+
+    @property
+    def evaluator(self) -> Process:
+        """The evaluator's."""
+        return next(process for process in self.all if process.title == EVALUATOR_TITLE)
 
     def load(self, job: Job) -> None:
-        """Send the training function to where they are started.
+        """Send the job, with all data that the training function refers to, to where they are started."""
+        try:
+            packed: bytes = cloudpickle.dumps(job)
+        except Exception as error:
+            raise ConfigurationError(
+                f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA "
+                "tensors cannot travel: make them inside the function"
+            ) from error
+        with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
+            file.write(packed)
+            del packed
+            file.seek(0)  # for the reader, too: the place in it is shared
+            self._fork_server.load(file.fileno())
 
-        Raises:
-            ConfigurationError: it cannot be sent, or not be loaded where it arrives.
-            SharedMemoryError: there is no room for what it refers to.
-        """
-        with _packed(job) as payload:
-            self._fork_server.load(payload)
-
-    def start(self, job: Job) -> None:
-        """Start them all."""
+    def start(self, job: Job, sockets: Sequence[socket.socket] = ()) -> None:
+        """Start them all; where workers come from elsewhere, a door for them."""
         with contextlib.ExitStack() as ours:  # what is open here for others only
-            lines = [_line(ours) for _ in range(job.config.workers)]
+            lines = [line(ours) for _ in range(job.config.workers if job.train is not None else 0)]
             to_evaluator = [ours.enter_context(end).fileno() for end in channel_pair()] if job.evaluate else []
             written = [begun(job, job.threads).detach()] if job.keeping.journal else []
             ours.callback(close_quietly, *written)
-            ends = [*to_evaluator[:1], *written, *(end for line in lines for end in line[0])]
+            ends = [*to_evaluator[:1], *written, *(end for server_ends, _ in lines for end in server_ends)]
             self._spawn(Spawn(SERVER, "the server", ()), ends, launcher.FromServer)
             for worker, (_, own_ends) in enumerate(lines):
                 order = Spawn(WORKER, f"worker {worker}", (worker, self.server.pid))
                 self._spawn(order, own_ends, launcher.FromWorker, worker)
             for end in to_evaluator[1:]:
-                self._spawn(Spawn(EVALUATOR, "the evaluator", ()), [end], launcher.FromEvaluator)
+                self._spawn(Spawn(EVALUATOR, EVALUATOR_TITLE, ()), [end], launcher.FromEvaluator)
+            if sockets:
+                knocked_at = [ours.enter_context(one).fileno() for one in sockets]
+                self._spawn(Spawn(DOOR, "the door", ()), knocked_at, launcher.FromDoor)
 
-    def _spawn(self, order: Spawn, ends: Sequence[int], kinds: object, worker: int | None = None) -> None:
+    def deputy(self, connection: int, address: str) -> Process:
+        """Start a deputy for a worker of another host, which is at the other end of `connection`."""
+        return self._spawn(Spawn(DEPUTY, f"a worker at {address}", ()), [connection], remote.FromDeputy)
+
+    def met(self, connection: int, address: str) -> Process:
+        """A worker of this host, which somebody else started."""
+        channel: Channel[object] = Channel.attach(connection, remote.FromDeputy, f"a worker at {address}")
+        self.all.append(Process(channel.peer, 0, channel, ours=False))
+        return self.all[-1]
+
+    def _spawn(self, order: Spawn, ends: Sequence[int], kinds: object, worker: int | None = None) -> Process:
         mine, theirs = channel_pair()
         try:
             with theirs:
@@ -126,26 +147,10 @@ class Processes:
             mine.close()
             raise
         self.all.append(Process(order.title, pid, Channel(mine, kinds, order.title), worker))
+        return self.all[-1]
 
     def end(self, grace_s: float) -> None:
         """Leave no process behind: close the lines, give them `grace_s`, kill."""
         for process in self.all:
             process.channel.close()
         self._fork_server.end(grace_s)
-
-
-@contextlib.contextmanager
-def _packed(job: Job) -> Iterator[int]:
-    """The descriptor of a file in memory with the job. It holds all data that the training function refers to."""
-    try:
-        packed: bytes = cloudpickle.dumps(job)
-    except Exception as error:
-        raise ConfigurationError(
-            f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA tensors "
-            "cannot travel: make them inside the function"
-        ) from error
-    with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
-        file.write(packed)
-        del packed
-        file.seek(0)  # for the reader, too: the place in it is shared
-        yield file.fileno()

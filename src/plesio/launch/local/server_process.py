@@ -13,19 +13,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from plesio.core.events import Cancel, Discard, Evict, Grant
+from plesio.core.events import Cancel, Evict, Grant
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import PlesioError
 from plesio.launch.job import Job
 from plesio.observe.meter import Meter
+from plesio.protocol import launcher
 from plesio.protocol import worker as protocol
+from plesio.protocol.coding import ProtocolError
 from plesio.protocol.evaluator import SnapshotRequest
 from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.protocol.launcher import Begun, Final, Progress, Stop, Trouble, Writing
-from plesio.server.answers import answer_to
+from plesio.protocol.launcher import Begun, Final, Progress, Trouble, Writing
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer
+from plesio.server.interfaces import Replies, answer_to
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
 from plesio.server.peers import Peers
@@ -37,40 +39,33 @@ from plesio.transport.doorbell import Lookout, write_answer
 
 TICK_S = 0.1
 MESSAGE_S = 10.0
-FINAL = -2
-"""The reader of the ring for the engine, at the end."""
+FINAL = -2  # the reader of the ring for the engine, at the end
 
 
-class Server:
-    """One run's server process. It answers the workers for its program: over their pipes, and on their channels.
-
-    Args:
-        job: what is run.
-        engine: the channel to the engine.
-        evaluator: the channel to the evaluator, if there is one.
-        lines: one for each worker.
-        writer: of the journal, if one is kept.
-    """
+class Server(Replies):
+    """One run's server process. It answers the workers for its program: over their pipes, and on their channels."""
 
     def __init__(
         self,
         job: Job,
-        engine: Channel[Stop],
+        engine: Channel[launcher.ToServer],
         evaluator: Channel[SnapshotRequest] | None,
-        lines: list[Line],
+        lines: list[Line | None],
         writer: JournalWriter | None = None,
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
         self._engine = engine
         self._lines = lines
-        self._opening = Opening(partial(Assembly, strategy, config.workers, evaluates=evaluator is not None), lines)
+        self._listening = job.listening
+        assembled = partial(Assembly, strategy, config.workers, evaluates=evaluator is not None)
+        self._opening = Opening(assembled, lines, config.workers)
         self._meter = Meter(config.workers)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
-        self._checkpointer = Checkpointer(job.keeping, strategy, config.workers)
+        self._checkpointer = Checkpointer(job.keeping, strategy, config.workers, counts=job.listening is not None)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
+        self._late: list[Line] = []  # ready, while the others train
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
-        self.now_s = time.monotonic
         leases = DataLeases(config.workers, config.stealing)
         self._program = program = Program(
             strategy,
@@ -92,7 +87,7 @@ class Server:
             protocol.MirrorFilled: self._mirror_filled,
             protocol.Farewell: self._farewell,
         }
-        self._next_tick_s = 0.0
+        self._next_tick_s = self._emptied_s = 0.0
         self._started_s = time.monotonic()
 
     @property
@@ -100,11 +95,13 @@ class Server:
         assert self._program.memory is not None, "nobody contributes before the model is there"
         return self._program.memory
 
-    # Answers
+    # Answers; none is repeated: pipes lose nothing
+
+    def now_s(self) -> float:
+        return time.monotonic()
 
     def granted(self, effect: Grant | Cancel, buffer: int) -> float:
-        """Write into its pipe."""
-        line = self._lines[effect.worker]
+        line = self._line(effect.worker)
         before = self._checkpointer.before[effect.worker]
         try:
             write_answer(line.answer, *answer_to(effect, buffer, before, self._program.stopping))
@@ -112,22 +109,17 @@ class Server:
             self._unresponsive.append(line)
         return time.monotonic()
 
-    called_off = granted  # unasked
+    def called_off(self, cancel: Cancel, buffer: int) -> float:
+        return self.granted(cancel, buffer)  # unasked
 
     def leased(self, worker: int, reply: protocol.LeaseReply) -> None:
-        """Tell it on its channel."""
-        self._lines[worker].say(reply)
+        self._line(worker).say(reply)
 
     def refused(self, worker: int, why: str) -> None:
-        """Tell it on its channel: it raises that."""
-        self._lines[worker].say(protocol.Refused("ConfigurationError", why))
-
-    def repeated(self, discard: Discard) -> None:
-        """Its worker has the answer: pipes lose nothing."""
+        self._line(worker).say(protocol.Refused("ConfigurationError", why))
 
     def evicted(self, evict: Evict) -> None:
-        """Its line is hung up once all is done."""
-        self._evicted.append(self._lines[evict.worker])
+        self._evicted.append(self._line(evict.worker))
 
     # The loop
 
@@ -137,19 +129,36 @@ class Server:
         if self._snapshots.evaluator is not None:
             descriptor = self._snapshots.evaluator.fileno()
             self._watch(descriptor, partial(self._from_evaluator, descriptor))
-        for line in self._lines:
-            self._watch(line.messages.descriptor, partial(self._from_doorbell, line))
-            self._watch(line.channel.fileno(), partial(self._from_channel, line))
+        for line in self._opening.live():
+            self._listen(line)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout = Lookout(self._poller)
-        while not all(line.gone for line in self._lines):
+        while not self._over():
             for descriptor, _ in lookout.wait(TICK_S):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler()
                     self._hang_up()
+                    self._seat_late()
             self._tick()
         self._finish()
+
+    def _over(self) -> bool:
+        """Whether nobody works any more, and nobody is waited for."""
+        if self._opening.live():
+            return False
+        if self._listening is None or self._program.stopping or any(line and line.finished for line in self._lines):
+            return True
+        return self._emptied_s > 0 and time.monotonic() - self._emptied_s > self._listening.rejoin_s
+
+    def _line(self, worker: int) -> Line:
+        line = self._lines[worker]
+        assert line is not None, "it has come"
+        return line
+
+    def _listen(self, line: Line) -> None:
+        self._watch(line.messages.descriptor, partial(self._from_doorbell, line))
+        self._watch(line.channel.fileno(), partial(self._from_channel, line))
 
     def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._handlers[descriptor] = handler
@@ -168,12 +177,12 @@ class Server:
         if not program.begun and now_s - self._started_s > self._timeout_s:
             why = f"{self._opening.lacking()} did not get as far as prepare within {self._timeout_s:g} s"
             program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
+        if self._peers is not None:
+            self._peers.tick(now_s)
         program.tick(now_s)
         if program.begun:
             meter = self._meter
             self._tell_engine(Progress(now_s - meter.zero_s, program.version, meter.steps, meter.samples))
-        if self._peers is not None:
-            self._peers.tick(now_s)
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -194,13 +203,27 @@ class Server:
 
     def _from_engine(self) -> None:
         try:
-            message, _ = self._engine.receive(MESSAGE_S)
+            message, descriptors = self._engine.receive(MESSAGE_S)
         except ChannelClosedError:
             raise SystemExit(0) from None  # the engine is gone, and with it whoever wanted the result
-        assert isinstance(message, Stop)
+        if isinstance(message, launcher.Opened):
+            self._opened(message, descriptors)
+            return
+        if isinstance(message, launcher.Emptied):
+            self._lost(self._line(message.worker))
+            return
         if self._opening.assembly is not None:
-            self._opening.assembly.board.stop()
+            self._opening.assembly.board.stopped = 1
         self._program.stop(time.monotonic())
+
+    def _opened(self, message: launcher.Opened, descriptors: list[int]) -> None:
+        """Somebody has taken a seat, perhaps that of one who died."""
+        older = self._lines[message.worker]
+        if older is not None:
+            self._lost(older)
+            self._program.returned(message.worker)
+        line = self._lines[message.worker] = Line.open(message.worker, message.incarnation, iter(descriptors))
+        self._listen(line)
 
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
@@ -226,21 +249,50 @@ class Server:
             line.hello = message
         else:
             line.ready = True
-        self._begin()
+        if not self._program.begun:
+            self._begin()
+        elif line.ready:
+            self._late.append(line)
+        else:
+            self._admit(line)
+
+    def _admit(self, line: Line) -> None:
+        """A worker that comes while the others train: its model has to be theirs."""
+        assert line.hello is not None
+        try:
+            self._memory.check(line.hello)
+        except PlesioError as error:
+            line.say(protocol.Refused(type(error).__name__, str(error)))
+        else:
+            line.say(*self._memory.welcome(first=False))
+
+    def _seat_late(self) -> None:
+        """Let those take part that came late, once what the one before has left in their slot is folded."""
+        for line in [one for one in self._late if one.gone or not self._program.sequencer.holds_slot_of(one.worker)]:
+            self._late.remove(line)
+            if not line.gone:
+                self._program.joined(line.worker, line.incarnation, time.monotonic())
 
     def _from_doorbell(self, line: Line) -> None:
-        messages = line.messages.read()
+        try:
+            messages = line.messages.read()
+            for message in messages or ():
+                if type(message) not in self._hear:
+                    raise ProtocolError(
+                        f"worker {line.worker} said {type(message).__name__}, which has no place in this run"
+                    )
+                self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
+        except ProtocolError as error:
+            self._program.trouble(line.worker, f"{error}: hung up on")
+            messages = None
         if messages is None:
             self._lost(line)
-            return
-        for message in messages:
-            self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
 
     def _mirror_filled(self, worker: int, incarnation: int, mirror: protocol.MirrorFilled, now_s: float) -> None:
         self._snapshots.mirrored(self._memory, mirror.number)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
-        self._lines[worker].finished = True
+        self._line(worker).finished = True
         if self._peers is not None:
             self._peers.finished(worker, now_s)
 
@@ -249,6 +301,7 @@ class Server:
         if line.gone:
             return
         self._close(line)
+        self._emptied_s = time.monotonic()
         died, now_s = not line.finished, time.monotonic()
         self._program.over(line.worker, died)
         if self._peers is not None:
@@ -279,10 +332,11 @@ class Server:
             return
         self._meter.begin(now_s)
         self._tell_engine(Begun())
+        lines = [line for line in self._lines if line is not None]
         if not memory.folds:
-            self._peers = Peers(self._program, self._lines, memory, self._timeout_s, now_s)
+            self._peers = Peers(self._program, lines, memory, self._timeout_s, now_s)
             self._hear |= self._peers.hear
-        for line in sorted(self._lines, key=lambda line: not line.gone):  # the data of the gone is for the others
+        for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
             if line.gone:
                 self._program.left(line.worker, line.incarnation, not line.finished, now_s)
             else:
@@ -309,7 +363,8 @@ class Server:
     def _tell(self, message: Trouble | Writing) -> None:
         """Tell the engine; what happened is put on record, too."""
         if isinstance(message, Trouble):
-            self._recorder.note(message.incident.what, time.monotonic(), message.incident.worker)
+            what, worker = message.incident.what, message.incident.worker
+            self._recorder.keep(JournalWriter.note, what, time.monotonic(), worker)
         self._tell_engine(message)
 
     def _journal_ends(self, error: JournalError) -> None:
@@ -332,10 +387,12 @@ def main(job: Job, descriptors: list[int]) -> None:
 
     torch.set_num_threads(job.threads)
     rest = iter(descriptors)
-    engine: Channel[Stop] = Channel.attach(next(rest), Stop, "the engine")
+    engine: Channel[launcher.ToServer] = Channel.attach(next(rest), launcher.ToServer, "the engine")
     evaluator: Channel[SnapshotRequest] | None = None
     if job.evaluate is not None:
         evaluator = Channel.attach(next(rest), SnapshotRequest, "the evaluator")
     writer = JournalWriter.begun(next(rest), job.keeping.journal) if job.keeping.journal else None
-    lines = [Line.open(worker, job.incarnation, rest) for worker in range(job.config.workers)]
+    lines: list[Line | None] = [None] * job.config.workers
+    if job.listening is None:
+        lines = [Line.open(worker, job.incarnation, rest) for worker in range(job.config.workers)]
     Server(job, engine, evaluator, lines, writer).run()

@@ -34,16 +34,16 @@ from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
 from plesio.worker.pacer import Pacer
-from plesio.worker.replica import ParameterReplica, SharedReplica, make_replica, reads_in_place
+from plesio.worker.replica import ParameterReplica, SharedReplica, reads_in_place, replica_for
 from plesio.worker.seeding import seed_everything
 from plesio.worker.state import WorkerState
-from plesio.worker.worker import Worker, call
+from plesio.worker.worker import Worker, taking_part
 
 Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 
 
 class ProcessContext:
-    """The context of a worker process. Its arguments are what the process was started with."""
+    """The context of a worker process."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class ProcessContext:
         self._begun_s: float | None = None
 
     def now_s(self) -> float:
-        """The monotonic clock, which all processes of a host share."""
         return time.monotonic()
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
@@ -83,7 +82,6 @@ class ProcessContext:
             self._engine.send(StopRequest(why))
 
     def leave(self) -> None:
-        """Tell the server."""
         self._doorbell.send(Farewell())
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
@@ -94,13 +92,14 @@ class ProcessContext:
                 f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
                 f"{device}; every other strategy takes a model on any device"
             )
-        hello, spec, tensors = introduction(self.rank, self._strategy, model, optimizer, self._job.evaluate is not None)
+        evaluates = self._job.evaluate is not None
+        hello, carried, tensors = introduction(self.rank, self._strategy, model, optimizer, evaluates)
         self._server.send(hello)
         welcome, descriptors = self._ask(Welcome, "every worker to prepare its model")
         layout = Layout(hello.model.specs)
         block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
         ring = arenas(block, layout, welcome.buffers)
-        hand_over(optimizer, spec.carried, tensors, ring, welcome.first)
+        hand_over(optimizer, carried, tensors, ring, welcome.first)
         exchange = self._build(model, optimizer, tensors, layout, ring, descriptors, used)
         block.close()
         self._server.send(Ready())
@@ -123,29 +122,25 @@ class ProcessContext:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
         config, state, via = self._job.config, self.state, self._strategy.via
         pacer = Pacer(config.pace, slowness(config.faults, self.rank), random.Random(self.seed * 7919 + self.rank))
+        line = self._doorbell, pacer, used, self._timeout_s
         if via.in_shared_memory:
-            shared = SharedReplica(layout, model, tensors, ring)
+            shared = SharedReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self.workers)
             share = self._strategy.outer.scale(1, self.workers)
-            return SharedMemoryExchange(
-                state, optimizer, shared, self._doorbell, board, pacer, used, self._timeout_s, share
-            )
+            return SharedMemoryExchange(state, optimizer, shared, *line, board, share)
         if via.by_collective:
             own = ParameterReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self.workers)
-            return AllReduceExchange(
-                state, optimizer, own, self._doorbell, board, pacer, used, self._timeout_s,
-                ring, model, self._regrouped,
-            )  # fmt: skip
+            return AllReduceExchange(state, optimizer, own, *line, board, ring, model, self._regrouped)
         slots = SharedBlock(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
         renew: Callable[[int], None] | None = None
-        if CopyOnWriteView.possible() and reads_in_place(layout, model):
+        if CopyOnWriteView.possible() and reads_in_place(self._strategy, layout, model):
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
             renew = partial(view.renew, layout.nbytes)
-        replica = make_replica(self._strategy, layout, model, tensors, ring, slot, renew)
-        return ServerExchange(self._strategy, state, optimizer, replica, self._doorbell, pacer, used, self._timeout_s)
+        replica = replica_for(self._strategy)(layout, model, tensors, ring, slot, renew)
+        return ServerExchange(state, optimizer, replica, *line, self._strategy)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:
         """The server's next message; what it refuses is raised here."""
@@ -153,7 +148,8 @@ class ProcessContext:
             reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         except ChannelClosedError:
             raise ServerLostError(
-                f"the server is gone: worker {self.rank} waited for {waiting_for}; start the run again"
+                f"the server is gone: worker {self.rank} waited for {waiting_for}; go on from its last checkpoint "
+                "with resume=, or start the run again"
             ) from None
         if isinstance(reply, Refused):
             raise (error_class(reply.kind) or PlesioError)(reply.why)
@@ -185,5 +181,7 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     doorbell = Doorbell(descriptors[2], descriptors[3], rank)
     keep_to_itself(descriptors, engine, server)
     with reported_to(engine):
-        call(job.train, Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell)))
+        worker = Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell))
+        with taking_part(worker):
+            job.function(worker)
         engine.send(Finished())

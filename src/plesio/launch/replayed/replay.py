@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ from plesio.core import events
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError
-from plesio.launch.greenlets import GreenletWorker
-from plesio.launch.inline import Seating
-from plesio.launch.own_copies import OwnCopies
+from plesio.launch.greenlets import GreenletWorker, Request
+from plesio.launch.inline import Seating, apart
+from plesio.launch.own_copies import own_copies
 from plesio.launch.provenance import train_hash, versions
 from plesio.launch.replayed.recorded_worker import RecordedWorker
 from plesio.launch.torch_settings import TorchSettings
@@ -42,8 +43,8 @@ from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.meter import Meter
 from plesio.protocol.journal import NO_END, Journal, JournalEvent, JournalHead, read_journal, records
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
-from plesio.server.answers import answer_to
 from plesio.server.checkpointer import Checkpointer, Keeping
+from plesio.server.interfaces import Replies, answer_to
 from plesio.server.program import Program, event_of
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
@@ -72,7 +73,11 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         return not self.differs
 
     def __str__(self) -> str:
-        found = f"differs: {self.differs}" if self.differs else f"bit-identical: {self.versions} versions"
+        found = (
+            f"differs: {self.differs}"
+            if self.differs
+            else f"bit-identical: {self.versions:,} versions, all computed again"
+        )
         return f"{found}\n{self.missing}" if self.missing else found
 
 
@@ -114,16 +119,14 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
             f"{journal.path}: not the same as when it was written: {'; '.join(differences)}; "
             "restore that, or go on all the same with --force (force=True)"
         )
-    threads, settings = torch.get_num_threads(), TorchSettings.of_this_process()
-    torch.set_num_threads(journal.head.threads)
+    settings = TorchSettings.of_this_process()
     msgspec.convert(journal.head.torch, TorchSettings).apply()
     try:
         again = _Replay(journal, strategy, train, until)
-        with closing(again), warnings.catch_warnings(), no_wall_clock(train):
+        with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock(train):
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
             return again.run()
     finally:
-        torch.set_num_threads(threads)
         settings.apply()
 
 
@@ -139,7 +142,7 @@ def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
     """What is not as it was, in words."""
     now = versions()
     found = [f"{name} was {was}, is {now.get(name)}" for name, was in head.versions.items() if was != now.get(name)]
-    if head.train_hash != train_hash(train):
+    if head.train_hash and head.train_hash != train_hash(train):  # the head of workers that joined does not know it
         found.append(f"the training function ({head.script or 'in no file'}) has changed")
     capability = torch.backends.cpu.get_cpu_capability()
     if head.cpu_capability != capability:
@@ -158,25 +161,27 @@ def _strategy(journal: Journal) -> Strategy:
 
 
 class _Checksums(Recorder):
-    """Keeps those of versions instead of a journal."""
+    """Keeps checksums of versions instead of a journal."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[int, int] = {}
 
-    def folded(self, fold: events.Fold, now_s: float) -> None:
-        """A version was made."""
-        self.made[fold.version] = window_checksum(self.weights(), fold.version)
+    def told(self, event: events.Event, effects: Sequence[events.Effect], now_s: float, loss: float = nan) -> None:
+        """Versions were made."""
+        for effect in effects:
+            if isinstance(effect, events.Fold):
+                self.made[effect.version] = window_checksum(self.weights(), effect.version)
 
 
-class _Replay:
+class _Replay(Replies):
     """One replay: it brings the events to the server's program, and is its replies."""
 
     def __init__(self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None) -> None:
         head = journal.head
         self._journal = journal
         self._strategy = strategy
-        self._train = OwnCopies(train, head.workers)
+        self._train = own_copies(train, head.workers)
         self._until = until
         self._checksums = _Checksums()
         self._checkpointer = Checkpointer(Keeping(), strategy, head.workers, counts=True)
@@ -190,16 +195,15 @@ class _Replay:
             checkpointer=self._checkpointer,
             tell=lambda message: None,
         )
-        self._seating = Seating(strategy, self._program)
+        self.seating = Seating(strategy, self._program)
         self._seats = [RecordedWorker(deque()) for _ in range(head.workers)]
         for record in journal:
-            if isinstance(record, records.Received):
+            if isinstance(record, records.Received) and not isinstance(record.event, events.Evict):
                 self._seats[record.event.worker].upcoming.append(record.event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
     def run(self) -> Replayed:
-        """Go through the journal."""
         differs = ""
         try:
             for record in self._journal:
@@ -211,12 +215,8 @@ class _Replay:
         finally:
             for seat in self._seats:
                 seat.empty()
-        weights = self._seating.state_dict if self._program.begun else {}
+        weights = self.seating.state_dict if self._program.begun else {}
         return Replayed(versions=self._same, differs=differs, missing=self._missing(), state_dict=weights)
-
-    def close(self) -> None:
-        """Its memory goes now."""
-        self._seating.close()
 
     def _missing(self) -> str:
         missing = self._journal.missing
@@ -228,20 +228,18 @@ class _Replay:
 
     def _take(self, record: records.Record) -> None:
         if isinstance(record, records.Received):
-            self._heard(record.event, record.time_s)
+            if isinstance(record.event, events.Evict):
+                self._program.receive(events.Ticked(), record.time_s)
+            else:
+                self._heard(record.event, record.time_s)
         elif isinstance(record, records.Resumed):
             self._resume()
-        elif isinstance(record, records.Evicted):
-            self._program.receive(events.Ticked(), record.time_s)
         elif isinstance(record, records.Folded):
             ours = self._checksums.made.pop(record.version, None)
             if ours != record.checksum:
                 who = ", ".join(f"{one.number} of worker {one.worker}" for one in record.members)
-                raise _DifferentError(
-                    f"made of contribution {who}, the weights are not the same"
-                    if ours is not None
-                    else "it was not made here"
-                )
+                what = f"made of contribution {who}, the weights are not the same"
+                raise _DifferentError(what if ours is not None else "it was not made here")
             self._same = record.version
         elif isinstance(record, records.Ended) and weights_hash(self._checksums.weights()) != record.weights_hash:
             raise _DifferentError("all versions looked the same, but the final weights differ")
@@ -264,26 +262,21 @@ class _Replay:
     def _heard(self, event: JournalEvent, time_s: float) -> None:
         program, seat, worker = self._program, self._seats[event.worker], event.worker
         seat.upcoming.popleft()
-        holds = seat.holds(event)
+        holds = seat.worker is not None and event.incarnation == seat.incarnation  # its process is still a member
         if isinstance(event, events.Joined):
             self._join(seat, event, time_s)
             program.joined(worker, event.incarnation, time_s)
         elif isinstance(event, events.Left):
             seat.empty()
             program.left(worker, event.incarnation, event.died, time_s)
-        elif not holds:  # under way when its worker was evicted: the sequencer, too, takes no notice of it
-            program.receive(event, time_s)
-        elif isinstance(event, events.LeaseWanted):
-            request = seat.request
-            if not isinstance(request, LeaseRequest) or not _answers(event, request):
-                raise self._otherwise(seat, event)
-            program.receive(event, time_s)
-        elif isinstance(event, events.Pushed):
+        elif holds and isinstance(event, events.Pushed):
             made = seat.request
             if not isinstance(made, Contribution) or event_of(made, event.worker, event.incarnation) != event:
                 raise self._otherwise(seat, event)
             program.pushed(worker, event.incarnation, made, time_s)
-        else:
+        else:  # one under way when its worker was evicted: the sequencer, too, takes no notice of it
+            if holds and isinstance(event, events.LeaseWanted) and not _answers(event, seat.request):
+                raise self._otherwise(seat, event)
             program.receive(event, time_s)
         if seat.called_off and holds and isinstance(event, (events.Abandoned, events.Pushed)):
             self._answered.append((seat, seat.called_off.popleft()))
@@ -294,7 +287,7 @@ class _Replay:
         seat.incarnation = event.incarnation
         every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
         seat.worker = GreenletWorker(self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every)
-        if not self._seating.seat(seat.worker, time_s):
+        if not self.seating.seat(seat.worker, time_s):
             raise self._otherwise(seat, event)
 
     def _otherwise(self, seat: RecordedWorker, event: JournalEvent) -> _DifferentError:
@@ -303,11 +296,7 @@ class _Replay:
             return _DifferentError(f"the journal has {event}; here {worker.error}")
         return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
 
-    # What workers are answered (`plesio.server.interfaces.Replies`)
-
-    def now_s(self) -> float:
-        """No figures are kept."""
-        return 0.0
+    # What workers are answered; the run was not refused anything, or the journal would not have it
 
     def granted(self, grant: events.Grant, buffer: int) -> float:
         """It goes on when the event is dealt with."""
@@ -324,18 +313,14 @@ class _Replay:
         """It goes on when the event is dealt with."""
         self._answered.append((self._seats[worker], reply))
 
-    def refused(self, worker: int, why: str) -> None:
-        """Requests come from the journal: the run that it is of was not refused any."""
-
-    def repeated(self, discard: events.Discard) -> None:
-        """As then."""
-
     def evicted(self, evict: events.Evict) -> None:
         """Nothing is heard of it again."""
         self._seats[evict.worker].empty()
 
 
-def _answers(event: events.LeaseWanted, request: LeaseRequest) -> bool:
+def _answers(event: events.LeaseWanted, request: Request | None) -> bool:
     """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
+    if not isinstance(request, LeaseRequest):
+        return False
     same = (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
     return same and event.most <= request.most

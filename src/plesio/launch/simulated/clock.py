@@ -1,4 +1,4 @@
-"""Virtual time: it stands still while something is done and jumps to the next thing that is due."""
+"""Virtual time: it stands still while something is done, jumps to the next thing that is due, and ends exactly at a limit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
+import msgspec
+
+from plesio.observe.summary import limit_reached
+
 
 class VirtualClock:
-    """A queue of what is due when. Order is exact: by time, then by who was planned first.
-
-    >>> clock, seen = VirtualClock(), []
-    >>> for time_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
-    ...     clock.at(time_s, seen.append, name)
-    >>> while clock.step():
-    ...     pass
-    >>> seen, clock.now_s
-    (['a', 'b', 'c'], 2.0)
-    """
-
-    __slots__ = ("_due", "_planned", "now_s")
+    """A queue of what is due when. Order is exact: by time, then by who was planned first."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -39,3 +32,25 @@ class VirtualClock:
         self.now_s, _, action, subject = heappop(self._due)
         action(subject)
         return True
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """When a run ends before its workers do: the first that is reached; steps, samples, contributions of all together."""
+
+    seconds: float = float("inf")
+    steps: float = float("inf")
+    samples: float = float("inf")
+    contributions: float = float("inf")
+
+    def reached(self, steps: int, samples: int, contributions: int) -> str:
+        """Which of the counts is, in words; empty if none."""
+        if steps >= self.steps:
+            return limit_reached("steps", self.steps)
+        if samples >= self.samples:
+            return limit_reached("samples", self.samples)
+        if contributions >= self.contributions:
+            return limit_reached("contributions", self.contributions)
+        return ""
+
+
+NO_LIMITS = Limits()

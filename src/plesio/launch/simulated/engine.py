@@ -12,85 +12,49 @@ everywhere. Only the times are those of a ring and of shared memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from math import inf
-
-import torch
 
 from plesio.cluster import Cluster, Timetable
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.greenlets import GreenletWorker
-from plesio.launch.inline import Seating
+from plesio.launch.greenlets import GreenletWorker, StillTimer, Watcher
+from plesio.launch.inline import Seating, apart
 from plesio.launch.job import Job, Live, Outcome, Watch
-from plesio.launch.own_copies import OwnCopies
+from plesio.launch.own_copies import own_copies
 from plesio.launch.provenance import begun
-from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import Answer, Request
+from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
+from plesio.protocol.journal import JournalWriter
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
-from plesio.server.answers import answer_to
 from plesio.server.checkpointer import Checkpointer
+from plesio.server.interfaces import answer_to
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
 from plesio.strategy.answers import Server
-from plesio.worker.data_use import DataUse
-from plesio.worker.seeding import RandomState
 
-THREADS = 1
+THREADS = 1  # the same bits on every machine, and steps as small as a simulation's are fastest so
 
 
-class VirtualTimer:
+class VirtualTimer(StillTimer):
     """A worker's own time: steps let it pass as its timetable says."""
 
     def __init__(self, timetable: Timetable) -> None:
         self._timetable = timetable
-        self.time_s = 0.0
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        """A step takes its time."""
         self.time_s += self._timetable.step_s(self.time_s)
-
-    def begin(self) -> None:
-        """Nothing passes between steps."""
-
-    def now_s(self) -> float:
-        """The worker's time."""
-        return self.time_s
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """As in processes of its own: nothing of this one's settings gets in, and all are as before in the end.
-
-    Torch computes on one thread: the same bits on every machine, and steps as small as a simulation's are fastest so.
-    """
-    threads, random = torch.get_num_threads(), RandomState()
-    torch.set_num_threads(THREADS)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        random.restore()
 
 
 class SimulatedEngine:
-    """Runs a job on a cluster, in virtual time.
+    """Runs a job on a cluster, in virtual time; `watch` is told how it stands at each evaluation, and may end it."""
 
-    Args:
-        job: what to run.
-        cluster: where.
-        watch: told how the run stands at each evaluation; a reason ends it.
-        limits: when it ends before the training functions return.
-        ctrl_c: counts the signals that end it.
-    """
-
-    def __init__(self, job: Job, cluster: Cluster, watch: Watch, limits: Limits, ctrl_c: CtrlC) -> None:
+    def __init__(self, job: Job, cluster: Cluster, watch: Watch, ctrl_c: CtrlC) -> None:
         self.job = job
         self.outcome = Outcome()
         self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
@@ -99,16 +63,16 @@ class SimulatedEngine:
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
-        self._train = OwnCopies(job.train, job.config.workers)
+        self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers)
         self._recorder = Recorder(begun(job, THREADS)) if job.keeping.journal else None
         self.run_of = VirtualRun(
             job.config.strategy,
             cluster,
-            [_Participant(self, cluster, worker) for worker in range(job.config.workers)],
+            [_Participant(self, rank, one) for rank, one in enumerate(cluster.timetables(job.config.seed))],
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
-            limits=limits,
+            limits=Limits(**job.config.until.limits),
             evaluate=self._evaluate if job.evaluate is not None else None,
             evaluate_every_s=job.config.evaluate_every_s,
             recorder=self._recorder,
@@ -120,27 +84,19 @@ class SimulatedEngine:
         self._seating = Seating(self._strategy, self.run_of.program)
 
     def run(self) -> Outcome:
-        """Run it.
-
-        Raises:
-            WorkerError: a training function raised.
-            WorkerLostError: all of them did, where the others were to go on.
-            NonFiniteError: a contribution was not finite and the job is to stop at that.
-            KeyboardInterrupt: a second Ctrl-C (or SIGTERM, SIGHUP). After the first, the outcome says that it was interrupted.
-        """
-        with closing(self), apart():
+        with closing(self), apart(THREADS):
             return self._run()
 
     def close(self) -> None:
-        """The run is over, however it ended: its memory goes now, not when somebody looks for cycles."""
+        """Its memory goes now, not when somebody looks for cycles."""
         self._seating.close()
         del self.run_of, self._seating  # participants lead back here
         if self._recorder is not None:
-            self._recorder.close()
+            self._recorder.keep(JournalWriter.close)
 
     def _run(self) -> Outcome:
         outcome, program = self.outcome, self.run_of.program
-        with no_wall_clock(self.job.train), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
+        with no_wall_clock(self.job.function), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             outcome.final = self.run_of.run()
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
@@ -155,14 +111,12 @@ class SimulatedEngine:
         return outcome
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
-        """A worker at the beginning of its training function."""
         return GreenletWorker(
             self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seed, watcher,
             shows=self.job.evaluate is not None,
         )  # fmt: skip
 
     def seat(self, worker: GreenletWorker) -> None:
-        """Bring it to where training begins."""
         run = self.run_of
         if self._seating.seat(worker, run.clock.now_s):
             assert run.program.memory is not None, "it was laid out for the first"
@@ -186,32 +140,32 @@ class SimulatedEngine:
         program.is_finite(program.memory.current)
         metrics = self._judgement(self._seating.model())
         samples = program.before.samples + self.run_of.samples
-        self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised)
-        self._live.judged(metrics, self._judgement.raised)
+        self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised, self._live)
 
 
-class _Participant:
-    """A worker of the user's training function, as the virtual run sees it."""
+class _Participant(Watcher, Participant):
+    """A worker of the user's training function, as the virtual run sees it.
 
-    def __init__(self, engine: SimulatedEngine, cluster: Cluster, rank: int) -> None:
-        self.timer = VirtualTimer(cluster.timetable(rank, engine.job.config.seed))
+    Work is done at once: by the time a step is called off it is complete, and void.
+    """
+
+    def __init__(self, engine: SimulatedEngine, rank: int, timetable: Timetable) -> None:
+        self.timer = VirtualTimer(timetable)
         self._engine = engine
         self._rank = rank
         self._worker: GreenletWorker | None = None
 
     def begin(self, incarnation: int) -> None:
-        """A new process of this worker."""
         self._worker = self._engine.new_worker(self._rank, self)
         self._engine.seat(self._worker)
 
     def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
-        """Run the training function up to its next request."""
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
+        told: object = answer
         if not isinstance(answer, LeaseReply):
-            request = self._worker.resume(answer_to(answer, buffer, self._engine.checkpointer.before[self._rank]))
-        else:
-            request = self._worker.resume(answer)
+            told = answer_to(answer, buffer, self._engine.checkpointer.before[self._rank])
+        request = self._worker.resume(told)
         assert request is None or isinstance(request, (Contribution, LeaseRequest)), (
             "a step is called off by its answer"
         )
@@ -220,18 +174,12 @@ class _Participant:
         return self.timer.time_s, request
 
     def end(self) -> None:
-        """This process is over."""
         if self._worker is not None:
             self.timer.time_s = min(self.timer.time_s, self._engine.run_of.clock.now_s)  # it was ahead, by a step
             self._worker.kill()
             self._worker = None
 
-    def cancelled(self, used: DataUse) -> bool:
-        """Work is done at once: by the time it is called off it is complete, and void."""
-        return False
-
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        """Keep it."""
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
 
     def stop(self, why: str) -> None:

@@ -1,11 +1,9 @@
 """How messages of a simulated run travel, and when they arrive.
 
 A message leaves over its worker's link and goes through the server's own, which all share; each direction has its own
-capacity, as in a full-duplex network. The server's link is a queue, first come first served, that a message passes while it still
-comes in from its worker's link (cut-through), so that one alone takes latency + bytes over the *slower* of the two
-links, and many together get exactly the server's bytes a second. A queue instead of equal shares because the result is
-the same throughput at one event a message instead of one for every change of every share. No message overtakes another of
-the same worker.
+capacity. The server's link is a queue, first come first served. A message passes it while it still comes in from its
+worker's link: one alone takes latency + bytes over the *slower* of the two, and many together get the server's bytes a
+second. (Equal shares would give the same throughput at many more events.) No message overtakes another of its worker.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Star(Network):
 
     def __init__(self, cluster: Cluster, clock: VirtualClock) -> None:
         super().__init__(clock)
-        links = [group.link for group in cluster.groups for _ in range(group.workers)]
+        links = [group.link for group in cluster.group_of]
         self._latency_s = [link.latency_s + cluster.server.latency_s for link in links]
         self._byte_s = [1.0 / link.bytes_per_s for link in links]  # seconds a byte: 0 where there is no limit
         self._server_byte_s = 1.0 / cluster.server.bytes_per_s

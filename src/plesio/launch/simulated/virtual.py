@@ -21,6 +21,7 @@ and the last ones left are never evicted, however long their steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
@@ -28,12 +29,11 @@ import msgspec
 
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
-from plesio.core.events import Abandoned, Cancel, Discard, Evict, Grant, Left, Ticked, Verdict
+from plesio.core.events import Abandoned, Cancel, Discard, Grant, Left, Ticked, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
-from plesio.launch.simulated.clock import VirtualClock
-from plesio.launch.simulated.limits import NO_LIMITS, Limits
+from plesio.launch.simulated.clock import NO_LIMITS, Limits, VirtualClock
 from plesio.launch.simulated.network import network_of
 from plesio.launch.simulated.workers import Answer, Message, Participant
 from plesio.observe.meter import SPANS_MAX, Meter
@@ -41,60 +41,38 @@ from plesio.observe.summary import Incident, limit_reached
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.interfaces import Folder
+from plesio.server.interfaces import Folder, Replies
 from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 
-TICKS = 10
-"""How many times in the time that a worker may be silent it is asked whether one is."""
+TICKS = 10  # how many times in the time that a worker may be silent it is asked whether one is
 
 
 class State(Enum):
-    """Whether a worker's process is there."""
-
     ABSENT = "absent"
     HERE = "here"
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
-    """A participant and where it stands; its first process is to be of `incarnation`."""
+    """A participant and where it stands."""
 
-    __slots__ = ("called_off", "incarnation", "latest", "participant", "state")
-
-    def __init__(self, participant: Participant, incarnation: int) -> None:
-        self.participant = participant
-        self.incarnation = incarnation - 1
-        self.latest: Message | None = None
-        # While it waited for data, with the buffer it goes on from and when that is there.
-        self.called_off: tuple[Cancel, int, float] | None = None
-        self.state = State.ABSENT
+    participant: Participant
+    incarnation: int
+    state: State = State.ABSENT
+    latest: Message | None = None
+    called_off: tuple[Cancel, int, float] | None = None
+    """While it waited for data, with the buffer it goes on from and when that is there."""
 
 
-class VirtualRun:
+class VirtualRun(Replies):
     """One run in virtual time: it brings the events to the server's program, and is its replies.
 
-    Args:
-        strategy: how tightly workers keep step.
-        cluster: links, and faults over time.
-        participants: one for each worker of the cluster; their timetables are their own.
-        folder: does the arithmetic; None where the program is given memory (`Program.begin`), or only the time is asked for.
-        push_nbytes, answer_nbytes: the bytes of a contribution, and of the parameters a worker takes back.
-        stealing: fast workers take more of the data.
-        silence_s: how long a worker may be silent while others wait for it.
-        limits: when to end before the workers do.
-        evaluate: called with the time and the version every `evaluate_every_s`; a reason ends the run.
-        timeline: keep every span of every worker for the timeline.
-        recorder: keeps the journal.
-        checkpointer: writes checkpoints, every `checkpoint_every_s`.
-        incarnation: of the first processes.
-        raise_on_nonfinite: a NaN or an infinity ends the run.
-
-    Raises:
-        StrategyError: a strategy that cannot work with that many workers.
-        ConfigurationError: not one participant a worker; or, from `run`, workers that disagree on the data's size.
-        NonFiniteError: from `run`, with `raise_on_nonfinite`.
+    The arithmetic is done by `folder`, or in memory that the program is given (`Program.begin`); with neither, only the time
+    is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `evaluate` is called
+    with the time and the version; a reason ends the run. `incarnation` is that of the first processes.
     """
 
     def __init__(
@@ -146,7 +124,7 @@ class VirtualRun:
         self._evaluate = evaluate
         self._evaluate_every_s = evaluate_every_s
         self._checkpoint_every_s = checkpoint_every_s
-        self._workers = [_Worker(one, incarnation) for one in participants]
+        self._workers = [_Worker(one, incarnation - 1) for one in participants]
         self._here = 0  # processes that the server has not seen the end of
         self._answered: list[tuple[int, Answer | Discard, int, float]] = []  # what to do when an event is dealt with
         self._keeps_slot = strategy.release.after_fold
@@ -175,7 +153,7 @@ class VirtualRun:
         if self._limits.seconds < inf:
             self.clock.at(self._limits.seconds, self.end, limit_reached("seconds", self._limits.seconds))
         if self._evaluate is not None:
-            self.clock.at(0.0, self._evaluation, None)
+            self.clock.at(0.0, self._evaluation, self._evaluate)
         if self._checkpoint_every_s < inf:
             self.clock.at(self._checkpoint_every_s, self._checkpoint, None)
         for turn in self._cluster.turns():
@@ -200,12 +178,9 @@ class VirtualRun:
         if worker.incarnation == incarnation and worker.state is not State.ABSENT:
             self.end(why)
 
-    def _evaluation(self, _: None) -> None:
-        assert self._evaluate is not None, "planned only if there is one"
-        why = self._evaluate(self.clock.now_s, self.program.version)
-        if why:
-            self.end(why)
-        self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, None)
+    def _evaluation(self, evaluate: Callable[[float, int], str | None]) -> None:
+        self.end(evaluate(self.clock.now_s, self.program.version) or "")
+        self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, evaluate)
 
     def _checkpoint(self, _: None) -> None:
         self.program.keep(self.clock.now_s)
@@ -242,7 +217,6 @@ class VirtualRun:
         self._end_if_over()
 
     def _begin(self, index: int) -> None:
-        """A new process starts."""
         worker = self._workers[index]
         if worker.state is not State.HERE:
             self._here += 1
@@ -371,14 +345,13 @@ class VirtualRun:
         self.program.receive(event, self.clock.now_s)
         self._settle()
 
-    # What they are answered (`plesio.server.interfaces.Replies`): they go on when the event is dealt with
+    # What they are answered: they go on when the event is dealt with; whoever was evicted learns of it when it is heard again
 
     def now_s(self) -> float:
         """What the server does takes no time."""
         return self.clock.now_s
 
     def granted(self, grant: Grant, buffer: int) -> float:
-        """It goes on when the parameters are with it."""
         has_it_s = self._answer(grant.worker, grant.version)
         self._answered.append((grant.worker, grant, buffer, has_it_s))
         return has_it_s
@@ -398,7 +371,6 @@ class VirtualRun:
         self._answered.append((worker, reply, -1, self._network.answer(worker, 0)))
 
     def refused(self, worker: int, why: str) -> None:
-        """Nobody goes on."""
         raise ConfigurationError(why)
 
     def repeated(self, discard: Discard) -> None:
@@ -406,9 +378,6 @@ class VirtualRun:
         if discard.verdict is Verdict.FENCED:
             self.meter.workers[discard.worker].void()
             self._answered.append((discard.worker, discard, -1, self.clock.now_s))
-
-    def evicted(self, evict: Evict) -> None:
-        """It learns of it when it is heard again."""
 
     def _answer(self, index: int, version: int) -> float:
         """When the parameters are with a worker; the first version is everywhere from the start."""
@@ -448,7 +417,6 @@ class VirtualRun:
         self._go_on(index, cancel, buffer, heard_s)
 
     def _told(self, message: Trouble | Writing) -> None:
-        """Something happened; what is fatal ends the run."""
         if isinstance(message, Writing):
             return
         self.incidents.append(message.incident)

@@ -1,11 +1,10 @@
 """What another strategy would have cost: the step times of a finished run, replayed in virtual time.
 
 Every worker takes the steps that were measured of it, in that order, and from then on steps drawn from them. A step that was
-cancelled would have taken longer, nobody knows how long: one drawn from the longer steps takes its place. Leaving such steps
-out would bias the prediction, because it is the slowest steps that are cancelled. The real sequencer
-decides who waits for whom. The server folds one contribution after the other, so the network of the simulation gets a
-server's link that carries an exchange in the time the server took for one. A worker that died dies again after as
-long; one whose training function returned while the others had much left to do is done after as many steps.
+cancelled would have taken longer: one drawn from the longer steps takes its place (without, the prediction is biased: it is
+the slowest steps that are cancelled). The real sequencer decides who waits for whom. The server folds one contribution after
+the other, so the server's link carries an exchange in the time the server took for one. A worker that died dies again after
+as long; one whose training function returned while the others had much left to do is done after as many steps.
 
 What is not modelled: another strategy may need another number of samples for the same accuracy, and workers that share cores
 disturb each other differently when fewer of them wait. Work is assumed to be shared out, so that fast workers do more of it;
@@ -25,27 +24,23 @@ import msgspec
 
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.launch.simulated.limits import Limits
+from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import TimedWorker
-from plesio.observe.amounts import percent
+from plesio.observe.amounts import duration, percent
 from plesio.observe.summary import Summary
-from plesio.observe.times import CalledOff, Measured, StepTimes, measured, useful_share
+from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
 
-STEPS_MAX = 50_000
-"""Steps simulated a strategy; from there on the time is extrapolated."""
+STEPS_MAX = 50_000  # steps simulated a strategy; from there on the time is extrapolated
 ADVICE_STEPS, ADVICE_WORKERS = 2_000, 64
-ADVICE_S = 1.0
-"""A run shorter than that shows how it began rather than how it went."""
-MUCH = 1.5
-"""How many times faster another strategy must be to be worth a line."""
+ADVICE_S = 1.0  # a run shorter than that shows how it began rather than how it went
+MUCH = 1.5  # times faster: worth a line
 CLOSE = 1.1
 """Strategies that take up to so many times the shortest time are as good: the tightest of them is recommended."""
-UNEVEN = 1.5
-"""A worker that takes so many times as long as the others is named as the reason."""
+UNEVEN = 1.5  # times as long as the others: a worker to be named as the reason
 
 EVERYBODY = -1
 
@@ -77,22 +72,8 @@ def what_if(
 ) -> list[Prediction]:
     """Replay the measured times under other strategies: the time each takes to the same number of samples.
 
-    Args:
-        run: what was measured, see `plesio.observe.times.measured`.
-        strategies: which.
-        workers: how many, if not as many as there were: the first of them, or all and more like them, drawn at random.
-        bytes_per_s: what the links of workers and server carry in each direction; None: as it was.
-        seed: of the steps drawn beyond those measured.
-        steps_max: simulate no more steps than that.
-
-    Raises:
-        ConfigurationError: a number of workers or a bandwidth that cannot be.
-        StrategyError: a strategy that cannot work with that many workers.
-
-    >>> from plesio.strategy.recipes import async_sgd, sync_sgd
-    >>> run = Measured(workers=(StepTimes(0, (0.4,)), StepTimes(1, (0.1,))), steps=10)
-    >>> [f"{one.strategy} {one.time_s:.1f} s" for one in what_if(run, [sync_sgd(), async_sgd()])]
-    ['sync_sgd 2.0 s', 'async_sgd 0.8 s']
+    Other `workers` are the first of those that there were, or all and more like them, drawn at random. `bytes_per_s` is what
+    the links of workers and server carry in each direction; None: as it was.
     """
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
@@ -105,21 +86,19 @@ def what_if(
     lengths = _Lengths(run.workers)
 
     def steps() -> list[Iterator[float]]:
-        rngs = [random.Random(f"steps {seed} {place}") for place in range(number)]
-        return [lengths.replay(one.worker, k < there, rng) for k, (one, rng) in enumerate(zip(crew, rngs, strict=True))]
+        return [
+            lengths.replay(one.worker, place < there, random.Random(f"steps {seed} {place}"))
+            for place, one in enumerate(crew)
+        ]
 
     return [_predict(run, one, crew, steps(), bytes_per_s, steps_max) for one in strategies]
 
 
-Step = float | CalledOff
-"""How long a step took, if it was finished."""
-
-
-def _in_order(one: StepTimes) -> list[Step]:
-    """A worker's steps, those it finished and those that were called off, as they came."""
-    steps: list[Step] = list(one.seconds)
+def _in_order(one: StepTimes) -> list[tuple[float, bool]]:
+    """How long a worker's steps took, as they came, and whether they were finished; the others were called off."""
+    steps = [(seconds, True) for seconds in one.seconds]
     for lost in reversed(one.called_off):
-        steps.insert(lost.after, lost)
+        steps.insert(lost.after, (lost.seconds, False))
     return steps
 
 
@@ -129,7 +108,7 @@ class _Lengths:
     def __init__(self, workers: Sequence[StepTimes]) -> None:
         self._steps = {one.worker: _in_order(one) for one in workers}
         everybody = list(chain.from_iterable(self._steps.values()))
-        self._ranked = {who: sorted(own, key=_seconds) for who, own in {**self._steps, EVERYBODY: everybody}.items()}
+        self._ranked = {who: sorted(own) for who, own in {**self._steps, EVERYBODY: everybody}.items()}
 
     def replay(self, worker: int, measured: bool, rng: random.Random) -> Iterator[float]:
         """The steps of a worker that was `measured`, then steps drawn from them; of any further worker only the first.
@@ -143,25 +122,22 @@ class _Lengths:
         while True:
             yield self._length(worker, rng.choice(drawn), rng)
 
-    def _length(self, worker: int, step: Step, rng: random.Random) -> float:
+    def _length(self, worker: int, step: tuple[float, bool], rng: random.Random) -> float:
         """One that was called off is as long as one of the longer ones: the worker's own if there is one, or anybody's.
 
         This draws from Kaplan and Meier's estimate of the distribution: redistribution to the right, Efron 1967.
         """
-        while isinstance(step, CalledOff):
+        seconds, finished = step
+        while not finished:
             for who in (worker, EVERYBODY):
                 ranked = self._ranked[who]
-                shorter = bisect_right(ranked, step.seconds, key=_seconds)
+                shorter = bisect_right(ranked, (seconds, True))
                 if shorter < len(ranked):
-                    step = ranked[rng.randrange(shorter, len(ranked))]
+                    seconds, finished = ranked[rng.randrange(shorter, len(ranked))]
                     break
             else:
-                return step.seconds  # nobody took longer: so long at least
-        return step
-
-
-def _seconds(step: Step) -> float:
-    return step.seconds if isinstance(step, CalledOff) else step
+                return seconds  # nobody took longer: so long at least
+        return seconds
 
 
 def _predict(
@@ -226,10 +202,7 @@ def _lasts(crew: Sequence[StepTimes], part: float) -> list[float]:
 def _cluster(
     run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None, part: float
 ) -> Cluster:
-    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did.
-
-    Where only `part` of the run is simulated, who died does so that much earlier.
-    """
+    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did."""
     carried = bytes_per_s or float("inf")
     served = nbytes / run.service_s if run.service_s else float("inf")
     hops = 2 * (len(crew) - 1) or 1
@@ -248,7 +221,6 @@ def own_work(summary: Summary) -> bool:
 
 
 def as_it_was(summary: Summary) -> Prediction:
-    """The run itself, in the terms of a prediction."""
     return Prediction(
         strategy=summary.strategy,
         time_s=summary.wall_s,
@@ -264,11 +236,6 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     Faster than the replay of what ran, too, and by more than that is off: else the gain may be the model's alone. One that
     leaves a worker out is not chosen: that worker's data may be nobody else's. Nor is one for a single host, where links
     were asked about.
-
-    >>> some = [Prediction(strategy=name, time_s=t, steps_per_s=1, waiting_share=0, staleness=0)
-    ...         for name, t in (("sync_sgd", 9.0), ("hogwild", 1.0), ("async_sgd", 1.05))]
-    >>> choose(some[0], some).strategy
-    'async_sgd'
     """
     eligible = (one for one in others if not one.left_out and not one.one_host)
     rivals = [ran, *(one for one in eligible if one.strategy != ran.strategy)]
@@ -297,12 +264,12 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
         more = max(CLOSE, _off(ran, others)) - 1
         why = ", and by less than that the replay cannot tell" if more > CLOSE - 1 else ""
         return f"Keep {ran.strategy}: no other of these would have been {more:.0%} faster{why}."
-    took = f"{'at least ' if best.at_least else ''}{best.time_s:.1f} s"
+    took = f"{'at least ' if best.at_least else ''}{duration(best.time_s, 1)}"
     waited = "would have waited" if any(one is ran for one in others) else "waited"
-    again = f" ({_replay(ran, others).time_s:.1f} s in its replay)" if _off(ran, others) > CLOSE else ""
+    again = f" ({duration(_replay(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""
     return (
         f"{_cause(run)}{ran.strategy} {waited} {percent(ran.waiting_share)} of the time; {best.strategy} would have taken "
-        f"{took} instead of {ran.time_s:.1f} s{again}, at a mean staleness of {best.staleness:.1f}."
+        f"{took} instead of {duration(ran.time_s, 1)}{again}, at a mean staleness of {best.staleness:.1f}."
     )
 
 
@@ -322,14 +289,11 @@ def _cause(run: Measured) -> str:
 def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
     """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
 
-    Faster than the replay of what it `ran_with`, too, if that is given.
-
-    Nothing is faster than the ideal, workers that always compute: where a run came close there is nothing to try. Nor is
-    there where each worker did what it had to do of its own, for then nobody takes over steps from a slow one.
+    Faster than the replay of what it `ran_with`, too, if that is given. Nothing is faster than the ideal, workers that always
+    compute, and nobody takes over steps where each worker had its own.
     """
-    if not 1 < len(summary.workers) <= ADVICE_WORKERS or summary.wall_s < ADVICE_S or summary.ideal_share * MUCH > 1:
-        return None
-    if own_work(summary):
+    many = 1 < len(summary.workers) <= ADVICE_WORKERS
+    if not many or summary.wall_s < ADVICE_S or summary.ideal_share * MUCH > 1 or own_work(summary):
         return None
     try:
         run = measured(summary)

@@ -26,10 +26,7 @@ NO_END = "the journal has no end: its run was killed, or is still going"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The journal cannot be read from byte `position` on: `bytes` of it.
-
-    `contributions` were in there at least, called off ones included, to judge by the whole records after the damage.
-    """
+    """The journal cannot be read from byte `position` on; at least `contributions`, called off ones included, were in there."""
 
     position: int
     bytes: int
@@ -40,11 +37,8 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """A journal as it was when it was opened; iterating reads its records in order, again each time.
-
-    Attributes:
-        path: of the file. head: what the run was. start: where the first record after the head begins.
-    """
+    """A journal as it was when it was opened; iterating reads its records in order, again each time. The first after the head
+    begins at byte `start`."""
 
     def __init__(self, path: Path, head: JournalHead, start: int, size: int) -> None:
         self.path = path
@@ -56,7 +50,6 @@ class Journal:
         return (record for _, record in self.placed())
 
     def placed(self) -> Iterator[tuple[int, Record]]:
-        """Each record with the position after it."""
         position = self.start
         with self.path.open("rb") as file:
             while (found := self._record_at(file, position)) is not None:
@@ -80,12 +73,10 @@ class Journal:
 
     @cached_property
     def _last(self) -> tuple[int, Record | None]:
-        """The last whole record with the position after it."""
         last = deque(self.placed(), maxlen=1)
         return last[0] if last else (self.start, None)
 
     def _beyond(self, position: int) -> Iterator[Record]:
-        """The whole records after the damage at `position`."""
         with self.path.open("rb") as file:
             while position < self._size:
                 found = self._record_at(file, position)
@@ -124,10 +115,7 @@ def _contributions(known: Iterable[Record]) -> int:
 
 
 def read_journal(path: str | Path) -> Journal:
-    """Open the journal at `path`, a file or the run folder that holds it; nothing but its head is read yet.
-
-    Raises:
-        JournalError: it cannot be opened, is empty, is no journal, has a damaged head or is of another format.
+    """Open the journal at `path`, a file or the run folder that holds it, and read its head.
 
     >>> import tempfile
     >>> from plesio.protocol.journal.writer import JournalWriter
@@ -161,7 +149,7 @@ def read_journal(path: str | Path) -> Journal:
         head = records.decode_head(body)
     except JournalError as error:
         raise JournalError(f"the journal {path} cannot be read: {error}") from None
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
         raise JournalError(f"the head of the journal {path}, of {size} bytes, is cut off or damaged") from None
     return Journal(path, head, len(records.MAGIC) + records.FRAME.size + len(body), size)
 

@@ -36,7 +36,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 from xxhash import xxh3_64_intdigest
 
-from plesio.core.events import Abandoned, Discard, Fold, Joined, LeaseWanted, Left, Pushed, Reported, Verdict
+from plesio.core.events import Abandoned, Discard, Evict, Fold, Joined, LeaseWanted, Left, Pushed, Reported, Verdict
 from plesio.errors import ConfigurationError
 
 FILE_NAME = "journal.bin"
@@ -46,6 +46,7 @@ FORMAT = 3
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
+NAN = float("nan")
 
 JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
 """The events that are kept: all but Ticked."""
@@ -61,16 +62,17 @@ class Layout:
 
 
 HEAD = 1
-EVENTS: dict[type[JournalEvent], Layout] = {
+EVENTS: dict[type[JournalEvent | Evict], Layout] = {
     Joined: Layout(2, "dHH"),
     Left: Layout(3, "dHH?"),
     Pushed: Layout(4, "dHHIIIH?d"),
     Abandoned: Layout(14, "dHHHI"),
     Reported: Layout(6, "dHHIH"),
     LeaseWanted: Layout(7, "dHHIIII"),
+    Evict: Layout(10, "dHHd"),
 }
 WIDE = 1 << 16
-WIDE_EVENTS: dict[type[JournalEvent], Layout] = {
+WIDE_EVENTS: dict[type[JournalEvent | Evict], Layout] = {
     Pushed: Layout(15, "dHHIIII?d"),
     Abandoned: Layout(16, "dHHII"),
     Reported: Layout(17, "dHHII"),
@@ -79,7 +81,6 @@ WIDE_EVENTS: dict[type[JournalEvent], Layout] = {
 KINDS = {layout.kind: (event, layout) for events in (EVENTS, WIDE_EVENTS) for event, layout in events.items()}
 FOLD, MEMBER = Layout(8, "QQd?"), Struct("<HHIId")
 DISCARD = Layout(9, "HHIBII")
-EVICT = Layout(10, "dHHd")
 NOTE = Layout(11, "di")
 END = Layout(12, "dQ")
 RESUME = Layout(13, "dQ")
@@ -124,11 +125,12 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """An event that the sequencer was given at `time_s`; for Pushed, `loss` is what the worker last logged, or NaN."""
+    """An event that the sequencer was given, or the eviction of a worker that was silent for too long. For Pushed, `loss` is
+    what the worker last logged, or NaN."""
 
     time_s: float
-    event: JournalEvent
-    loss: float
+    event: JournalEvent | Evict
+    loss: float = NAN
 
 
 class FoldedMember(msgspec.Struct, frozen=True, gc=False):
@@ -149,15 +151,6 @@ class Folded(msgspec.Struct, frozen=True, gc=False):
     scale: float
     held: bool
     members: tuple[FoldedMember, ...]
-
-
-class Evicted(msgspec.Struct, frozen=True, gc=False):
-    """A worker was silent for too long at `time_s`."""
-
-    time_s: float
-    worker: int
-    incarnation: int
-    silent_s: float
 
 
 class Noted(msgspec.Struct, frozen=True, gc=False):
@@ -183,7 +176,7 @@ class Resumed(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
-Record = Resumed | Received | Folded | Discard | Evicted | Noted | Ended
+Record = Resumed | Received | Folded | Discard | Noted | Ended
 
 
 # Frames
@@ -198,11 +191,10 @@ def frame_header(body: bytes, position: int) -> bytes:
 
 
 def encode_head(head: JournalHead) -> bytes:
-    """The body of the first record."""
     return bytes([HEAD]) + msgspec.msgpack.encode(head)
 
 
-def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
+def encode_event(event: JournalEvent | Evict, time_s: float, loss: float = NAN) -> bytes:
     """The body for an event; `loss` is kept with Pushed alone."""
     layout = (WIDE_EVENTS if getattr(event, "batches", 0) >= WIDE else EVENTS)[type(event)]
     if type(event) is Pushed:
@@ -211,7 +203,6 @@ def encode_event(event: JournalEvent, time_s: float, loss: float) -> bytes:
 
 
 def encode_fold(fold: Fold, checksum: int) -> bytes:
-    """The body for a fold."""
     members = [MEMBER.pack(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
     return FOLD.body(fold.version, checksum, fold.scale, fold.held) + b"".join(members)
 
@@ -222,14 +213,14 @@ def decode(body: bytes) -> Record:
     Raises:
         struct.error, ValueError: it is the body of none, the head's included.
 
-    >>> decode(encode_event(Joined(3, 1), 0.5, float("nan")))
+    >>> decode(encode_event(Joined(3, 1), 0.5))
     Received(time_s=0.5, event=Joined(worker=3, incarnation=1), loss=nan)
     """
     kind = body[0]
     if kind in KINDS:
         event, layout = KINDS[kind]
         _, time_s, *fields = layout.unpack(body)
-        loss = fields.pop() if event is Pushed else float("nan")
+        loss = fields.pop() if event is Pushed else NAN
         return Received(time_s, event(*fields), loss)
     if kind == FOLD.kind:
         _, version, checksum, scale, held = FOLD.unpack_from(body)
@@ -238,8 +229,6 @@ def decode(body: bytes) -> Record:
     if kind == DISCARD.kind:
         discard = Discard(*DISCARD.unpack(body)[1:])
         return replace(discard, verdict=Verdict(discard.verdict))
-    if kind == EVICT.kind:
-        return Evicted(*EVICT.unpack(body)[1:])
     if kind == NOTE.kind:
         _, time_s, worker = NOTE.unpack_from(body)
         return Noted(time_s, None if worker < 0 else worker, body[NOTE.size :].decode())
@@ -251,22 +240,11 @@ def decode(body: bytes) -> Record:
     raise ValueError(f"there is no record of kind {kind}")
 
 
-class _Format(msgspec.Struct):
-    """What the head of every format has."""
-
-    format: int
-
-
 def decode_head(body: bytes) -> JournalHead:
-    """The head with this body.
-
-    Raises:
-        JournalError: another format.
-        ValueError, msgspec.MsgspecError: it is no head.
-    """
+    """The head with this body; JournalError: another format; ValueError, KeyError, TypeError, MsgspecError: no head."""
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
-    format = msgspec.msgpack.decode(body[1:], type=_Format).format
+    format = msgspec.msgpack.decode(body[1:])["format"]
     if format != FORMAT:
         raise JournalError(f"it is of format {format}, and this plesio reads {FORMAT}: use the plesio that wrote it")
     return msgspec.msgpack.decode(body[1:], type=JournalHead)

@@ -20,10 +20,9 @@ from msgspec.structs import astuple
 from plesio.core.events import Discard, Evict, Fold
 from plesio.protocol.journal import records
 from plesio.protocol.journal.reader import read_journal
-from plesio.protocol.journal.records import FRAME, MAGIC, JournalError, JournalEvent, JournalHead
+from plesio.protocol.journal.records import FRAME, MAGIC, NAN, JournalError, JournalEvent, JournalHead
 
 FLUSH_S = 0.1
-NAN = float("nan")
 
 
 class JournalWriter:
@@ -60,13 +59,7 @@ class JournalWriter:
 
     @classmethod
     def resume(cls, path: str | Path, position: int | None = None) -> JournalWriter:
-        """Go on with the journal at `path` from `position`, or from after its last whole record.
-
-        What lies beyond is cut off. To know that `position` lies between two records, it reads all up to there.
-
-        Raises:
-            JournalError: no journal, or no record of it ends at `position`.
-        """
+        """Go on with the journal at `path` from `position`, or from after its last whole record; what lies beyond is cut off."""
         journal = read_journal(path)
         ends = (end for end, _ in journal.placed())
         if position is None:
@@ -104,11 +97,8 @@ class JournalWriter:
         except OSError as error:
             raise JournalError(f"the journal {self._name} cannot be opened: {error}; give another folder") from error
 
-    def event(self, event: JournalEvent, now_s: float, loss: float = NAN) -> None:
-        """The sequencer is given `event` at `now_s`; `loss` is what the worker who pushed last logged.
-
-        Keep the order: an event, then what the sequencer made of it.
-        """
+    def event(self, event: JournalEvent | Evict, now_s: float, loss: float = NAN) -> None:
+        """The sequencer is given `event`, or evicts; `loss` is what the worker who pushed last logged."""
         self._append(records.encode_event(event, now_s, loss))
         if now_s >= self._flush_due_s:
             self._flush_due_s = now_s + FLUSH_S
@@ -119,12 +109,7 @@ class JournalWriter:
         self._append(records.encode_fold(fold, checksum))
 
     def discard(self, discard: Discard) -> None:
-        """A contribution does not count."""
         self._append(records.DISCARD.body(*astuple(discard)))
-
-    def evict(self, evict: Evict, now_s: float) -> None:
-        """A worker was evicted at `now_s`; where a tick was the reason, that is the tick's time."""
-        self._append(records.EVICT.body(now_s, *astuple(evict)))
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something that a reader will want to know, such as "worker 3 died"."""

@@ -46,6 +46,17 @@ class Answer:
     unconditional: ClassVar[bool] = False
     """Whether it says the same of every contribution (it counts, it weighs 1, its worker goes on): then it is not asked."""
 
+    # What others ask an answer instead of its class. Those of which it is true say so.
+    stepped: ClassVar[bool] = False
+    normalised: ClassVar[bool] = False
+    in_rounds: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+    after_fold: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = False
+    at_server: ClassVar[bool] = False
+    in_shared_memory: ClassVar[bool] = False
+    by_collective: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         for field, hint in get_type_hints(type(self), include_extras=True).items():
             for allowed in getattr(hint, "__metadata__", ()):

@@ -15,7 +15,6 @@ from plesio.strategy.answers.answer import COUNT, COUNT_OR_NONE, DECAY, LR_SCALE
 class Each(Answer):
     """Every contribution makes a new version as it comes."""
 
-    in_rounds: ClassVar[bool] = False
     words: ClassVar[str] = "each"
 
     def size(self, reachable: int | None) -> int:
@@ -28,10 +27,8 @@ class Buffer(Answer):
     """`k` contributions make a new version, whoever sent them."""
 
     k: Annotated[int, COUNT]
-    in_rounds: ClassVar[bool] = False
 
     def size(self, reachable: int | None) -> int:
-        """How many contributions a fold takes when `reachable` can come together (None: any number)."""
         return self.k if reachable is None else min(self.k, max(reachable, 1))
 
     def __str__(self) -> str:
@@ -46,7 +43,6 @@ class Round(Answer):
     in_rounds: ClassVar[bool] = True
 
     def size(self, reachable: int | None) -> int:
-        """How many contributions a fold takes when `reachable` can come together (None: any number)."""
         everybody = max(reachable or 1, 1)
         return everybody if self.first is None else min(self.first, everybody)
 
@@ -67,10 +63,8 @@ class Plain(Answer):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMomentum(Answer):
-    """One momentum for each worker instead of a common one: half of DANA, the other half is `adopt=LookAhead()`.
-
-    Hakimi et al. 2019, arXiv 1907.11612.
-    """
+    """One momentum for each worker instead of a common one: half of DANA (Hakimi et al. 2019, arXiv 1907.11612), the other half
+    is `adopt=LookAhead()`."""
 
     state_copies: ClassVar[int] = 0
     words: ClassVar[str] = "momentum by worker"
@@ -78,10 +72,8 @@ class WorkerMomentum(Answer):
 
 @dataclass(frozen=True, slots=True)
 class DelayCompensated(Answer):
-    """g + lam g*g*(w_t - w_{t-tau}); adaptive: lam / sqrt(EMA(g*g) + eps) in place of lam.
-
-    DC-ASGD, Zheng et al. 2017, arXiv 1609.08326. The backup w_{t-tau} is kept for each worker.
-    """
+    """g + lam g*g*(w_t - w_{t-tau}); adaptive: lam / sqrt(EMA(g*g) + eps) in place of lam (DC-ASGD, Zheng et al. 2017, arXiv
+    1609.08326). The backup w_{t-tau} is kept for each worker."""
 
     lam: Annotated[float, NUMBER] = 2.0
     adaptive: bool = True
@@ -121,7 +113,6 @@ class UserOptimizer(Answer):
     """
 
     lr_scale: Annotated[str, LR_SCALE] = "share"
-    averages: ClassVar[bool] = False
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
@@ -151,8 +142,6 @@ class Server(Answer):
     """A server process that owns the global parameters folds."""
 
     at_server: ClassVar[bool] = True
-    in_shared_memory: ClassVar[bool] = False
-    by_collective: ClassVar[bool] = False
     words: ClassVar[str] = "server"
 
 
@@ -160,8 +149,6 @@ class Server(Answer):
 class AllReduce(Answer):
     """The workers fold among themselves, by `torch.distributed`, each in a replica of its own."""
 
-    at_server: ClassVar[bool] = False
-    in_shared_memory: ClassVar[bool] = False
     by_collective: ClassVar[bool] = True
     words: ClassVar[str] = "all-reduce"
 
@@ -170,9 +157,7 @@ class AllReduce(Answer):
 class SharedMemory(Answer):
     """Every worker folds its own, in place and without a lock."""
 
-    at_server: ClassVar[bool] = False
     in_shared_memory: ClassVar[bool] = True
-    by_collective: ClassVar[bool] = False
     words: ClassVar[str] = "shared memory"
 
 

@@ -12,7 +12,6 @@ from plesio.strategy.answers.answer import WHOLE, Answer
 class Freely(Answer):
     """A worker goes on as soon as its contribution was taken."""
 
-    after_fold: ClassVar[bool] = False
     cancel_late: ClassVar[bool] = False
     words: ClassVar[str] = "freely"
     unconditional: ClassVar[bool] = True
@@ -27,11 +26,9 @@ class Within(Answer):
     """A worker goes on while it is at most `clocks` ahead of the slowest live worker (stale synchronous parallel)."""
 
     clocks: Annotated[int, WHOLE]
-    after_fold: ClassVar[bool] = False
     cancel_late: ClassVar[bool] = False
 
     def may_go(self, clock: int, slowest: int) -> bool:
-        """Whether a worker that completed `clock` exchanges goes on while the slowest completed `slowest`."""
         return clock - slowest <= self.clocks
 
     def __str__(self) -> str:
@@ -60,7 +57,6 @@ Release = Freely | Within | AfterFold
 class Replace(Answer):
     """The global parameters, in place of its own."""
 
-    looks_ahead: ClassVar[bool] = False
     words: ClassVar[str] = "replace"
 
 

@@ -37,7 +37,6 @@ class Fresh(Answer):
     within: Annotated[int, WHOLE]
 
     def admits(self, staleness: int) -> bool:
-        """Whether a contribution that many versions stale counts."""
         return staleness <= self.within
 
     def __str__(self) -> str:
@@ -51,12 +50,11 @@ Admit = Everything | Fresh
 class Equal(Answer):
     """Every contribution counts the same."""
 
-    normalised: ClassVar[bool] = False
     words: ClassVar[str] = "equal"
     unconditional: ClassVar[bool] = True
 
     def weight(self, one: Arrival) -> float:
-        """1."""
+        """How much this contribution counts."""
         return 1.0
 
 
@@ -64,11 +62,9 @@ class Equal(Answer):
 class Inverse(Answer):
     """1 / max(tau, 1): staleness-aware SGD (Zhang et al. 2016, arXiv 1511.05950)."""
 
-    normalised: ClassVar[bool] = False
     words: ClassVar[str] = "1/staleness"
 
     def weight(self, one: Arrival) -> float:
-        """The weight of this contribution."""
         return max(1.0 / max(one.staleness, 1), SMALLEST)
 
 
@@ -77,10 +73,8 @@ class Polynomial(Answer):
     """(1 + tau)^-a (Xie et al. 2019, arXiv 1903.03934)."""
 
     a: Annotated[float, NUMBER] = 0.5
-    normalised: ClassVar[bool] = False
 
     def weight(self, one: Arrival) -> float:
-        """The weight of this contribution."""
         return max(float((1.0 + one.staleness) ** -self.a), SMALLEST)
 
     def __str__(self) -> str:
@@ -93,10 +87,8 @@ class Hinge(Answer):
 
     a: Annotated[float, POSITIVE] = 10.0
     b: Annotated[int, WHOLE] = 4
-    normalised: ClassVar[bool] = False
 
     def weight(self, one: Arrival) -> float:
-        """The weight of this contribution."""
         late = one.staleness - self.b
         return 1.0 if late <= 0 else max(1.0 / (self.a * late + 1.0), SMALLEST)
 
@@ -108,11 +100,9 @@ class Hinge(Answer):
 class DelayAdaptive(Answer):
     """min(1, N / tau) for N workers (Mishchenko et al. 2022, arXiv 2206.07638)."""
 
-    normalised: ClassVar[bool] = False
     words: ClassVar[str] = "workers/staleness"
 
     def weight(self, one: Arrival) -> float:
-        """The weight of this contribution."""
         return 1.0 if one.staleness <= one.workers else max(one.workers / one.staleness, SMALLEST)
 
 
@@ -121,10 +111,8 @@ class AdaDelay(Answer):
     """1 / (1 + c sqrt(t + tau)) at version t (Sra et al. 2016, arXiv 1508.05003)."""
 
     c: Annotated[float, NUMBER] = 0.01
-    normalised: ClassVar[bool] = False
 
     def weight(self, one: Arrival) -> float:
-        """The weight of this contribution."""
         return max(1.0 / (1.0 + self.c * float((one.version + one.staleness) ** 0.5)), SMALLEST)
 
     def __str__(self) -> str:

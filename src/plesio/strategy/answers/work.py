@@ -60,7 +60,6 @@ Every = Steps | Seconds
 class Gradient(Answer):
     """The gradient of the user's loss; the user's own optimizer runs at the server."""
 
-    stepped: ClassVar[bool] = False
     words: ClassVar[str] = "gradient"
 
 

@@ -43,7 +43,7 @@ def _strategy(
     settings: Mapping[str, object] | None = None,
     **others: Any,
 ) -> Strategy:
-    """What `recipe` returns: the answers that these recipes share, and `others`. It is named for the call that makes it."""
+    """What `recipe` returns, named for the call that makes it: the answers that these recipes share, and `others`."""
     correction = _known("correction", correct, CORRECTIONS)
     weight = _known("weight", weigh, WEIGHTS)
     words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}

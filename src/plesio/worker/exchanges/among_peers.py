@@ -5,16 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from torch.optim import Optimizer
-
 from plesio.protocol.worker import Beginning, WorkDone
 from plesio.transport.board import Board
-from plesio.transport.doorbell import Doorbell
-from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.pacer import Pacer
-from plesio.worker.replica import Replica
-from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn_not_finite
 
 REPORT_S = 0.05
@@ -23,24 +16,9 @@ REPORT_S = 0.05
 
 @dataclass(eq=False)
 class PeerExchange(Exchange):
-    """One worker's part.
+    """One worker's part; the optimizer steps here."""
 
-    Attributes:
-        state: what the worker knows of its place.
-        optimizer: the user's; it steps here.
-        replica: the model's tensors.
-        used: the data that the step under way took.
-        timeout_s: how long to wait for anybody.
-    """
-
-    state: WorkerState
-    optimizer: Optimizer
-    replica: Replica
-    doorbell: Doorbell
     board: Board
-    pacer: Pacer
-    used: DataUse
-    timeout_s: float
 
     def __post_init__(self) -> None:
         self._version = 0  # of a replica of its own
@@ -49,7 +27,6 @@ class PeerExchange(Exchange):
         self._reported_s = 0.0
 
     def begin(self) -> None:
-        """Wait until all workers are ready."""
         self.doorbell.answer(Beginning, self.timeout_s, 0, 0)
         self.replica.adopt(self.doorbell.buffer)
         self._reported_s = time.monotonic()
@@ -60,7 +37,6 @@ class PeerExchange(Exchange):
         self.board.folding(self.state.worker, number, batches, samples)
 
     def _count(self, batches: int, samples: int, missing: int) -> None:
-        """A step counts."""
         done = self._done
         self.state.steps += 1
         done.steps += 1
@@ -79,7 +55,6 @@ class PeerExchange(Exchange):
             self.report(finite)
 
     def report(self, finite: bool = True) -> None:
-        """Tell the server what was done since last told."""
         if not self._done.steps:
             return
         done, self._done = self._done, WorkDone()

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
+from torch.optim import Optimizer
+
+from plesio.protocol.worker import A, FromWorker
+from plesio.worker.data_use import DataUse
+from plesio.worker.pacer import Timer
+from plesio.worker.replica import Replica
+from plesio.worker.state import WorkerState
+
+
+class Bell(Protocol):
+    """A worker's line to the server, as `plesio.transport.doorbell.Doorbell`."""
+
+    buffer: int
+
+    def send(self, message: FromWorker) -> None:
+        """Tell the server."""
+
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...
+    ) -> A:
+        """Wait for the next answer, and call `meanwhile`: while waiting, or after it if workers share this process."""
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer has come."""
+
+
+@dataclass(eq=False)
 class Exchange:
-    """One way to exchange; these are the ways that differ in the least.
+    """One way to exchange.
 
     Attributes:
+        used: the data that the step under way took.
+        timeout_s: how long to wait for anybody.
         cancels: whether a step under way may be called off.
         local: whether the user's optimizer steps in this process, with the state it has here.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
     """
+
+    state: WorkerState
+    optimizer: Optimizer
+    replica: Replica
+    doorbell: Bell
+    pacer: Timer
+    used: DataUse
+    timeout_s: float
 
     cancels = False
     local = True

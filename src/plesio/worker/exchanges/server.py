@@ -4,69 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
-
-from torch.optim import Optimizer
+from dataclasses import dataclass
 
 from plesio.core.events import Verdict
 from plesio.errors import StopRun
-from plesio.protocol.worker import A, Beginning, Contribution, DroppedStep, Farewell, FromWorker, GoOn, Settings
+from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewell, GoOn, Settings
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
-from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.pacer import Timer
-from plesio.worker.replica import Replica
-from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn_not_finite
 
 
-class Bell(Protocol):
-    """A worker's line to the server, as `plesio.transport.doorbell.Doorbell`."""
+class SeatLostError(Exception):
+    """A worker of another host was away for so long that its seat was given up; `rejoin` makes it take part again."""
 
-    buffer: int
-
-    def send(self, message: FromWorker) -> None:
-        """Tell the server."""
-        ...
-
-    def answer(
-        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...
-    ) -> A:
-        """Wait for the next answer, and call `meanwhile`: while waiting, or after it if workers share this process."""
-        ...
-
-    def waiting(self, timeout_s: float = 0.0) -> bool:
-        """Whether an answer has come."""
-        ...
+    def __init__(self, rejoin: Callable[[], Beginning]) -> None:
+        super().__init__("the seat was given up")
+        self.rejoin = rejoin
 
 
+@dataclass(eq=False)
 class ServerExchange(Exchange):
-    """Send a contribution, wait for the answer, go on from the version it names."""
+    """Send a contribution, wait for the answer, go on from the version it names; `every` overrides the strategy's."""
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        state: WorkerState,
-        optimizer: Optimizer,
-        replica: Replica,
-        doorbell: Bell,
-        pacer: Timer,
-        used: DataUse,
-        timeout_s: float,
-        every: Every | None = None,
-    ) -> None:
-        self._every = every or strategy.every
-        self.local = strategy.send.stepped
-        self.cancels = strategy.release.cancel_late
-        self._state = state
-        self._optimizer = optimizer
-        self._replica = replica
-        self._doorbell = doorbell
-        self._pacer = pacer
-        self._used = used
-        self._timeout_s = timeout_s
+    strategy: Strategy
+    every: Every | None = None
+
+    def __post_init__(self) -> None:
+        self._every = self.every or self.strategy.every
+        self.local = self.strategy.send.stepped
+        self.cancels = self.strategy.release.cancel_late
         self._number = 0
         self._steps = 0
         self._finite = True  # the gradients of the contribution under way
@@ -74,94 +42,112 @@ class ServerExchange(Exchange):
         self._sent: Groups | None = None
 
     def begin(self) -> None:
-        """Wait for the first version."""
-        beginning = self._doorbell.answer(Beginning, self._timeout_s, 0, 0)
-        self._state.before, self._state.steps_before = beginning.contributions, beginning.steps
+        try:
+            self._begin_from(self.doorbell.answer(Beginning, self.timeout_s, 0, 0))
+        except SeatLostError as lost:
+            self._begin_from(lost.rejoin())
+
+    def _begin_from(self, beginning: Beginning) -> None:
+        self.state.before, self.state.steps_before = beginning.contributions, beginning.steps
+        self._number = 0
         self._next()
         self._go_on(beginning)
-        self._pacer.begin()
+        self.pacer.begin()
+
+    def rejoin(self, lost: SeatLostError) -> None:
+        """The seat was lost, and with it the step under way and the data: go on from the current version."""
+        self.used.lose()
+        self.replica.drop_gradients()
+        self._sent = None
+        self.state.discarded += 1
+        self._begin_from(lost.rejoin())
 
     def step(self) -> None:
-        """One step of the training loop."""
-        if self._state.stopped:
+        if self.state.stopped:
             raise StopRun("the run is over")
         if self.local:
             self._step_here()
-        self._state.steps += 1
+        self.state.steps += 1
         self._steps += 1
-        self._pacer.rest(self._doorbell.waiting if self.cancels else time.sleep)
+        self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)
         if self.cancels and self._called_off():
             self.abandon()
-        elif self._every.due(self._steps, self._pacer.now_s() - self._exchanged_s):
+        elif self._every.due(self._steps, self.pacer.now_s() - self._exchanged_s):
             self._push()
-        self._pacer.begin()
+        self.pacer.begin()
 
     def _step_here(self) -> None:
         """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
-        if self._replica.check_gradients():
-            self._optimizer.step()
+        if self.replica.check_gradients():
+            self.optimizer.step()
         else:
             self._finite = False
 
     def cancelled(self) -> bool:
-        """Whether the step under way no longer counts."""
         if not self.cancels:
             return False
-        self._used.checks += 1
-        if self._doorbell.waiting():
-            self._used.cancelled_at = self._used.cancelled_at or self._used.checks
-        return self._used.cancelled_at > 0
+        self.used.checks += 1
+        if self.doorbell.waiting():
+            self.used.cancelled_at = self.used.cancelled_at or self.used.checks
+        return self.used.cancelled_at > 0
 
     def _called_off(self) -> bool:
         """Whether the step was called off by the time it is done. (A replay knows this check by its number, 0.)"""
-        self._used.checks = 0
-        return self._doorbell.waiting()
+        self.used.checks = 0
+        return self.doorbell.waiting()
 
     def abandon(self) -> None:
         """Drop the step that was called off, with its gradients, and go on from the newer version."""
-        cancelled_at = self._used.cancelled_at
-        batches, _ = self._used()
+        cancelled_at = self.used.cancelled_at
+        batches, _ = self.used()
         if cancelled_at:  # during the step; after it, the loop deals with its gradients as always
-            self._replica.drop_gradients()
-        answer = self._doorbell.answer(GoOn, self._timeout_s, self._number, self._state.version)
-        self._doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._pacer.now_s() - self._exchanged_s))
+            self.replica.drop_gradients()
+        try:
+            answer = self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version)
+        except SeatLostError as lost:
+            self.rejoin(lost)
+            return
+        self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self.pacer.now_s() - self._exchanged_s))
         self._next()
         self._adopt(answer)
-        self._pacer.begin()
+        self.pacer.begin()
 
     def _push(self) -> None:
-        finite = self._replica.fill_slot() and self._finite
-        batches, samples = self._used()
-        self._doorbell.send(
+        finite = self.replica.fill_slot() and self._finite
+        batches, samples = self.used()
+        self.doorbell.send(
             Contribution(
                 number=self._number,
                 steps=self._steps,
                 samples=samples,
                 batches=batches,
                 finite=finite,
-                missing=self._replica.missing,
+                missing=self.replica.missing,
                 settings=self._changed_groups(),
-                worked_s=self._pacer.now_s() - self._exchanged_s,
-                loss=self._state.loss,
+                worked_s=self.pacer.now_s() - self._exchanged_s,
+                loss=self.state.loss,
             )
         )
-        self._adopt(self._doorbell.answer(GoOn, self._timeout_s, self._number, self._state.version, self._next))
+        try:
+            self._adopt(self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next))
+        except SeatLostError as lost:
+            self.rejoin(lost)
 
     def _next(self) -> None:
         """The next contribution begins. It is seeded while the answer is on its way, for that takes a while."""
         self._number += 1
-        self._state.begin(self._number)
+        self.state.begin(self._number)
 
     def _changed_groups(self) -> tuple[Settings, ...]:
         """The hyper-parameters, if the user or a scheduler changed them since they were last sent."""
-        if self.local or self._optimizer.param_groups == self._sent:
+        if self.local or self.optimizer.param_groups == self._sent:
             return ()
-        self._sent = settings_of(self._optimizer)
-        return (Settings(0, packed(self._optimizer)),)
+        self._sent = settings_of(self.optimizer)
+        return (Settings(0, packed(self.optimizer)),)
 
     def _adopt(self, answer: GoOn) -> None:
         self._go_on(answer)
-        state = self._state
+        state = self.state
         state.staleness = answer.staleness
         if answer.verdict is Verdict.CANCELLED:
             self._sent = None  # the settings sent with it may be lost
@@ -171,23 +157,23 @@ class ServerExchange(Exchange):
             warn_not_finite(state.worker)
 
     def _go_on(self, answer: Beginning | GoOn) -> None:
-        self._exchanged_s = self._pacer.now_s()
-        self._replica.adopt(self._doorbell.buffer)
-        self._state.version = answer.version
-        self._state.stopped = self._state.stopped or answer.stop
+        self._exchanged_s = self.pacer.now_s()
+        self.replica.adopt(self.doorbell.buffer)
+        self.state.version = answer.version
+        self.state.stopped = self.state.stopped or answer.stop
         self._steps = 0
         self._finite = True
 
     def end(self) -> None:
         """The training function returned: send the local steps that were not sent yet."""
-        if self.local and self._steps and not self._state.stopped:
+        if self.local and self._steps and not self.state.stopped:
             self._push()
-        if self._state.worker == 0:  # before the farewell: from then on that version may be overwritten
-            self._replica.writes.warn(self._state.stopped)
-        self._doorbell.send(Farewell())
+        if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
+            self.replica.writes.warn(self.state.stopped)
+        self.doorbell.send(Farewell())
 
     def let_go(self) -> None:
         """The worker is over and its process goes on: whoever still holds its model must not hold the run's memory."""
-        self._state.stopped = True
-        self._replica.drop_gradients()
-        del self._replica
+        self.state.stopped = True
+        self.replica.drop_gradients()
+        del self.replica

@@ -25,13 +25,11 @@ class SharedMemoryExchange(PeerExchange):
         self._folds = 0
 
     def begin(self) -> None:
-        """Wait until all workers are ready."""
         super().begin()
         self._read_at = self.board.folds
         self.pacer.begin()
 
     def step(self) -> None:
-        """One step of the training loop."""
         if self.state.stopped:
             raise StopRun("the run is over")
         self.pacer.rest(time.sleep)
@@ -40,7 +38,7 @@ class SharedMemoryExchange(PeerExchange):
             self._fold()
         self._count(*self.used(), self.replica.missing)
         self.state.number += 1  # the loader seeds by it; to seed at every step would take as long as a small one
-        self.state.stopped = self.board.stopped
+        self.state.stopped = self.board.stopped > 0
         self._report_step(finite)
         self.pacer.begin()
 
@@ -61,6 +59,5 @@ class SharedMemoryExchange(PeerExchange):
         self.state.staleness, self.state.version = staleness, self._read_at
 
     def end(self) -> None:
-        """The training function returned."""
         self.report()
         self.doorbell.send(Farewell())

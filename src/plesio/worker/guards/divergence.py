@@ -50,11 +50,6 @@ class DivergenceCheck:
         return ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]} ({len(named)} tensors)"
 
     def refuse(self, round: int) -> NoReturn:
-        """The checksums differ.
-
-        Raises:
-            ModelMismatchError: with the tensors' names, and what usually causes it.
-        """
         raise ModelMismatchError(
             f"the workers' replicas are no longer the same: after {round} steps they differ in {self.names(round)}. Under "
             "all-reduce every worker must do the same to its parameters: what is written into them, how gradients are changed "

@@ -19,12 +19,7 @@ TRAINER = "transformers.trainer"
 
 
 class Guards:
-    """What a training function does to its model that would give wrong results silently: refused or warned of.
-
-    Args:
-        model: the user's, as it is given to prepare.
-        optimizer: as it is given to prepare.
-    """
+    """What a training function does to its model that would give wrong results silently: refused or warned of."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -57,12 +52,7 @@ class Guards:
             )
 
     def before_step(self) -> None:
-        """Check what may have changed since the last step.
-
-        Raises:
-            ModelMismatchError: the model holds other tensors, or a frozen parameter needs a gradient now.
-            ConfigurationError: a trainer reads its data by itself.
-        """
+        """Check what may have changed since the last step."""
         if self._first:
             self._first = False
             self._before_first_step()
@@ -91,11 +81,7 @@ class Guards:
 
 
 def _refuse_trainer() -> None:
-    """Look among the callers for a trainer that reads its data by itself: an epoch would visit each sample once a worker.
-
-    Raises:
-        ConfigurationError: it is there.
-    """
+    """Refuse a trainer, among the callers, that reads its data by itself: an epoch would visit each sample once a worker."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == TRAINER:

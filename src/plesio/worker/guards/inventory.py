@@ -29,14 +29,6 @@ class Inventory:
 
     A cache that a forward pass adds (a buffer with persistent=False) does not count, and a layer that was wrapped (compiled,
     checkpointed) holds the same tensors.
-
-    >>> model = nn.Sequential(nn.Linear(2, 2))
-    >>> inventory = Inventory(model)
-    >>> inventory.check()
-    >>> _ = model.append(nn.Linear(2, 2))
-    >>> inventory.check()
-    Traceback (most recent call last):
-    plesio.errors.ModelMismatchError: 1.weight was not in the model when it was prepared: ...
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -45,11 +37,7 @@ class Inventory:
         self._take_stock()
 
     def check(self) -> None:
-        """Compare.
-
-        Raises:
-            ModelMismatchError: with the first tensor that is new, gone or replaced.
-        """
+        """Refuse the first tensor that is new, gone or replaced."""
         if self._stock() != self._then:
             self._compare()
             self._take_stock()

@@ -18,20 +18,13 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 
 
 class LostWrites:
-    """Compares a model with the version that its worker adopted last.
-
-    Args:
-        model: the user's.
-        layout: of its tensors.
-        tensors: in the layout's order.
-    """
+    """Compares a model with the version that its worker adopted last."""
 
     def __init__(self, model: nn.Module, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
         self._specs = layout.specs
         self._tensors = tensors
         trained = [tensor for tensor, spec in zip(tensors, layout.specs, strict=True) if spec.kind is Kind.TRAINED]
-        self._steady = [tensor for _, tensor in steady(model, trained)]
-        self._names = {id(tensor): spec.name for tensor, spec in zip(tensors, layout.specs, strict=True)}
+        self._steady = steady(model, trained)
         self._saved = [
             (module._buffers, name, index)
             for module, name, index in buffers_of(model, tensors)
@@ -41,9 +34,8 @@ class LostWrites:
         self._counters: list[int] = []
 
     def adopted(self, version: Arena) -> None:
-        """The worker goes on from this version."""
         self._version = version
-        self._counters = [tensor._version for tensor in self._steady]
+        self._counters = [tensor._version for _, tensor in self._steady]
 
     def saved_buffers(self) -> dict[int, torch.Tensor]:
         """The buffers of the state_dict as they are now, by index; a forward pass may have assigned new tensors."""
@@ -52,8 +44,7 @@ class LostWrites:
 
     def warn_of_buffers(self, now: dict[int, torch.Tensor], exchanged: Sequence[torch.Tensor]) -> None:
         """Warn if buffers differ from the ones that were exchanged last."""
-        names = [self._specs[index].name for index, one in now.items() if _differ(one, exchanged[index])]
-        if names:
+        if names := [self._specs[index].name for index, one in now.items() if _differ(one, exchanged[index])]:
             warn_at_end(
                 f"worker 0 wrote into buffers after its last exchange: {listed(names)}. The run's weights and evaluate have "
                 "them as they were then: do it before the last step(), or to run.state_dict after ps.run (batch-norm "
@@ -71,8 +62,7 @@ class LostWrites:
     def _warn_of_parameters(self) -> None:
         """What is written by `.data` is not seen."""
         changes = zip(self._steady, self._counters, strict=True)
-        names = [self._names[id(tensor)] for tensor, counter in changes if tensor._version != counter]
-        if names:
+        if names := [name for (name, tensor), counter in changes if tensor._version != counter]:
             warn_at_end(
                 f"worker 0 wrote into parameters after its last exchange: {listed(names)}. Unless it put them back, the run's "
                 "weights and evaluate lack that, being as that exchange made them: save what you want to keep in train "

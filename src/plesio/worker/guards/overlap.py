@@ -28,13 +28,10 @@ class _Place(NamedTuple):
 
 
 def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-    """Make sure that each of a model's tensors lies in memory of its own.
+    """Raise `ConfigurationError` if two of a model's tensors overlap and one of them is trained.
 
     Only certain overlaps count: one begins where another does, or within one without gaps. Columns of one matrix interleave
     and share nothing.
-
-    Raises:
-        ConfigurationError: two overlap, and one of them is trained.
     """
     widest: _Place | None = None  # of those without gaps the one that reaches furthest
     before: _Place | None = None

@@ -14,8 +14,6 @@ import torch
 
 
 class UnreducedGradients:
-    """Whether this worker has any: `found`."""
-
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self.found = False
         self._reduction_follows = False

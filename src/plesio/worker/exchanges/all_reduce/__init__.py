@@ -23,10 +23,6 @@ hyper-parameters are the lowest worker's where they differ, and a step that does
 | the run is over, and somebody's step lasts too long | dropped, so that the others can end                             |
 
 Where the model is on a device of its own, what is reduced or taken over goes through the CPU's memory.
-
-`exchange` is a worker's part. Beside gradients workers share `settings` and `buffers`; a replica that is behind catches up by
-`takeover`. Two guards (`plesio.worker.guards`) find gradients that were not reduced
-(`unreduced`) and replicas that differ (`divergence`).
 """
 
 from plesio.worker.exchanges.all_reduce.exchange import AllReduceExchange

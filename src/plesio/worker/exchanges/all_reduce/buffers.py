@@ -1,7 +1,7 @@
 """The model's buffers under all-reduce: averaged with each step as the gradients are; counts take the largest.
 
 A number that no worker changed (in a mask of -inf, a table of constants) keeps its bits: the sum carries, for each number, how
-many workers changed it.
+many workers changed it. The sum is scaled down, and of half precision taken in float32, so that it does not overflow.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from plesio.tensors.mean import same_bits
+from plesio.tensors.mean import HALF, room_for, same_bits
 from plesio.transport.collective import Group
 
 
 class SharedBuffers:
-    """One worker's. Forward passes write into them at once, so their former values are kept until the step counts.
-
-    Args:
-        flats: the buffers, as they lie in the replica.
-    """
+    """One worker's. Forward passes write into them at once, so their former values are kept until the step counts."""
 
     def __init__(self, flats: Sequence[torch.Tensor]) -> None:
         self._flats = flats
@@ -32,7 +28,9 @@ class SharedBuffers:
         if group is None or not group.works:
             return
         both = [(flat.cpu(), kept.cpu()) for flat, kept in zip(self._flats, self._kept, strict=True)]
-        self._incoming = [_with_changes(*one) if one[0].is_floating_point() else one[0].long() for one in both]
+        self._incoming = [
+            _with_changes(*one, group.size) if one[0].is_floating_point() else one[0].long() for one in both
+        ]
         for incoming in self._incoming:
             group.reduce(incoming, largest=not incoming.is_floating_point())
 
@@ -57,12 +55,13 @@ class SharedBuffers:
         return next((kept for kept, one in zip(self._kept, self._flats, strict=True) if one is flat), flat)
 
 
-def _with_changes(flat: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """What is summed: the numbers, and for each of them 1 if it changed."""
-    return torch.cat([flat, (~same_bits(flat, kept)).to(flat.dtype)])
+def _with_changes(flat: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
+    """What `size` members sum: the numbers, scaled down, and for each of them 1 if it changed."""
+    numbers = (flat.float() if flat.dtype in HALF else flat) * room_for(size)
+    return torch.cat([numbers, (~same_bits(flat, kept)).to(numbers.dtype)])
 
 
 def _mean(kept: torch.Tensor, sums: torch.Tensor, size: int) -> torch.Tensor:
     """The mean, where any worker changed a number; else the kept one, which all workers share."""
     numbers, changes = sums.chunk(2)
-    return torch.where(changes == 0, kept, numbers.div_(size))
+    return torch.where(changes == 0, kept, numbers.div_(size * room_for(size)))

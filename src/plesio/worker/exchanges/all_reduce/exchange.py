@@ -17,18 +17,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
-from plesio.protocol.worker import (
-    CheckedOut,
-    CheckIn,
-    CheckOut,
-    DroppedStep,
-    Farewell,
-    MirrorFilled,
-    Regrouped,
-    RollCalled,
-)
+from plesio.protocol import worker as messages
 from plesio.tensors.arena import Arena, Kind
-from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, RendezvousStore, completed
+from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, completed, connected_store
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
@@ -47,18 +38,17 @@ PATIENCE_S = 1.0
 
 @dataclass(eq=False)
 class AllReduceExchange(PeerExchange):
-    """A worker's part in it; the replica is its own.
+    """A worker's part in it.
 
     Attributes:
         ring: the run's buffers: the evaluator's mirror first, two for the final weights last.
-        user_model: what was given to prepare.
+        user_model: what was given to prepare; `model` is what the training loop calls.
         regrouped: waits for the server to name the next group.
-        model: what its training loop calls.
     """
 
     ring: Sequence[Arena]
     user_model: nn.Module
-    regrouped: Callable[[], Regrouped]
+    regrouped: Callable[[], messages.Regrouped]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,10 +59,7 @@ class AllReduceExchange(PeerExchange):
         self._group = Group(None, 0, 0, 1, self.timeout_s)
         self._divergence = DivergenceCheck(arena)
         self._process_group = CurrentGroup(self._group, lambda: self._divergence.checksum(self._round))
-        trained = [
-            one for one, spec in zip(self.replica.tensors, layout.specs, strict=True) if spec.kind is Kind.TRAINED
-        ]
-        self._unreduced = UnreducedGradients(trained)
+        self._unreduced = UnreducedGradients(self.replica.trained)
         ignored = [spec.name for spec in layout.specs if spec.kind is not Kind.TRAINED]
         self.model = ReplicatedModel(
             self.user_model,
@@ -86,14 +73,13 @@ class AllReduceExchange(PeerExchange):
         self._leads = False
         self._mirror = 0  # the last that it filled
         self._entered = False  # a backward pass of this step checked in
-        self._spoiled = False  # its gradient will not be everybody's
+        self._left_out = False  # this step's gradient goes into no all-reduce
         self._resting = True  # a backward pass takes its time
         self._over = False  # no step follows
         self._error: PlesioError | None = None
         self._issued_s = 0.0
 
     def begin(self) -> None:
-        """Wait until everybody is there, and form the first group."""
         super().begin()
         self._buffers.keep()
         self.state.begin(1)
@@ -108,12 +94,12 @@ class AllReduceExchange(PeerExchange):
         tensor = bucket.buffer().cpu()  # from a device of its own a copy, which DistributedDataParallel copies back
         if bucket.index() == 0:
             self._enter()
-        self._process_group.silent = self._spoiled
-        future = completed(tensor) if self._spoiled else self._group.mean(tensor)
+        self._process_group.silent = self._left_out
+        future = completed(tensor) if self._left_out else self._group.mean(tensor)
         if bucket.is_last():
             self._unreduced.after_backward()
             self.replica.bring_back()
-            self._buffers.begin(None if self._spoiled else self._group)
+            self._buffers.begin(None if self._left_out else self._group)
             self._issued_s = time.monotonic()
             self.pacer.begin()
         return future
@@ -134,18 +120,17 @@ class AllReduceExchange(PeerExchange):
             self.pacer.rest(time.sleep)
         again, self._entered = self._entered, True
         try:
-            while not (self._spoiled or self._over) and self._group.finish():
+            while not (self._left_out or self._over) and self._group.finish():
                 call = self._check_in()
                 if call is Call.GO:
                     self._folding(self._round + 1)
                     return
-                self._spoiled = call is not Call.REGROUP or self._regroup(again)
+                self._left_out = call is not Call.REGROUP or self._regroup(again)
         except PlesioError as error:
             self._error = error
-        self._spoiled = True
+        self._left_out = True
 
     def _completed(self, round: int, version: int) -> None:
-        """This replica is that far."""
         self._round, self._version = round, version
         self.board.folded(self.state.worker, round)
 
@@ -153,8 +138,8 @@ class AllReduceExchange(PeerExchange):
         """Tell the server that this worker is there; what it says when all are."""
         news = self._settings.news()
         now_s = time.monotonic()
-        self.doorbell.send(CheckIn(self._round, self._version, intact, news))
-        answer = self.doorbell.answer(RollCalled, self.timeout_s + PATIENCE_S, self._round, self._version)
+        self.doorbell.send(messages.CheckIn(self._round, self._version, intact, news))
+        answer = self.doorbell.answer(messages.RollCalled, self.timeout_s + PATIENCE_S, self._round, self._version)
         self._done.wait_s += time.monotonic() - now_s
         self.state.stopped = self.state.stopped or answer.stop
         if answer.call is Call.UNEVEN:
@@ -173,7 +158,6 @@ class AllReduceExchange(PeerExchange):
     # The step
 
     def step(self) -> None:
-        """One step of the training loop."""
         if self._error is not None:
             raise self._error
         if self._over or not self._entered:
@@ -208,8 +192,8 @@ class AllReduceExchange(PeerExchange):
         """Step, if everything came and is finite."""
         came = self._group.finish()
         self._done.exchange_s += max(self._group.done_s - self._issued_s, 0.0) if self._issued_s else 0.0
-        spoiled, self._spoiled, self._issued_s = self._spoiled, False, 0.0
-        if spoiled or not came:
+        left_out, self._left_out, self._issued_s = self._left_out, False, 0.0
+        if left_out or not came:
             return self._recover()
         if not self._process_group.alike:
             self._divergence.refuse(self._round)
@@ -242,7 +226,7 @@ class AllReduceExchange(PeerExchange):
         self.report()
         self.state.discarded += 1
         reason = "the run ended" if self.state.stopped else "the group broke"
-        self.doorbell.send(DroppedStep(batches, reason=reason))
+        self.doorbell.send(messages.DroppedStep(batches, reason=reason))
 
     def _missing(self) -> int:
         """Parameters that took no part in this worker's loss."""
@@ -256,9 +240,6 @@ class AllReduceExchange(PeerExchange):
 
         It is where this worker took over another's state or had to give up, and where one of several backward passes of
         this step is done already (`again`): those to whom it did not come start the step anew, and so do all.
-
-        Raises:
-            DeadlineError: nobody left, and still no group comes about.
         """
         members: tuple[int, ...] = ()
         alike, since_s = 0, 0.0
@@ -287,15 +268,11 @@ class AllReduceExchange(PeerExchange):
             f"allow more open files (ulimit -n; now {most} a process) if these are too few, or choose a strategy with a server"
         ) from error
 
-    def _join(self, message: Regrouped, tries: int) -> bool:
-        """Become a member; whether this worker took over another's state.
-
-        Raises:
-            RuntimeError: somebody did not come, or died before the state was passed on.
-        """
+    def _join(self, message: messages.Regrouped, tries: int) -> bool:
+        """Become a member; whether this worker took over another's state. RuntimeError if somebody is missing."""
         self._group.close()
         if self._store is None:
-            self._store = RendezvousStore.at(message.port, min(self.timeout_s / TRIES, STORE_S))
+            self._store = connected_store(message.port, min(self.timeout_s / TRIES, STORE_S))
         outcome, board = message.outcome, self.board
         members, generation = outcome.workers, outcome.generation
         rank = members.index(self.state.worker)
@@ -320,17 +297,18 @@ class AllReduceExchange(PeerExchange):
             self.replica.fill_slot()
             self.ring[0].copy_from(self.replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
             self._mirror = wanted
-            self.doorbell.send(MirrorFilled(wanted))
+            self.doorbell.send(messages.MirrorFilled(wanted))
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is."""
-        saved = self.replica.writes.saved_buffers() if self.state.warns_at_the_end() else {}
+        warns = self.state.worker == 0 and not self.state.stopped
+        saved = self.replica.writes.saved_buffers() if warns else {}
         written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
         self.replica.writes.warn_of_buffers(written, self.replica.arena.views)
         self.report()
-        self.doorbell.send(CheckOut(self._version))
-        if self.doorbell.answer(CheckedOut, self.timeout_s, self._round, self._version).wanted:
+        self.doorbell.send(messages.CheckOut(self._version))
+        if self.doorbell.answer(messages.CheckedOut, self.timeout_s, self._round, self._version).wanted:
             self.ring[self.doorbell.buffer].copy_from(self.replica.arena)
-        self.doorbell.send(Farewell())
+        self.doorbell.send(messages.Farewell())
         self._group.close()

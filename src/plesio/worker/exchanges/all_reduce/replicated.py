@@ -19,7 +19,8 @@ IDLE = 1
 """Parameters of `ReplicatedModel` that are not the model's and never take part in a loss."""
 _IDLE_ONLY = object()
 """Asks a `_Shell` for a loss in which only the idle parameter takes part."""
-CONTAINER = ("__len__", "__getitem__", "__iter__", "__contains__")
+PASSED_ON = ("state_dict", "load_state_dict", "__repr__", "__len__", "__getitem__", "__iter__", "__contains__")
+"""Methods that are the model's (if it has them) and that `__getattr__` does not find: looked up on the class, or nn.Module's."""
 Hook = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -31,15 +32,10 @@ class ReplicatedModel(nn.Module):
     attributes and methods are the model's. `copy.deepcopy` copies the model.
 
     Args:
-        model: the user's.
         group: the process group by which DistributedDataParallel asks which parameters took part in the loss.
         ignored: names of tensors that nobody reduces.
-        hook: DistributedDataParallel's communication hook.
         check: called before each forward pass, since torch's own message about a replaced tensor is hard to read.
         expect: called after each forward pass whose backward pass will be reduced.
-
-    Raises:
-        ConfigurationError: a traced or scripted model.
     """
 
     def __init__(
@@ -75,7 +71,6 @@ class ReplicatedModel(nn.Module):
         del self.__dict__["training"]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model computes."""
         self.__dict__["_check"]()
         output = self.__dict__["_reducer"](*args, **kwargs)
         if torch.is_grad_enabled():
@@ -92,18 +87,8 @@ class ReplicatedModel(nn.Module):
             setattr(self.__dict__["_model"], name, value)
 
     def train(self, mode: bool = True) -> ReplicatedModel:
-        """Set the model to training (or evaluation) mode."""
         self.__dict__["_model"].train(mode)
         return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The model's."""
-        state: dict[str, Any] = self.__dict__["_model"].state_dict(*args, **kwargs)
-        return state
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load into the model."""
-        return self.__dict__["_model"].load_state_dict(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         twin: nn.Module = copy.deepcopy(self.__dict__["_model"], memo)
@@ -111,9 +96,6 @@ class ReplicatedModel(nn.Module):
 
     def __reduce__(self) -> Any:
         return copy.copy, (self.__dict__["_model"],)
-
-    def __repr__(self) -> str:
-        return repr(self.__dict__["_model"])
 
 
 def reduce_again(model: ReplicatedModel) -> None:
@@ -123,11 +105,7 @@ def reduce_again(model: ReplicatedModel) -> None:
 
 
 class _Shell(nn.Module):
-    """The model, and a parameter that takes no part in any loss.
-
-    Where it looks for unused parameters and finds none, DistributedDataParallel warns on the terminal, where no filter of
-    warnings reaches it.
-    """
+    """The model, and a parameter that takes no part in any loss: without one, DistributedDataParallel warns on the terminal."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -142,15 +120,14 @@ class _Shell(nn.Module):
 
 
 def _kind(model: type[nn.Module]) -> type[ReplicatedModel]:
-    """`ReplicatedModel` with the signature of the model's forward, which trainers read; a sequence, if the model is one
-    (Python looks up such methods on the class)."""
+    """`ReplicatedModel` with the signature of the model's forward, which trainers read; a sequence, if the model is one."""
 
     def passed_on(name: str) -> Callable[..., Any]:
-        return lambda self, *args: getattr(self.__dict__["_model"], name)(*args)
+        return lambda self, *args, **kwargs: getattr(self.__dict__["_model"], name)(*args, **kwargs)
 
     def forward(self: ReplicatedModel, *args: Any, **kwargs: Any) -> Any:
         return ReplicatedModel.forward(self, *args, **kwargs)
 
     forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
-    methods = {name: passed_on(name) for name in CONTAINER if hasattr(model, name)}
+    methods = {name: passed_on(name) for name in PASSED_ON if hasattr(model, name)}
     return type("ReplicatedModel", (ReplicatedModel,), {"forward": forward, **methods})

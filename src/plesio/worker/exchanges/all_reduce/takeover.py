@@ -19,13 +19,7 @@ At = tuple[int, int]
 def take_over(group: Group, source: int, at: At, optimizer: Optimizer, arena: Arena, buffers: SharedBuffers) -> At:
     """Take over member `source`'s parameters, buffers and optimizer's state, unless this replica is `at` the same step.
 
-    The new state is put in place only when all of it has come, so a death meanwhile leaves this replica whole.
-
-    Returns:
-        Where this replica is now.
-
-    Raises:
-        RuntimeError: somebody is gone.
+    It returns where this replica is now. A death meanwhile (RuntimeError) leaves it as it was.
     """
     parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
     state = io.BytesIO()

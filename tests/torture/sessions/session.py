@@ -5,9 +5,9 @@ numbered from 0 (to join); one is sent again every `retry_s` until it is answere
 server answers a serial it has answered before with the same words. So it does not matter which messages are lost, nor
 whether a connection lasts: `connected` just says again what is open. Messages of another incarnation, an earlier epoch or
 an earlier serial are ignored. While nothing else is to be said, a heartbeat is, so that the server's lease on this worker
-does not run out (`plesio.core.sessions.service`).
+does not run out (`torture.sessions.service`).
 
-| phase      | the answer     | CalledOff (unasked)      | Fenced, or a later epoch        | Fenced, a later incarnation |
+| phase      | the answer     | called off (unasked)     | Fenced, or a later epoch        | Fenced, a later incarnation |
 | ---------- | -------------- | ------------------------ | ------------------------------- | --------------------------- |
 | joining    | free           | -                        | lost                            | superseded                  |
 | free       | -              | free, at a later version | lost                            | superseded                  |
@@ -22,13 +22,12 @@ contributions it had been told were applied are not in the parameters any longer
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import msgspec
 
-from plesio.core.events import Cancel, Event, Grant, Joined, Leased, LeaseWanted, Left, Pushed
-from plesio.core.sessions import envelopes
+from plesio.core.events import Cancel, Grant, Joined, Leased, LeaseWanted, Left, Pushed
+from torture.sessions.envelopes import UNASKED, Answer, Beat, Fenced, FromServer, FromWorker, Received, Request
 
 
 class Phase(IntEnum):
@@ -82,10 +81,10 @@ class WorkerSession:
     >>> from plesio.core.events import Verdict
     >>> session = WorkerSession(worker=0, incarnation=1, retry_s=1.0, heartbeat_s=2.0)
     >>> session.join(now_s=0.0)
-    Join(epoch=0, event=Joined(worker=0, incarnation=1), serial=0, abandoned=0)
+    Request(epoch=0, event=Joined(worker=0, incarnation=1), serial=0, abandoned=0)
     >>> session.tick(now_s=0.5), session.tick(now_s=1.0) == session.outstanding
     (None, True)
-    >>> session.receive(envelopes.Go(0, 1, 1, 0, 0, 0, Grant(0, 0, 7, Verdict.TAKEN, 0)))
+    >>> session.receive(Answer(0, 1, 1, 0, 0, 0, Grant(0, 0, 7, Verdict.TAKEN, 0)))
     Welcome(version=7, went_back=None)
     >>> session.push(1, 32, 1, True, now_s=1.2).event.number, session.phase.name
     (1, 'WAITING')
@@ -102,7 +101,7 @@ class WorkerSession:
         self.number = 1  # of its next contribution
         self.applied = 0  # how many of its contributions the server said are in the parameters,
         self.durable = 0  # and in a checkpoint
-        self.outstanding: envelopes.Request | None = None
+        self.outstanding: Request | None = None
         self._joined_epoch = 0  # of the server that last let it in
         self._serial = 0
         self._received = False  # whether the server has the outstanding request
@@ -111,43 +110,38 @@ class WorkerSession:
 
     @property
     def due_s(self) -> float:
-        """When `tick` will next have something to send."""
         return self._sent_s + (self.heartbeat_s if self.outstanding is None or self._received else self.retry_s)
 
     # What the training loop wants
 
-    def join(self, now_s: float) -> envelopes.Request:
-        """Become a member, for the first time or again."""
+    def join(self, now_s: float) -> Request:
         assert self.phase is Phase.LOST, "a member does not join"
         self.incarnation += 1
         self.number, self._serial, self._abandoned = 1, -1, 0
-        return self._ask(envelopes.Join, Joined(self.worker, self.incarnation), Phase.JOINING, now_s)
+        return self._ask(Joined(self.worker, self.incarnation), Phase.JOINING, now_s)
 
-    def push(self, steps: int, samples: int, batches: int, finite: bool, now_s: float) -> envelopes.Request:
+    def push(self, steps: int, samples: int, batches: int, finite: bool, now_s: float) -> Request:
         """Send a contribution computed from `version`; the arguments as in `plesio.core.events.Pushed`."""
         event = Pushed(self.worker, self.incarnation, self.number, steps, samples, batches, finite)
-        return self._ask(envelopes.Push, event, Phase.WAITING, now_s)
+        return self._ask(event, Phase.WAITING, now_s)
 
-    def ask(self, epoch: int, total: int, most: int, unused: int, now_s: float) -> envelopes.Request:
+    def ask(self, epoch: int, total: int, most: int, unused: int, now_s: float) -> Request:
         """Ask for data; the arguments as in `plesio.core.events.LeaseWanted`."""
         event = LeaseWanted(self.worker, self.incarnation, epoch, total, most, unused)
-        return self._ask(envelopes.Ask, event, Phase.WAITING, now_s)
+        return self._ask(event, Phase.WAITING, now_s)
 
-    def finish(self, now_s: float) -> envelopes.Request:
-        """Leave for good."""
+    def finish(self, now_s: float) -> Request:
         event = Left(self.worker, self.incarnation, died=False)
-        return self._ask(envelopes.Bye, event, Phase.FINISHING, now_s)
+        return self._ask(event, Phase.FINISHING, now_s)
 
     def abandon(self, batches: int) -> None:
         """Say with the next request that so many leased batches, the oldest, were dropped with a step called off."""
         self._abandoned += batches
 
-    def _ask(
-        self, kind: Callable[..., envelopes.Request], event: Event, phase: Phase, now_s: float
-    ) -> envelopes.Request:
+    def _ask(self, event: Joined | Pushed | LeaseWanted | Left, phase: Phase, now_s: float) -> Request:
         assert self.outstanding is None, "a worker waits for one answer at a time"
         self._serial += 1
-        request = self.outstanding = kind(self.epoch, event, self._serial, self._abandoned)
+        request = self.outstanding = Request(self.epoch, event, self._serial, self._abandoned)
         self.phase = phase
         self._abandoned = 0
         self._received = False
@@ -156,49 +150,49 @@ class WorkerSession:
 
     # Time and the connection
 
-    def tick(self, now_s: float) -> envelopes.FromWorker | None:
+    def tick(self, now_s: float) -> FromWorker | None:
         """What is to be sent by now, if anything: the open request once more, or a heartbeat."""
         return self._say(now_s) if now_s >= self.due_s else None
 
-    def connected(self, now_s: float) -> envelopes.FromWorker | None:
+    def connected(self, now_s: float) -> FromWorker | None:
         """What to send over a connection that was made again."""
         self._received = False
         return self._say(now_s)
 
-    def _say(self, now_s: float) -> envelopes.FromWorker | None:
+    def _say(self, now_s: float) -> FromWorker | None:
         if self.phase >= Phase.LOST:
             return None
         self._sent_s = now_s
         if self.outstanding is not None and not self._received:
             return self.outstanding
-        serial = envelopes.UNASKED if self.outstanding is None else self._serial
-        return envelopes.Beat(self.worker, self.incarnation, self.epoch, serial)
+        serial = UNASKED if self.outstanding is None else self._serial
+        return Beat(self.worker, self.incarnation, self.epoch, serial)
 
     # What the server says
 
-    def receive(self, message: envelopes.FromServer) -> News | None:
+    def receive(self, message: FromServer) -> News | None:
         """What a message means for the training loop; None: nothing, or nothing new."""
         if message.incarnation != self.incarnation or message.epoch < self.epoch or self.phase >= Phase.LOST:
             return None
-        if isinstance(message, envelopes.Fenced):
+        if isinstance(message, Fenced):
             return self._fenced(message)
         if message.epoch > self.epoch and self.phase is not Phase.JOINING:
             return self._lose(message.epoch)
-        if isinstance(message, envelopes.Received):
+        if isinstance(message, Received):
             self._is_received(message)
         elif message.serial == self._serial and self.outstanding is not None:
             return self._answered(message)
-        elif isinstance(message, envelopes.CalledOff) and message.serial == envelopes.UNASKED:
-            return self._called_off(message)
+        elif isinstance(message.effect, Cancel) and message.serial == UNASKED:
+            return self._called_off(message.effect)
         return None
 
-    def _is_received(self, message: envelopes.Received) -> None:
+    def _is_received(self, message: Received) -> None:
         if message.serial == self._serial:
             self._received = True
             if self.phase is Phase.FINISHING:
                 self.phase, self.outstanding = Phase.FINISHED, None
 
-    def _answered(self, message: envelopes.Answer) -> News:
+    def _answered(self, message: Answer) -> News:
         joining = self.phase is Phase.JOINING
         effect = message.effect
         self.outstanding, self.phase = None, Phase.FREE
@@ -210,24 +204,24 @@ class WorkerSession:
             self.number, self.version = effect.number + 1, effect.version
         return effect
 
-    def _welcome(self, message: envelopes.Answer) -> Welcome:
-        assert isinstance(message, envelopes.Go), "joining is answered by leave to go on"
-        went_back = None
+    def _welcome(self, message: Answer) -> Welcome:
+        assert isinstance(message.effect, Grant), "joining is answered by leave to go on"
+        version, went_back = message.effect.version, None
         if 0 < self._joined_epoch < message.epoch:
-            went_back = WentBack(self.version, message.effect.version, max(0, self.applied - message.applied))
+            went_back = WentBack(self.version, version, max(0, self.applied - message.applied))
         self.epoch = self._joined_epoch = message.epoch
-        self.version, self.applied, self.durable = message.effect.version, message.applied, message.durable
+        self.version, self.applied, self.durable = version, message.applied, message.durable
         return Welcome(self.version, went_back)
 
-    def _called_off(self, message: envelopes.CalledOff) -> Cancel | None:
+    def _called_off(self, cancel: Cancel) -> Cancel | None:
         """While a contribution is on its way only the answer to it counts: it says the same, and no later."""
-        pushing = isinstance(self.outstanding, envelopes.Push)
-        if message.effect.number < self.number or pushing or self.phase not in (Phase.FREE, Phase.WAITING):
+        pushing = self.outstanding is not None and isinstance(self.outstanding.event, Pushed)
+        if cancel.number < self.number or pushing or self.phase not in (Phase.FREE, Phase.WAITING):
             return None
-        self.number, self.version = message.effect.number + 1, message.effect.version
-        return message.effect
+        self.number, self.version = cancel.number + 1, cancel.version
+        return cancel
 
-    def _fenced(self, message: envelopes.Fenced) -> Lost | None:
+    def _fenced(self, message: Fenced) -> Lost | None:
         if self.phase is Phase.FINISHING:
             self.phase, self.outstanding = Phase.FINISHED, None
             return None

@@ -260,10 +260,10 @@ def test_the_board_is_shared_by_all_attached_processes() -> None:
     for board, worker, number in ((mine, 0, 1), (theirs, 2, 1), (theirs, 2, 2)):
         board.folding(worker, number, batches=number, samples=8 * number)
         board.folded(worker, number)
-    mine.stop()
+    mine.stopped = 1
     assert (mine.folds, theirs.folds, theirs.stopped) == (3, 3, True)
     assert (mine.folds_of(2), theirs.folds_of(0), mine.data_of(2, 2)) == (2, 1, (2, 16))
-    mine.want_mirror(1)
+    mine.mirror_wanted = 1
     assert theirs.mirror_wanted == 1
     block.close()
     twin.close()

@@ -3,14 +3,13 @@
 Every message names its sender's incarnation and the server's epoch, so that one that comes late is known for what it is.
 A request also bears a serial number; its answer bears the same. Tensors travel beside the messages, not in them.
 
-For connections between hosts. Until there is a transport for those, only the fault simulation (`tests/torture`) uses
-them: processes of one host talk over pipes, which lose nothing (`plesio.transport.doorbell`).
+For a network that loses, repeats and reorders single messages, as the fault simulation's does. No run needs them: pipes and
+TCP lose nothing but whole connections, which `plesio.transport.session` outlives.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -31,34 +30,14 @@ class Level(IntEnum):
     """The server's crash too: the answer waits for a checkpoint that was begun after the contribution was taken."""
 
 
-# From a worker
-
-E = TypeVar("E")
-
-
-class _Request(msgspec.Struct, Generic[E], frozen=True, gc=False):
-    """A worker's event, and how many leased batches it dropped since the request before."""
+class Request(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A worker joins (serial 0; epoch 0 if it has not heard of the server yet), contributes, wants data or is done; `abandoned`:
+    how many leased batches it dropped since the request before."""
 
     epoch: int
-    event: E
+    event: Joined | Pushed | LeaseWanted | Left
     serial: int = 0
     abandoned: int = 0
-
-
-class Join(_Request[Joined], frozen=True, tag=True):
-    """A request to become a member. `epoch` is 0 if this process has not heard of the server yet; the serial is 0."""
-
-
-class Push(_Request[Pushed], frozen=True, tag=True):
-    """A contribution."""
-
-
-class Ask(_Request[LeaseWanted], frozen=True, tag=True):
-    """A request for data."""
-
-
-class Bye(_Request[Left], frozen=True, tag=True):
-    """The training function returned."""
 
 
 class _Address(msgspec.Struct, frozen=True, gc=False):
@@ -67,55 +46,37 @@ class _Address(msgspec.Struct, frozen=True, gc=False):
     worker: int
     incarnation: int
     epoch: int
+    serial: int
 
 
 class Beat(_Address, frozen=True, tag=True):
     """A heartbeat of a worker that waits for the answer to request `serial` (or for none)."""
 
-    serial: int
 
-
-# From the server
-
-
-class _Answer(_Address, Generic[E], frozen=True):
-    """What the sequencer decided.
+class Answer(_Address, frozen=True, tag=True):
+    """What the sequencer decided of request `serial`; a contribution may also be called off unasked.
 
     `applied` and `durable` count this seat's contributions, of all incarnations, that are in the parameters and in the
     last checkpoint: what the two levels of acknowledgement cover.
     """
 
-    serial: int
     applied: int
     durable: int
-    effect: E
-
-
-class Go(_Answer[Grant], frozen=True, tag=True):
-    """The answer to `Push` and `Join`."""
-
-
-class Given(_Answer[Leased], frozen=True, tag=True):
-    """The answer to `Ask`."""
-
-
-class CalledOff(_Answer[Cancel], frozen=True, tag=True):
-    """A contribution was answered before it came: said unasked, and as the answer to its `Push` if it comes yet."""
+    effect: Grant | Leased | Cancel
 
 
 class Received(_Address, frozen=True, tag=True):
-    """Request `serial` is here and the answer will come: no need to send it again. Also the answer to `Bye`."""
-
-    serial: int
+    """Request `serial` is here and the answer will come: no need to send it again. Also the answer to `Left`."""
 
 
-class Fenced(_Address, frozen=True, tag=True):
+class Fenced(msgspec.Struct, frozen=True, tag=True, gc=False):
     """This incarnation is no member (any longer); `latest` is the highest known of its worker."""
 
+    worker: int
+    incarnation: int
+    epoch: int
     latest: int
 
 
-Request = Join | Push | Ask | Bye
 FromWorker = Request | Beat
-Answer = Go | Given | CalledOff
 FromServer = Answer | Received | Fenced

@@ -7,7 +7,7 @@ memory is fixed by the number of workers, whatever comes.
 | a message of                                   | is answered by                                                     |
 | --------------------------------------------- | ------------------------------------------------------------------ |
 | another epoch (this server was restarted)     | Fenced, which names this epoch; the worker joins again             |
-| an incarnation that does not hold the seat    | Fenced, unless it is a Join and higher than any seen: Joined       |
+| an incarnation that does not hold the seat    | Fenced, unless it joins and is higher than any seen                |
 | the next serial                               | nothing yet: its event goes to the sequencer, whose effect answers |
 | the last serial, answered                     | the same answer once more                                          |
 | the last serial, not answered yet             | Received                                                           |
@@ -21,12 +21,12 @@ member, and all join again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from plesio.core.events import Abandoned, Cancel, Discard, Event, Evict, Fold, Grant, Joined, Leased, Left, Verdict
-from plesio.core.sessions import envelopes
+from torture.sessions import envelopes
 
 
 class ServiceState(msgspec.Struct, frozen=True):
@@ -36,27 +36,24 @@ class ServiceState(msgspec.Struct, frozen=True):
     latest: tuple[int, ...]
 
 
+@dataclass(slots=True)
 class _Peer:
     """What is known of the process in one seat; incarnation 0: nobody came yet."""
 
-    __slots__ = ("answer", "cancelled", "expected", "heard_s", "incarnation", "seated", "serial", "withheld")
-
-    def __init__(self, incarnation: int, now_s: float) -> None:
-        self.incarnation = incarnation
-        self.seated = False
-        self.expected = True  # whether its silence is still to be told
-        self.serial = 0
-        self.answer: Grant | Leased | Cancel | None = None
-        self.withheld = 0  # the checkpoint the answer waits for; 0: none
-        self.cancelled: Cancel | None = None  # the last
-        self.heard_s = now_s
+    incarnation: int
+    heard_s: float
+    seated: bool = False
+    expected: bool = True  # whether its silence is still to be told
+    serial: int = 0
+    answer: Grant | Leased | Cancel | None = None
+    withheld: int = 0  # the checkpoint the answer waits for; 0: none
+    cancelled: Cancel | None = None  # the last
 
 
 class Service:
     """Sessions of all workers. Messages to send are put into `outbox`, for the caller to take out.
 
     Args:
-        workers: how many seats there are.
         epoch: counts the starts of the server; higher than that of any server before, and at least 1.
         silence_s: how long a worker may be silent.
         level: what the answer to a contribution waits for.
@@ -64,11 +61,11 @@ class Service:
         now_s: the time, by the clock that all later times are told by.
 
     >>> service = Service(workers=1, epoch=1, silence_s=5.0, now_s=0.0)
-    >>> service.receive(envelopes.Join(0, Joined(0, 1)), now_s=0.1)
+    >>> service.receive(envelopes.Request(0, Joined(0, 1)), now_s=0.1)
     (Joined(worker=0, incarnation=1),)
     >>> service.granted(Grant(0, 0, 7, Verdict.TAKEN, 0)); [message.serial for message in service.outbox]
     [0]
-    >>> service.receive(envelopes.Join(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
+    >>> service.receive(envelopes.Request(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
     ((), 2)
     >>> service.tick(now_s=9.9)
     [Left(worker=0, incarnation=1, died=True)]
@@ -106,7 +103,6 @@ class Service:
         return ServiceState(tuple(self.applied), tuple([peer.incarnation for peer in self._peers]))
 
     def begin_checkpoint(self) -> tuple[int, ServiceState]:
-        """The number of a checkpoint that is begun now, and what belongs into it."""
         self._checkpoint += 1
         return self._checkpoint - 1, self.state()
 
@@ -121,63 +117,49 @@ class Service:
     # What workers say
 
     def receive(self, message: envelopes.FromWorker, now_s: float) -> tuple[Event, ...]:
-        """The events that are to be told to the sequencer: none, unless the message brings something new.
-
-        Whoever received it has made sure that it comes from the worker it names.
-        """
-        if isinstance(message, envelopes.Beat):
-            self._beat(message, now_s)
-            return ()
-        event = message.event
-        peer = self._peers[event.worker]
-        if message.epoch != self.epoch and (
-            message.epoch or type(message) is not envelopes.Join
-        ):  # a new process knows no epoch
-            self._fence(event.worker, event.incarnation, peer)
-        elif event.incarnation == peer.incarnation and peer.seated:
+        """The events that a message, which comes from the worker it names, brings for the sequencer: none, unless it is new."""
+        sender = message if isinstance(message, envelopes.Beat) else message.event
+        worker, incarnation = sender.worker, sender.incarnation
+        peer = self._peers[worker]
+        new_process = isinstance(sender, Joined) and not message.epoch
+        if message.epoch != self.epoch and not new_process:
+            self._fence(worker, incarnation, peer)
+        elif incarnation == peer.incarnation and peer.seated:
             peer.heard_s = now_s
-            if message.serial == peer.serial + 1:
+            if isinstance(message, envelopes.Request) and message.serial == peer.serial + 1:
                 return self._new(message, peer)
-            self._repeat(event.worker, message.serial, peer)
-        elif type(message) is envelopes.Join and event.incarnation > peer.incarnation:
-            return self._join(message.event, now_s)
-        elif type(message) is envelopes.Bye and event.incarnation == peer.incarnation:
-            self.outbox.append(envelopes.Received(event.worker, event.incarnation, self.epoch, message.serial))
+            self._repeat(worker, message.serial, peer)
+        elif isinstance(sender, Joined) and incarnation > peer.incarnation:
+            self._peers[worker] = _Peer(incarnation, now_s, seated=True)
+            return (sender,)
+        elif isinstance(sender, Left) and incarnation == peer.incarnation:
+            self._received(worker, peer, message.serial)
         else:
-            self._fence(event.worker, event.incarnation, peer)
+            self._fence(worker, incarnation, peer)
         return ()
 
-    def _join(self, event: Joined, now_s: float) -> tuple[Event, ...]:
-        peer = self._peers[event.worker] = _Peer(event.incarnation, now_s)
-        peer.seated = True
-        return (event,)
-
-    def _new(self, message: envelopes.Request, peer: _Peer) -> tuple[Event, ...]:
-        peer.serial, peer.answer, peer.withheld = message.serial, None, 0
-        event = message.event
-        if type(message) is envelopes.Bye:
+    def _new(self, request: envelopes.Request, peer: _Peer) -> tuple[Event, ...]:
+        peer.serial, peer.answer, peer.withheld = request.serial, None, 0
+        event = request.event
+        leaves = isinstance(event, Left)
+        if leaves:
             peer.seated = peer.expected = False
-        if self.level is envelopes.Level.RECEIVED or type(message) is envelopes.Bye:
-            self.outbox.append(envelopes.Received(event.worker, event.incarnation, self.epoch, message.serial))
-        if message.abandoned:
-            return (Abandoned(event.worker, event.incarnation, message.abandoned), event)
+        if leaves or self.level is envelopes.Level.RECEIVED:
+            self._received(event.worker, peer, request.serial)
+        if request.abandoned:
+            return (Abandoned(event.worker, event.incarnation, request.abandoned), event)
         return (event,)
-
-    def _beat(self, beat: envelopes.Beat, now_s: float) -> None:
-        peer = self._peers[beat.worker]
-        if beat.epoch != self.epoch or beat.incarnation != peer.incarnation or not peer.seated:
-            self._fence(beat.worker, beat.incarnation, peer)
-            return
-        peer.heard_s = now_s
-        self._repeat(beat.worker, beat.serial, peer)
 
     def _repeat(self, worker: int, serial: int, peer: _Peer) -> None:
         if serial != peer.serial:
             return
         if peer.answer is None or peer.withheld:
-            self.outbox.append(envelopes.Received(worker, peer.incarnation, self.epoch, serial))
+            self._received(worker, peer, serial)
         else:
             self._answer(worker, peer)
+
+    def _received(self, worker: int, peer: _Peer, serial: int) -> None:
+        self.outbox.append(envelopes.Received(worker, peer.incarnation, self.epoch, serial))
 
     def _fence(self, worker: int, incarnation: int, peer: _Peer) -> None:
         self.outbox.append(envelopes.Fenced(worker, incarnation, self.epoch, peer.incarnation))
@@ -186,12 +168,11 @@ class Service:
 
     def tick(self, now_s: float) -> list[Event]:
         """Who was silent too long, for the sequencer to know that they left."""
-        silent = [
-            (worker, peer.incarnation)
+        return [
+            self._leave(worker, peer.incarnation)
             for worker, peer in enumerate(self._peers)
             if peer.expected and now_s - peer.heard_s > self.silence_s
         ]
-        return [self._leave(worker, incarnation) for worker, incarnation in silent]
 
     def broken(self, worker: int, incarnation: int) -> list[Event]:
         """The connection of that incarnation ended because its process did."""
@@ -208,7 +189,6 @@ class Service:
     # What the sequencer decided, once it is carried out: whom it concerns is told
 
     def granted(self, grant: Grant) -> None:
-        """A worker goes on."""
         peer = self._peers[grant.worker]
         peer.answer = grant
         if self.level is envelopes.Level.DURABLE and peer.serial > 0:
@@ -217,19 +197,16 @@ class Service:
             self._send(grant.worker, peer.serial, grant, peer)
 
     def leased(self, leased: Leased) -> None:
-        """A worker gets data."""
         peer = self._peers[leased.worker]
         peer.answer = leased
         self._send(leased.worker, peer.serial, leased, peer)
 
     def called_off(self, cancel: Cancel) -> None:
-        """A step does not count."""
         peer = self._peers[cancel.worker]
         peer.cancelled = cancel
         self._send(cancel.worker, envelopes.UNASKED, cancel, peer)
 
     def folded(self, fold: Fold) -> None:
-        """Contributions are in the parameters."""
         for member in fold.members:
             self.applied[member.worker] += 1
 
@@ -245,7 +222,6 @@ class Service:
             self._fence(discard.worker, discard.incarnation, peer)
 
     def evicted(self, evict: Evict) -> None:
-        """A worker is a member no longer."""
         self._leave(evict.worker, evict.incarnation)
 
     def _answer(self, worker: int, peer: _Peer) -> None:
@@ -253,14 +229,5 @@ class Service:
         self._send(worker, peer.serial, peer.answer, peer)
 
     def _send(self, worker: int, serial: int, effect: Grant | Leased | Cancel, peer: _Peer) -> None:
-        message = ENVELOPES[type(effect)]
-        self.outbox.append(
-            message(worker, peer.incarnation, self.epoch, serial, self.applied[worker], self.durable[worker], effect)
-        )
-
-
-ENVELOPES: dict[type, Callable[..., envelopes.Answer]] = {
-    Grant: envelopes.Go,
-    Leased: envelopes.Given,
-    Cancel: envelopes.CalledOff,
-}
+        applied, durable = self.applied[worker], self.durable[worker]
+        self.outbox.append(envelopes.Answer(worker, peer.incarnation, self.epoch, serial, applied, durable, effect))

@@ -1,0 +1,54 @@
+"""`plesio serve`: the head of a run whose workers somebody else starts."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plesio.cli.live import Board, terminal
+from plesio.cli.options import takes_settings
+from plesio.cli.typed import config_of
+from plesio.observe.tables import run_table
+
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where workers find it; port 0 takes any.")]
+Certs = Annotated[Path | None, typer.Option("--certs", metavar="DIR", help="What `plesio certs` made, for TLS.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to other hosts in the clear.")]
+Rejoin = Annotated[
+    float, typer.Option("--rejoin-s", metavar="SECONDS", help="How long to wait when all workers are gone.")
+]
+EVERYWHERE = ("0.0.0.0", "::")
+"""All addresses of this host: no worker can go there."""
+
+
+@takes_settings(but=["engine", "faults", "pace"])
+def serve(
+    *,
+    listen: Listen = "127.0.0.1:7070",
+    certs: Certs = None,
+    insecure: Insecure = False,
+    rejoin_s: Rejoin = 60.0,
+    **typed: Any,
+) -> int:
+    """Be the head of a run: its workers are processes that call ps.join, on this host or others.
+
+    What they prove is a token: PLESIO_TOKEN, else what is in ~/.plesio/token, which this makes.
+    """
+    from plesio.launch.job import Listening
+    from plesio.launch.local.listen import Door
+    from plesio.launch.remote.find import host_and_port, token_of
+    from plesio.runner import start
+    from plesio.transport import secure
+
+    config, console = config_of(typed), terminal()
+    host, port = host_and_port(listen, "--listen ")
+    credentials = secure.credentials(certs, insecure, host)
+    door = Door.open(Listening(host=host, port=port, token=token_of(None), credentials=credentials, rejoin_s=rejoin_s))
+    told = socket.gethostname() if host in EVERYWHERE else host
+    console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
+    with Board(console, [config.strategy.name], config.until, says=False) as board:
+        done = start(config, None, watch=board.watch(0), door=door)
+    console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
+    return 0

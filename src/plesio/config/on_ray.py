@@ -1,0 +1,40 @@
+"""`ps.Ray(...)`: the place of a run that is on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from plesio.config.setting import is_number
+from plesio.errors import ConfigurationError
+
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ray:
+    """Where a run is to take place: on the Ray cluster that this program is connected with, or on one of this host.
+
+    Ray gives each worker its place and replaces it when it dies. Needs `pip install 'plesio[ray]'`.
+
+    Args:
+        resources: what each worker takes, by Ray's names.
+        placement: "PACK" puts workers on few hosts, "SPREAD" on many; STRICT_ before it insists on that.
+        insecure: talk between hosts in the clear; else TLS is used, with certificates that are made for the run.
+
+    >>> Ray(resources={"GPU": 1}, placement="SPREAD")
+    Ray(resources={'GPU': 1}, placement='SPREAD', insecure=False)
+    """
+
+    resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
+    placement: str = "PACK"
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        amounts = self.resources.values() if isinstance(self.resources, Mapping) else ()
+        if not amounts or not all(is_number(one) and one >= 0 for one in amounts):
+            raise ConfigurationError(
+                f"Ray(resources={self.resources!r}): names and amounts, such as {{'CPU': 1, 'GPU': 1}}"
+            )
+        if self.placement not in PLACEMENTS:
+            raise ConfigurationError(f"Ray(placement={self.placement!r}): one of {', '.join(PLACEMENTS)}")

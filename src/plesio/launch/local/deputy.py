@@ -1,0 +1,284 @@
+"""A deputy: the process that stands in for a worker of another host.
+
+To the server and the launcher it is that worker: it holds the worker's line, maps the run's memory, and its end is the
+worker's death. What the worker contributes is received straight into its slot. What the worker goes on from is sent straight
+from the ring. So no tensor is copied in this process, and a stranger's bytes are parsed apart from the server's.
+
+    worker  --frames-->  deputy  --pipes, channels-->  server, launcher
+                        (slot, ring)
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from plesio.core.events import Verdict
+from plesio.launch.job import Job
+from plesio.protocol import remote
+from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.protocol.launcher import Failed, Finished
+from plesio.protocol.worker import (
+    Answer,
+    Contribution,
+    FromWorker,
+    GoOn,
+    Hello,
+    Ready,
+    ToServer,
+    ToWorker,
+    Welcome,
+)
+from plesio.tensors.arena import Kind, Layout
+from plesio.transport.channel import HEAD, Channel, ChannelClosedError
+from plesio.transport.connect import accept
+from plesio.transport.doorbell import ANSWER_LAYOUT, Lookout, decode_answer
+from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, SEAT_S
+from plesio.transport.memory import SharedBlock
+from plesio.transport.secure import ProofError
+from plesio.transport.session import Session
+from plesio.transport.wire import ConnectionLostError, Frame, RemoteProtocolError, Wire
+from plesio.transport.wire import Kind as FrameKind
+
+TICK_S = 0.2
+decode_knock: Callable[[bytes], remote.FromNewcomer] = decoder_of(remote.FromNewcomer)
+decode_to_server: Callable[[bytes], ToServer] = decoder_of(ToServer)
+decode_to_launcher: Callable[[bytes], remote.ToLauncher] = decoder_of(remote.ToLauncher)
+decode_from_worker: Callable[[bytes], FromWorker] = decoder_of(FromWorker)
+MOVING = (Kind.TRAINED, Kind.BUFFER)
+"""What moves in an exchange; frozen tensors are sent once, at the beginning."""
+
+
+class Deputy:
+    """Stands in for `worker`, which is at the other end of `session`.
+
+    Args:
+        job: what is run.
+        seat: the seat's number.
+        launcher: the channel to the launcher.
+        server: the channel to the server.
+        pipes: the worker's ends of its push and its answer pipe.
+        session: the connection to the worker.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        seat: remote.Seated,
+        launcher: Channel[remote.ToDeputy],
+        server: Channel[Any],
+        pipes: tuple[int, int],
+        session: Session,
+    ) -> None:
+        self._job = job
+        self._worker = seat.worker
+        self._launcher = launcher
+        self._server = server
+        self._push, self._answer = pipes
+        self._session = session
+        self._layout: Layout | None = None
+        self._ring: list[memoryview] = []
+        self._slot = memoryview(b"")
+        self._buffer = 0
+        self._begun = self._finished = False
+        self._lost_s = 0.0  # without a connection: when the worker was last heard
+        self._hear = {
+            FrameKind.CHANNEL: self._to_server,
+            FrameKind.DOORBELL: self._to_doorbell,
+            FrameKind.LAUNCHER: self._to_launcher,
+            FrameKind.PULL: self._pulled,
+        }
+
+    def run(self) -> None:
+        """Pass on what is said, until the worker or the server is gone."""
+        poller, watched = select.poll(), -1
+        for descriptor in (self._launcher.fileno(), self._server.fileno(), self._answer):
+            poller.register(descriptor, select.POLLIN)
+        lookout = Lookout(poller)
+        while True:
+            now = self._session.fileno() if not self._lost_s else -1
+            if now != watched:
+                if watched >= 0:
+                    poller.unregister(watched)
+                if now >= 0:
+                    poller.register(now, select.POLLIN)
+                watched = now
+            ready = {descriptor for descriptor, _ in lookout.wait(TICK_S)}
+            if self._launcher.fileno() in ready:
+                self._from_launcher()
+            if self._lost_s:
+                if time.monotonic() - self._lost_s > LEASE_S or self._finished:
+                    return
+                continue
+            try:
+                if watched in ready:
+                    while self._from_worker():
+                        pass
+                if self._server.fileno() in ready:
+                    self._from_server()
+                if self._answer in ready:
+                    self._from_answer()
+                self._tick()
+            except ConnectionLostError:
+                self._session.close()
+                self._lost_s = self._session.heard_s
+                self._launcher.send(remote.Away(True))
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._session.heard_s > LEASE_S:
+            raise ConnectionLostError(f"worker {self._worker} said nothing for {LEASE_S:g} s")
+        if now_s - self._session.told_s > BEAT_S:
+            self._session.beat()
+
+    # From the worker
+
+    def _from_worker(self) -> bool:
+        """Pass one frame on; whether there was one."""
+        frame = self._session.receive(0.0)
+        if frame is None:
+            return False
+        handler = self._hear.get(frame.kind)
+        if handler is None:
+            raise RemoteProtocolError(f"a frame of kind {frame.kind.name} came from a worker that has a seat")
+        handler(frame)
+        return True
+
+    def _to_server(self, frame: Frame) -> None:
+        message = decode_to_server(frame.body)
+        if isinstance(message, Hello):
+            trusts = self._job.listening is not None and self._job.listening.trusts
+            structure = message.structure if trusts else b""
+            message = msgspec.structs.replace(message, worker=self._worker, structure=structure)
+            self._layout = Layout(message.model.specs)
+        elif isinstance(message, Ready) and frame.payload_bytes:
+            self._session.read_payload(self._ring[: frame.payload_bytes // self._nbytes])
+        self._server.send(message)
+
+    def _to_doorbell(self, frame: Frame) -> None:
+        message = decode_from_worker(frame.body)
+        if isinstance(message, Contribution):
+            self._session.read_payload(self._moving(self._slot))
+        os.write(self._push, HEAD.pack(len(frame.body)) + frame.body)
+
+    def _to_launcher(self, frame: Frame) -> None:
+        message = decode_to_launcher(frame.body)
+        self._finished = self._finished or isinstance(message, (Finished, Failed))
+        self._launcher.send(message)
+
+    def _pulled(self, frame: Frame) -> None:
+        self._session.send(FrameKind.TENSORS, b"", self._moving(self._ring[self._buffer]))
+
+    # From the others
+
+    def _from_launcher(self) -> None:
+        message, descriptors = self._launcher.receive(LEASE_S)
+        if isinstance(message, remote.Reconnected):
+            wire = opened(self._job, descriptors[0])
+            if wire is None:
+                return
+            frame = wire.receive(HANDSHAKE_S)
+            knock = decode_knock(frame.body) if frame is not None else None
+            if not isinstance(knock, remote.Resume):
+                wire.close()
+                return
+            wire.send(FrameKind.SESSION, encode(remote.Resumed(self._session.received)))
+            self._session.resume(wire, knock.received)
+            self._lost_s = 0.0
+            self._launcher.send(remote.Away(False))
+
+    def _from_server(self) -> None:
+        message, descriptors = self._server.receive(LEASE_S)
+        if isinstance(message, Welcome):
+            self._map(message, descriptors)
+        self._session.send(FrameKind.CHANNEL, encode(message))
+
+    def _map(self, welcome: Welcome, descriptors: Sequence[int]) -> None:
+        ring, slots, board = descriptors
+        os.close(board)
+        self._ring = _parts(ring, self._nbytes, welcome.buffers)
+        self._slot = _parts(slots, self._nbytes, self._seats)[self._worker]
+
+    def _from_answer(self) -> None:
+        data = os.read(self._answer, ANSWER_LAYOUT.size)
+        if len(data) < ANSWER_LAYOUT.size:
+            raise ChannelClosedError("the server")
+        self._buffer, body = ANSWER_LAYOUT.unpack(data)
+        answer = decode_answer(body)
+        self._session.send(FrameKind.ANSWER, body, self._payload(answer))
+
+    def _payload(self, answer: Answer) -> list[memoryview]:
+        """The tensors that go with an answer: none with one that comes unasked, or both sides might send and neither read."""
+        buffer = self._ring[self._buffer]
+        if isinstance(answer, GoOn):
+            return [] if answer.verdict is Verdict.CANCELLED else self._moving(buffer)
+        return [buffer]
+
+    def _moving(self, buffer: memoryview) -> list[memoryview]:
+        assert self._layout is not None, "it was welcomed"
+        return [buffer[start:end] for start, end in self._layout.stretches(MOVING)]
+
+    @property
+    def _nbytes(self) -> int:
+        assert self._layout is not None, "it said Hello"
+        return self._layout.nbytes
+
+    @property
+    def _seats(self) -> int:
+        return self._job.config.workers
+
+
+def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:
+    """The block behind a descriptor, cut into `count` arenas' bytes."""
+    block = SharedBlock(descriptor, nbytes * count)
+    whole = block.memory.numpy().data
+    block.close()
+    return [whole[index * nbytes : (index + 1) * nbytes] for index in range(count)]
+
+
+def opened(job: Job, descriptor: int) -> Wire | None:
+    """The connection behind a descriptor, once whoever is at its other end has proved itself; None if that failed."""
+    assert job.listening is not None, "a deputy's worker comes through the door"
+    try:
+        return accept(socket.socket(fileno=descriptor), job.listening.token, job.listening.credentials)
+    except (OSError, ProofError):
+        return None
+
+
+def main(job: Job, descriptors: list[int]) -> None:
+    """Entry of a deputy. `descriptors`: launcher, connection. Whatever ends it is its worker's death, and ends nobody else."""
+    torch.set_num_threads(1)
+    launcher: Channel[remote.ToDeputy] = Channel.attach(descriptors[0], remote.ToDeputy, "the launcher")
+    wire = opened(job, descriptors[1])
+    if wire is None:
+        return
+    try:
+        _serve(job, launcher, wire)
+    except (ChannelClosedError, BrokenPipeError, ConnectionLostError):
+        pass  # the server, the launcher or the worker is gone
+    except ProtocolError as error:
+        print(f"a worker at {wire.peer} is hung up on: {error}", file=sys.stderr)
+
+
+def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
+    """Have the launcher give a seat to whoever is at the other end, and be its deputy."""
+    frame = wire.receive(HANDSHAKE_S)
+    knock = decode_knock(frame.body) if frame is not None else None
+    if not isinstance(knock, remote.Knock):
+        return
+    launcher.send(knock)
+    reply, line = launcher.receive(SEAT_S, "a seat")
+    if not isinstance(reply, remote.Seat):
+        wire.send(FrameKind.SESSION, encode(reply))
+        return
+    wire.send(FrameKind.SESSION, encode(reply.seated))
+    server: Channel[Any] = Channel.attach(line[0], ToWorker, "the server")
+    Deputy(job, reply.seated, launcher, server, (line[1], line[2]), Session(wire, knock.who)).run()

@@ -1,0 +1,210 @@
+"""`ps.join`: a process that somebody else started becomes a worker."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from plesio.config import RunConfig
+from plesio.errors import ConfigurationError, error_class, is_own, traceback_of, words_of
+from plesio.launch.job import Job, Listening
+from plesio.launch.local.children import keep_to_itself
+from plesio.launch.local.worker_process import ProcessContext
+from plesio.launch.remote import torchrun
+from plesio.launch.remote.find import LOOPBACK, Place, given_token, place, token_of
+from plesio.launch.remote.head import START_S, Head, start_head
+from plesio.launch.remote.link import Link, persist
+from plesio.launch.remote.worker import RemoteContext
+from plesio.protocol import remote
+from plesio.protocol.launcher import Failed, Finished
+from plesio.protocol.worker import ToWorker
+from plesio.strategy import Strategy
+from plesio.transport import secure
+from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.transport.connect import connect, connect_here
+from plesio.transport.doorbell import Doorbell
+from plesio.transport.limits import SEAT_S
+from plesio.transport.wire import Wire
+from plesio.worker.seeding import seed_everything
+from plesio.worker.worker import Worker, taking_part
+
+REJOIN_S = 60.0
+"""How long a worker whose connection is lost, or whose head died, tries to come back."""
+
+
+@contextmanager
+def join(
+    strategy: Strategy | str | Callable[..., Strategy] | None = None,
+    *,
+    address: str | None = None,
+    token: str | None = None,
+    certs: str | Path | None = None,
+    insecure: bool = False,
+    rank: int | None = None,
+    rejoin_s: float = REJOIN_S,
+    evaluate: Callable[..., Mapping[str, float]] | None = None,
+    **options: Any,
+) -> Iterator[Worker]:
+    """Become a worker of a run, in a process that torchrun, SLURM, Ray or you have started.
+
+    The body is what `train` is for `ps.run`:
+
+        with ps.join("async_sgd") as worker:
+            model, optimizer, loader = worker.prepare(model, optimizer, loader)
+            for inputs, labels in loader:
+                ...
+
+    Args:
+        strategy: as for `ps.run`; None takes the run's.
+        address: HOST:PORT of the run's head (`plesio serve`). Without it the environment says where it is: PLESIO_JOIN,
+            torchrun's variables, or SLURM's. Under the last two, the first process starts a head and waits for its end.
+        token: what proves that this worker may take part; else PLESIO_TOKEN, else ~/.plesio/token. Under torchrun rank 0
+            tells the others.
+        certs: a folder that `plesio certs` made, for TLS; else PLESIO_CERTS. Needed for other hosts.
+        insecure: talk to other hosts in the clear.
+        rank: this worker's number; None takes any that is free.
+        rejoin_s: how long to try again when the head cannot be reached.
+        evaluate: as for `ps.run`; judged at the head. Only for the process that starts the head.
+        options: those of `ps.run`. What differs from the run's is refused.
+
+    Raises:
+        ConfigurationError: nothing says where the run is, it refuses the worker, or the options are not the run's.
+        ServerLostError: the head cannot be reached for `rejoin_s`.
+    """
+    where = _by_now(place(address, rank))
+    credentials = where.credentials or secure.credentials(
+        certs or os.environ.get("PLESIO_CERTS"), insecure, where.listens if where.starts else LOOPBACK
+    )
+    config = RunConfig(**{"strategy": strategy or "async_sgd", "workers": max(1, where.workers), **options})
+    if where.workers and config.workers != where.workers:
+        raise ConfigurationError(
+            f"workers={config.workers}: {where.workers} processes were started; leave workers= out"
+        )
+    knock = _knock(config, where, options, strategy is not None)
+
+    def start(secret: str) -> Head:
+        listening = Listening(
+            host=where.listens, port=where.port, token=secret, credentials=credentials, rejoin_s=rejoin_s
+        )
+        return start_head(where, config, evaluate, listening)
+
+    find = _finder(where, token, start)
+
+    def dial(ticket: bytes) -> Wire:
+        head = find()  # it may be another by now
+        return connect(head.host, head.port, head.token, head.credentials or credentials, ticket)
+
+    def enter() -> NeighbourContext | RemoteContext:
+        head = find()
+        near = None if where.far else connect_here(head.host, head.port, head.token)
+        if near is not None:
+            return _beside(near, knock)
+        return RemoteContext(Link(dial, knock, rejoin_s))
+
+    context: NeighbourContext | RemoteContext = persist(
+        enter, max(rejoin_s, START_S) if where.workers else rejoin_s, knock.who
+    )
+    seed_everything(context.seed)
+    worker = Worker(context)
+    try:
+        with taking_part(worker):
+            yield worker
+    except Exception as error:
+        context.over(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
+        raise
+    except BaseException:
+        context.drop()
+        raise
+    context.over()
+    if where.starts:
+        find().wait()
+
+
+def _finder(where: Place, token: str | None, start: Callable[[str], Head]) -> Callable[[], Head]:
+    """How to find the head. If this process is to start it, it is there when this returns."""
+    if where.actor:
+        return lambda: _of_actor(_by_now(where), token_of(token))
+    if where.store and not where.starts:
+        return lambda: torchrun.head_in_store(where)
+    if where.store:
+        head = torchrun.tell_of_head(where, lambda: start(given_token(token) or secrets.token_hex()))
+    elif where.starts:
+        head = start(token_of(token))
+    else:
+        head = Head(where.host, where.port, token_of(token))
+    return lambda: head
+
+
+def _by_now(where: Place) -> Place:
+    """Where the head is: one that Ray restarts has another address with each of its lives."""
+    if not where.actor:
+        return where
+    from plesio.launch.remote.ray_backend import found
+
+    return found(where)
+
+
+def _of_actor(where: Place, token: str) -> Head:
+    return Head(where.host, where.port, token, credentials=where.credentials)
+
+
+def _knock(config: RunConfig, where: Place, options: dict[str, Any], strategy: bool) -> remote.Knock:
+    """What to say at the head's door: the settings that were given, as its document has them."""
+    document = config.as_document()["run"]
+    return remote.Knock(
+        who=f"{socket.gethostname()}:{os.getpid()}",
+        plesio=importlib.metadata.version("plesio"),
+        rank=where.rank,
+        strategy={"name": config.strategy.name, **config.strategy.as_data()} if strategy else None,
+        options={name: document.get(name) for name in options if name not in ("runs", "resume")},
+    )
+
+
+class NeighbourContext(ProcessContext):
+    """The context of a process that somebody else started on the server's host: it maps the run's memory itself."""
+
+    hang_up: Callable[[], None]
+
+    def drop(self) -> None:
+        """This process was told to end in the middle of anything: to the run that is a death."""
+        self.hang_up()
+
+    def over(self, failed: Failed | None = None) -> None:
+        """The training function is over; if it raised, the launcher is told what. The process may go on for long."""
+        with suppress(ChannelClosedError):  # nobody is left to tell
+            self._engine.send(failed or Finished())
+        self.hang_up()
+
+
+def _beside(connection: socket.socket, knock: remote.Knock) -> NeighbourContext:
+    """The context of a worker on the server's own host, which is at the other end of the connection."""
+    launcher: Channel[Any] = Channel(connection, remote.ToDeputy, "the launcher")
+    launcher.send(knock)
+    reply, line = launcher.receive(SEAT_S, "a seat")
+    if not isinstance(reply, remote.Seat):
+        raise (error_class(reply.kind) or ConfigurationError)(reply.why)
+    seated, terms = reply.seated, reply.seated.terms
+    config = RunConfig(
+        strategy=Strategy.from_data(terms.name, terms.strategy),
+        workers=terms.workers,
+        seed=terms.seed,
+        timeout_s=terms.timeout_s,
+    )
+    job = Job(config=config, train=None, evaluate=_at_the_head if terms.evaluates else None)
+    server: Channel[Any] = Channel.attach(line[0], ToWorker, "the server")
+    hang_up = keep_to_itself([launcher.fileno(), *line], launcher, server)
+    doorbell = Doorbell(line[1], line[2], seated.worker)
+    context = NeighbourContext(job, seated.worker, 0, launcher, server, doorbell)
+    context.hang_up = hang_up
+    return context
+
+
+def _at_the_head(model: object) -> dict[str, float]:
+    """In place of the function that evaluates, which only the head has."""
+    raise AssertionError("a worker evaluates nothing")

@@ -1,0 +1,405 @@
+"""Ray Train as the engine of a run. All of Ray's developer API that plesio uses is in this file.
+
+    driver --> Ray's controller --on_start--> Head (actor): launcher, server, deputies
+                     |                          ^ where is it?  ^ TCP
+                     +--places, replaces--> workers: `with ps.join() as worker:`
+
+| what dies         | who acts                   | then                                                                    |
+| ----------------- | -------------------------- | ----------------------------------------------------------------------- |
+| a worker          | Ray's controller           | replaces it alone (`has_replica_groups`); its successor takes its seat  |
+| the head, or its  | Ray                        | starts the actor anew: it goes on from the newest checkpoint; workers   |
+| server            |                            | ask where it is now and rejoin in place                                 |
+| all workers       | Ray's controller           | starts a new group, which joins the head, or has it begin again         |
+
+A worker knows the head by the actor's name (PLESIO_JOIN=ray:NAME), since its address changes with each of its lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import secrets
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from plesio.config import RunConfig
+from plesio.config.checkpoint import Checkpoint
+from plesio.config.on_ray import Ray
+from plesio.config.run_config import PROCESSES_MAX
+from plesio.errors import (
+    ConfigurationError,
+    PlesioError,
+    ServerLostError,
+    StopRun,
+    WorkerLostError,
+    error_class,
+    words_of,
+)
+from plesio.launch.job import Listening
+from plesio.launch.local.listen import Door
+from plesio.launch.remote.find import Place
+from plesio.server.checkpoints import FOLDER, kept_in
+from plesio.strategy import Strategy
+from plesio.transport.certificates import make_certificates
+from plesio.transport.secure import Credentials
+
+HOW = "pip install 'plesio[ray]', which is ray[train] 2.56 or later"
+try:
+    import ray
+    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.backend import Backend, BackendConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer as DataParallelTrainer
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as error:
+    raise ImportError(f"plesio on Ray needs Ray Train, which cannot be imported ({error}): {HOW}") from error
+if not hasattr(Backend, "has_replica_groups"):
+    raise ImportError(f"Ray {ray.__version__} replaces no single workers (Backend.has_replica_groups): {HOW}")
+
+NAMESPACE = "plesio"
+ASK_S = 10.0
+"""How long the head may take to say where it is; it is asked again."""
+POLL_S = 0.5
+REJOIN_S = 300.0
+"""How long a head waits when all workers are gone: Ray takes up to a minute to place new ones."""
+PLACED_MAX = 10
+"""How often Ray may fail to place workers, for a minute each time, until the run is given up."""
+LOST = (ServerLostError, WorkerLostError)
+"""What a new group of workers makes good."""
+ANEW = (
+    "the run's head died, and there is no checkpoint to go on from: everything begins anew. checkpoint=ps.Checkpoint(every_s=60) "
+    "with runs= would have kept the run"
+)
+NOT_HERE = ("engine", "faults", "pace", "watch")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standing:
+    """How the head stands. `life`: another with each start of the run; `certificates`: a worker's, by the
+    names of their files; `anew`: whether that life went on from nothing; `kind`, `why`: the error that ended it."""
+
+    life: str = ""
+    place: Place | None = None
+    certificates: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    anew: bool = True
+    over: bool = False
+    kind: str = ""
+    why: str = ""
+
+    def check(self) -> None:
+        """Raise what ended the run, if anything did."""
+        if self.kind:
+            raise (error_class(self.kind) or PlesioError)(self.why)
+
+
+class PlesioConfig(BackendConfig):  # type: ignore[misc]
+    """What makes Ray Train's workers those of one plesio run:
+
+        trainer = DataParallelTrainer(loop, backend_config=PlesioConfig("async_sgd"), scaling_config=ScalingConfig(num_workers=4))
+        trainer.fit()
+
+    where `loop` has `with ps.join() as worker:` around what `train` is for `ps.run`. Placement, logs and storage are Ray's.
+    A worker that dies is replaced alone, as often as `FailureConfig(max_failures=)` allows. With `checkpoint=` a head that
+    dies goes on from the newest one, and workers on its host go over the network, so that they outlive it. Without, they
+    share memory with it, and whoever loses it begins anew.
+
+    Args:
+        strategy: as for `ps.run`.
+        evaluate: as for `ps.run`; judged at the head.
+        insecure: talk between hosts in the clear. Otherwise TLS is used, with certificates that the head makes for this run
+            and hands out over Ray's own connections, as it does the token: they are as safe as these.
+        rejoin_s: how long the head waits when all workers are gone.
+        options: those of `ps.run`, but engine, faults, pace and watch. There are as many workers as Ray starts.
+            `on_worker_error` is "continue" if it is not given: what to do about a worker that raises is Ray's to say. `runs`
+            gets a folder for this run, which has a run folder for each life of the head. The head is on the driver's host,
+            or, if that is lost, on any.
+
+    Raises:
+        StrategyError, ConfigurationError: options that cannot work.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy | str | Callable[..., Strategy],
+        *,
+        evaluate: Callable[..., Mapping[str, float]] | None = None,
+        insecure: bool = False,
+        rejoin_s: float = REJOIN_S,
+        **options: Any,
+    ) -> None:
+        for name in NOT_HERE:
+            if options.get(name) is not None:
+                raise ConfigurationError(f"{name}= is not possible on Ray")
+        self.name = f"plesio-{secrets.token_hex(4)}"
+        self.token = secrets.token_hex()
+        self._evaluate = evaluate
+        self._insecure, self._rejoin_s = insecure, rejoin_s
+        self._options = {"on_worker_error": "continue", **options, "strategy": strategy}
+        for name in ("runs", "resume"):  # the head has another working directory
+            if options.get(name) is not None:
+                self._options[name] = Path(options[name]).resolve()
+        if options.get("runs") is not None:
+            self._options["runs"] /= self.name
+        checkpoint = options.get("checkpoint")
+        if isinstance(checkpoint, Checkpoint) and checkpoint.folder is not None:
+            self._options["checkpoint"] = dataclasses.replace(checkpoint, folder=Path(checkpoint.folder).resolve())
+        self._config(PROCESSES_MAX)  # says at once what cannot work
+
+    def _config(self, workers: int) -> RunConfig:
+        return RunConfig(**{"workers": workers, **self._options})
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Ray asks for this."""
+        return PlesioBackend
+
+    @property
+    def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Ray calls each worker's loop inside of this."""
+        return to_the_end
+
+    def head(self, workers: int) -> Any:
+        """The head's actor, started if need be. It lives as long as somebody holds this, and its starter lives.
+
+        Raises:
+            PlesioError: it cannot start, or the run is over by an error.
+        """
+        plain = Credentials(None) if self._insecure else None
+        listening = Listening(
+            host="", port=0, token=self.token, credentials=plain, rejoin_s=self._rejoin_s, trusts=True
+        )
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        actor = ray.remote(Head).options(
+            name=self.name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=-1,  # while it restarts, who asks waits
+            max_concurrency=64,
+            num_cpus=0,
+            scheduling_strategy=here,
+        )
+        head = actor.remote(self._config(workers), self._evaluate, listening)
+        ray.get(head.begin.remote()).check()
+        return head
+
+
+class PlesioBackend(Backend):  # type: ignore[misc]
+    """Has the head started, and tells each worker where to find it."""
+
+    has_replica_groups = True
+
+    def __init__(self) -> None:
+        self._head: Any = None
+
+    def on_start(self, worker_group: Any, backend_config: PlesioConfig) -> None:
+        """Ray calls this with all workers when they were started, and with one that was replaced."""
+        head = backend_config.head(len(worker_group))  # an error here ends Ray's run, too
+        self._head = self._head or head  # the first is what keeps the actor alive
+        worker_group.execute(_introduce, backend_config.name, backend_config.token)
+
+
+def _introduce(name: str, token: str) -> None:
+    """In a worker: where its run is."""
+    rank = ray.train.get_context().get_world_rank()
+    os.environ.update(PLESIO_JOIN=f"ray:{name}", PLESIO_TOKEN=token, PLESIO_RANK=str(rank))
+
+
+class Head:
+    """The actor. The launcher runs in a thread of it; the server and the deputies are its children, and end with it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        evaluate: Callable[..., Any] | None,
+        listening: Listening,
+    ) -> None:
+        self._config = config
+        self._evaluate = evaluate
+        self._listening = listening
+        self._lock = threading.Lock()
+        self._standing = Standing()
+        self._run: Any = None
+        with warnings.catch_warnings(action="ignore"):  # Ray's own
+            again = ray.get_runtime_context().was_current_actor_reconstructed
+        if again and newest(config) is None:
+            self._standing = Standing(kind=ServerLostError.__name__, why=ANEW)
+        elif again:
+            self._start(again=True)
+
+    def begin(self) -> Standing:
+        """Start the run if it is not under way: at first, and when those who did it are lost and others came."""
+        with self._lock:
+            lost = self._standing.kind in [one.__name__ for one in LOST]
+            if lost or self._standing == Standing():
+                self._start(again=lost)
+            return self._standing
+
+    def standing(self) -> Standing:
+        """How the run stands."""
+        return self._standing
+
+    def result(self) -> Any:
+        """The finished run; None if there is none."""
+        return self._run
+
+    def _start(self, again: bool) -> None:
+        place = newest(self._config) if again else None
+        config = dataclasses.replace(self._config, resume=place) if place is not None else self._config
+        host, given, handed = ray.util.get_node_ip_address(), self._listening.credentials, {}
+        if given is None:
+            own, workers = make_certificates(Path(tempfile.mkdtemp(prefix="plesio-certs-")), [f"head,{host}", "worker"])
+            given, handed = Credentials(own), {one.name: one.read_bytes() for one in workers.iterdir()}
+        door = Door.open(dataclasses.replace(self._listening, host=host, credentials=given))
+        where = Place(host, door.listening.port, far=config.checkpoint is not None)
+        self._standing = Standing(life=secrets.token_hex(4), place=where, certificates=handed, anew=place is None)
+        threading.Thread(target=self._launch, args=(config, door), name="plesio launcher", daemon=True).start()
+
+    def _launch(self, config: RunConfig, door: Door) -> None:
+        """The thread: run, and say how it ended."""
+        standing = self._standing
+        try:
+            start = importlib.import_module("plesio.runner").start  # this process's program, a room above
+            self._run = start(config, None, self._evaluate, door=door)
+        except ServerLostError as error:
+            print(words_of(error), flush=True)
+            os._exit(1)  # Ray starts it anew
+        except BaseException as error:
+            self._run = getattr(error, "run", None)
+            kind = type(error).__name__
+            self._standing = dataclasses.replace(standing, over=True, kind=kind, why=words_of(error))
+        else:
+            print(self._run, flush=True)
+            self._standing = dataclasses.replace(standing, over=True)
+
+
+def newest(config: RunConfig) -> Path | None:
+    """Where the newest checkpoint of the head's earlier lives is."""
+    if config.checkpoint is None:
+        return None
+    if config.checkpoint.folder is not None:
+        return Path(config.checkpoint.folder) if kept_in(str(config.checkpoint.folder)) else None
+    assert config.runs is not None, "checkpoints go into the run folder"
+    kept = [one for one in config.runs.glob(f"*/{FOLDER}") if kept_in(str(one))]
+    return max(kept, key=lambda one: one.stat().st_mtime, default=None)
+
+
+# In a worker
+
+_joined: dict[str, str] = {}
+"""The life of the head that this process last found, by the actor's name."""
+_credentials: dict[str, Credentials] = {}
+
+
+def found(where: Place) -> Place:
+    """Where the head is now.
+
+    Raises:
+        StopRun: the run is over.
+        PlesioError: what ended it.
+        ConnectionError: nobody says it at the moment.
+    """
+    standing = _standing(where.actor)
+    standing.check()
+    if standing.over:
+        raise StopRun("the run is over")
+    assert standing.place is not None, "it is under way"
+    if _joined.get(where.actor) != standing.life:
+        if standing.anew and where.actor in _joined:
+            raise ServerLostError(ANEW)
+        _joined[where.actor] = standing.life
+        _credentials[where.actor] = _kept(standing.certificates)
+    return dataclasses.replace(
+        standing.place, rank=where.rank, actor=where.actor, credentials=_credentials[where.actor]
+    )
+
+
+def _kept(certificates: Mapping[str, bytes]) -> Credentials:
+    """How this process talks to the head: by TLS with these, or in the clear if there are none."""
+    if not certificates:
+        return Credentials(None)
+    folder = Path(tempfile.mkdtemp(prefix="plesio-certs-"))  # for this user alone
+    for name, content in certificates.items():
+        (folder / name).write_bytes(content)
+    return Credentials(folder)
+
+
+def _standing(name: str) -> Standing:
+    try:
+        head = ray.get_actor(name, namespace=NAMESPACE)
+        told: Standing = ray.get(head.standing.remote(), timeout=ASK_S)
+    except (ray.exceptions.RayError, ValueError) as error:
+        raise ConnectionError(f"the head's actor {name} does not answer: {type(error).__name__}") from error
+    return told
+
+
+@contextlib.contextmanager
+def to_the_end() -> Iterator[None]:
+    """Around a worker's loop: it is over when the head has written everything, for Ray ends both together.
+
+    Raises:
+        ServerLostError: the head is gone, or was restarted after the worker had finished: it has to take part again.
+    """
+    with suppress(StopRun):  # the run was over before it could join
+        yield
+    for name, life in _joined.items():  # one, or none
+        heard_s = time.monotonic()
+        while time.monotonic() - heard_s < REJOIN_S:
+            with suppress(ConnectionError):
+                standing = _standing(name)
+                heard_s = time.monotonic()
+                standing.check()
+                if standing.over:
+                    return
+                if standing.life != life:
+                    break
+            time.sleep(POLL_S)
+        raise ServerLostError("the run's head was lost after this worker had finished: it has to take part again")
+
+
+# `ps.run(engine=ps.Ray())`
+
+
+def run_on_ray(config: RunConfig, loop: Callable[[], None], evaluate: Callable[..., Mapping[str, float]] | None) -> Any:
+    """The finished run of `loop`, on Ray's workers.
+
+    Raises:
+        PlesioError: as `ps.run`.
+    """
+    engine = config.engine
+    assert isinstance(engine, Ray)
+    options = {name: value for name, value in vars(config).items() if name not in NOT_HERE}
+    backend = PlesioConfig(**options, evaluate=evaluate, insecure=engine.insecure)
+    if not ray.is_initialized():
+        ray.init()
+    failures = FailureConfig(max_failures=-1, controller_failure_limit=PLACED_MAX)
+    head = backend.head(config.workers)
+    trainer = DataParallelTrainer(
+        loop,
+        backend_config=backend,
+        scaling_config=ScalingConfig(
+            num_workers=config.workers,
+            resources_per_worker=dict(engine.resources),
+            use_gpu=engine.resources.get("GPU", 0) > 0,
+            placement_strategy=engine.placement,
+        ),
+        run_config=RayRunConfig(name=backend.name, failure_config=failures),
+    )
+    try:
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            ray.get(head.standing.remote()).check()
+            raise WorkerLostError(f"Ray Train gave up: {words_of(error)}") from error
+        ray.get(head.standing.remote()).check()
+        return ray.get(head.result.remote())
+    finally:
+        ray.kill(head)

@@ -1,0 +1,314 @@
+"""The context of a worker on another host than its server.
+
+It has what a worker beside the server has, with memory of its own: a ring of one buffer, into which each version is received
+where the model reads it, and a slot, from which each contribution is sent where its gradients lie.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from plesio.core.events import Verdict
+from plesio.errors import DeadlineError, PlesioError, ServerLostError, StopRun, error_class
+from plesio.launch.remote.link import Link, Reseated
+from plesio.protocol import launcher
+from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.worker import (
+    A,
+    Answer,
+    Beginning,
+    Contribution,
+    Farewell,
+    FromWorker,
+    GoOn,
+    LeaseReply,
+    LeaseRequest,
+    Ready,
+    Refused,
+    ToWorker,
+    Welcome,
+)
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.carrying import hand_over
+from plesio.transport.doorbell import nothing
+from plesio.transport.wire import Frame
+from plesio.transport.wire import Kind as FrameKind
+from plesio.worker.context import introduction
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.pacer import Pacer
+from plesio.worker.replica import reads_in_place, replica_for
+from plesio.worker.state import WorkerState
+from plesio.worker.warn import warn
+
+MOVING = (Kind.TRAINED, Kind.BUFFER)
+"""What moves in an exchange; frozen tensors are sent once, at the beginning."""
+FLUSH_S = 10.0
+"""How long the last words of a worker may take."""
+M = TypeVar("M")
+Reply = TypeVar("Reply", Welcome, LeaseReply)
+decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
+decode_reply: Callable[[bytes], Welcome | Refused | LeaseReply] = decoder_of(ToWorker)
+
+
+class RemoteBell:
+    """What a worker's doorbell is (`plesio.transport.doorbell`), over a link: tensors go with the messages."""
+
+    def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
+        self.buffer = 0
+        """Of the ring of one."""
+        self.reseated = False
+        """Whether the worker lost its seat, and has to introduce itself."""
+        self._rejoin = rejoin
+        self._link = link
+        self._pulled = False
+        self._worker = worker
+        self._answers: deque[Answer] = deque()
+        self._replies: deque[Welcome | Refused | LeaseReply] = deque()
+        self._ring: Sequence[memoryview] = ()
+        self._moving: Sequence[memoryview] = ()
+        self._slot: Sequence[memoryview] = ()
+
+    def lay_out(self, layout: Layout, ring: Arena, slot: Arena) -> None:
+        """From now on versions are received into `ring`, and contributions sent from `slot`."""
+        self._ring = (ring.memory.numpy().data,)
+        self._moving, self._slot = (_stretches(layout, arena) for arena in (ring, slot))
+
+    def send(self, message: FromWorker) -> None:
+        """Tell the server."""
+        self.say(FrameKind.DOORBELL, message, self._slot if isinstance(message, Contribution) else ())
+
+    def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
+        """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
+        if self.reseated:
+            return
+        try:
+            self._link.send(kind, encode(message), payload)
+        except Reseated:
+            self._lose()
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer has come, or the seat is lost; waits for that up to `timeout_s`."""
+        if not self._answers and not self.reseated:
+            self._hear(timeout_s)
+        return bool(self._answers) or self.reseated
+
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
+        """Wait for the next answer, after doing what can be done `meanwhile`.
+
+        Raises:
+            SeatLostError: the seat is lost.
+            DeadlineError: nothing came in time.
+        """
+        meanwhile()
+        phase = f"waited for the answer to contribution {number} (computed from version {version})"
+        answer = self._next(self._answers, timeout_s, phase)
+        assert isinstance(answer, kind), "a worker knows what comes next"
+        if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
+            self.say(FrameKind.PULL, b"")
+            self._pulled = False
+            self._until(lambda: self._pulled, timeout_s, phase)
+        return answer
+
+    def reply(self, timeout_s: float, waiting_for: str) -> Welcome | Refused | LeaseReply:
+        """Wait for the next message on the channel.
+
+        Raises:
+            SeatLostError: the seat is lost.
+            DeadlineError: nothing came in time.
+        """
+        return self._next(self._replies, timeout_s, f"waited for {waiting_for}")
+
+    def _next(self, queue: deque[M], timeout_s: float, phase: str) -> M:
+        self._until(lambda: bool(queue), timeout_s, phase)
+        return queue.popleft()
+
+    def _until(self, done: Callable[[], bool], timeout_s: float, phase: str) -> None:
+        end_s = time.monotonic() + timeout_s
+        while not done():
+            if self.reseated:
+                raise SeatLostError(self._rejoin)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineError(
+                    f"worker {self._worker} {phase} for {timeout_s:.0f} s: the server has not answered; it is frozen or "
+                    "starved, or another worker holds everybody for longer than timeout_s"
+                )
+            self._hear(left_s)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take one frame, if one comes in time."""
+        try:
+            frame = self._link.receive(timeout_s, self._place)
+        except Reseated:
+            self._lose()
+            return
+        if frame is None:
+            return
+        if frame.kind is FrameKind.ANSWER:
+            self._answers.append(decode_answer(frame.body))
+        elif frame.kind is FrameKind.CHANNEL:
+            self._replies.append(decode_reply(frame.body))
+        else:
+            self._pulled = True
+
+    def _place(self, frame: Frame) -> Sequence[memoryview]:
+        """Where a payload belongs: a first version is whole, of later ones come the tensors that move."""
+        first = frame.kind is FrameKind.ANSWER and isinstance(decode_answer(frame.body), Beginning)
+        return self._ring if first else self._moving
+
+    def _lose(self) -> None:
+        self.reseated = True
+        self._answers.clear()
+        self._replies.clear()
+
+
+class RemoteContext:
+    """The context of a worker on another host.
+
+    Args:
+        link: the connection with its deputy.
+    """
+
+    server_pid = 0
+
+    def __init__(self, link: Link) -> None:
+        terms = link.seated.terms
+        self.rank = link.seated.worker
+        self.workers = terms.workers
+        self.seed = terms.seed
+        self.state = WorkerState(self.rank, self.seed)
+        self._strategy = Strategy.from_data(terms.name, terms.strategy)
+        self._shows = terms.evaluates and terms.trusts
+        self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
+        self._link = link
+        self._bell = RemoteBell(link, self.rank, self._rejoin)
+        self._exchange: ServerExchange | None = None
+        self._begun_s: float | None = None
+
+    def now_s(self) -> float:
+        """This host's monotonic clock; the server is told durations."""
+        return time.monotonic()
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        """Tell the launcher."""
+        time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
+        self._bell.say(FrameKind.LAUNCHER, launcher.Logged(time_s, steps, metrics))
+
+    def stop(self, why: str) -> None:
+        """Tell the launcher."""
+        self._bell.say(FrameKind.LAUNCHER, launcher.StopRequest(why))
+
+    def leave(self) -> None:
+        """Tell the server."""
+        self._bell.send(Farewell())
+
+    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
+        """Show the server what we have, lay out memory of our own, and wait for the beginning."""
+        strategy = self._strategy
+        self._hello, carried, tensors = introduction(self.rank, strategy, model, optimizer, self._shows)
+        layout = Layout(self._hello.model.specs)
+        ring, slot = Arena.private(layout), Arena.private(layout)
+        initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]
+        hand_over(optimizer, carried, tensors, initial, first=True)
+        self._bell.lay_out(layout, ring, slot)
+        renew = nothing_to_renew if reads_in_place(strategy, layout, model) else None
+        replica = replica_for(strategy)(layout, model, tensors, (ring,), slot, renew)
+        pacer = Pacer(None, 1.0, random.Random())
+        self._exchange = ServerExchange(
+            self.state, optimizer, replica, self._bell, pacer, used, self._timeout_s, strategy
+        )
+        self._carried = initial[1:]
+        self.state.begin(0)
+        self._take_part(initial)
+        self._exchange.begin()
+        self._begun_s = time.monotonic()
+        return self._exchange, model
+
+    def _take_part(self, initial: Sequence[Arena]) -> None:
+        """Introduce the worker to the server, until that comes to an end without losing the seat; the first one hands over the
+        initial weights, and what its optimizer held."""
+        while True:
+            self._bell.reseated = False
+            with suppress(SeatLostError):
+                return self._introduce(initial)
+
+    def _introduce(self, initial: Sequence[Arena]) -> None:
+        self._bell.say(FrameKind.CHANNEL, self._hello)
+        welcome = self._ask(Welcome, "every worker to prepare its model")
+        self._bell.say(
+            FrameKind.CHANNEL, Ready(), [arena.memory.numpy().data for arena in initial] if welcome.first else ()
+        )
+
+    def _rejoin(self) -> Beginning:
+        """Introduce the worker anew, until that comes to an end without losing the seat again."""
+        assert self._exchange is not None, "a seat is lost during training"
+        replica = self._exchange.replica
+        weights = Arena.private(replica.layout)  # as they are: a restarted head that knows none begins from them
+        for tensor, view in zip(replica.tensors, weights.views, strict=True):
+            view.copy_(tensor.detach())
+        while True:
+            self._take_part([weights, *self._carried])
+            with suppress(SeatLostError):
+                beginning = self._bell.answer(Beginning, self._timeout_s, 0, 0)
+                break
+        if beginning.version < self.state.version:
+            warn(f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted")
+        return beginning
+
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+        """Ask the server."""
+        if self.state.stopped:
+            raise StopRun("the run is over")  # also for a loop without end
+        while True:
+            self._bell.say(FrameKind.CHANNEL, LeaseRequest(epoch, total, most, unused, digest))
+            try:
+                reply = self._ask(LeaseReply, f"data of epoch {epoch}")
+            except SeatLostError as lost:
+                assert self._exchange is not None, "a loader is iterated after prepare"
+                self._exchange.rejoin(lost)
+                unused = 0  # what it was leased is leased to others
+                continue
+            self.state.stopped = self.state.stopped or reply.stop
+            return reply
+
+    def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
+        """The server's next message; what it refuses is raised here."""
+        reply = self._bell.reply(self._timeout_s, waiting_for)
+        if isinstance(reply, Refused):
+            raise (error_class(reply.kind) or PlesioError)(reply.why)
+        assert isinstance(reply, kind), "a worker knows what comes next"
+        return reply
+
+    def drop(self) -> None:
+        """This process was told to end in the middle of anything: to the run that is a death."""
+        self._link.close()
+
+    def over(self, failed: launcher.Failed | None = None) -> None:
+        """The training function is over; if it raised, the launcher is told what."""
+        with suppress(ServerLostError):  # nobody is left to tell
+            self._bell.say(FrameKind.LAUNCHER, failed or launcher.Finished())
+            self._link.flush(FLUSH_S)
+        self._link.close()
+
+
+def nothing_to_renew(buffer: int) -> None:
+    """A version that comes overwrites what the worker wrote into the one before."""
+
+
+def _stretches(layout: Layout, arena: Arena) -> list[memoryview]:
+    """The bytes of an arena that move in an exchange."""
+    whole = arena.memory.numpy().data
+    return [whole[start:end] for start, end in layout.stretches(MOVING)]

@@ -1,0 +1,108 @@
+"""How a process that somebody else started becomes a worker: it knocks, and is given a seat or told why not.
+
+| a worker says | when                                               | and awaits                        |
+| ------------- | -------------------------------------------------- | --------------------------------- |
+| Knock         | first on each connection                           | Seated, or Refused                |
+| Resume        | first on a connection that takes a lost one's place | Resumed, or the connection closes |
+
+Then it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its deputy passes
+that on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
+
+PROTOCOL = 1
+"""The version of what is said between hosts."""
+NO_TICKET = bytes(16)
+"""What a newcomer shows."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a worker has to know of its run. `name`, `strategy`: as `Strategy.from_data` takes them; `trusts`: the
+    head takes the structure of its model, which is code."""
+
+    workers: int
+    seed: int
+    timeout_s: float
+    name: str
+    strategy: dict[str, Any]
+    evaluates: bool
+    trusts: bool = False
+
+
+class Knock(msgspec.Struct, tag=True, frozen=True):
+    """A worker: may I take part?
+
+    `who`: its host and process, for messages; `plesio`, `protocol`: its versions; `rank`: the seat it would like, or -1;
+    `strategy` (its name, and what `as_data` gives), `options`: what the run has to be like, as far as the worker was told.
+    """
+
+    who: str
+    plesio: str
+    protocol: int = PROTOCOL
+    rank: int = -1
+    strategy: dict[str, Any] | None = None
+    options: dict[str, Any] = {}
+
+
+class Resume(msgspec.Struct, tag=True, frozen=True):
+    """A worker on a new connection: so many frames of the old one came."""
+
+    received: int
+
+
+class Seated(msgspec.Struct, tag=True, frozen=True):
+    """A worker has a seat; `ticket` is what it shows when it loses the connection."""
+
+    worker: int
+    incarnation: int
+    ticket: bytes
+    terms: Terms
+
+
+class Resumed(msgspec.Struct, tag=True, frozen=True):
+    """A deputy on a new connection: so many frames of the old one came."""
+
+    received: int
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """No seat, and why; `kind` is the name of an error class."""
+
+    kind: str
+    why: str
+
+
+FromNewcomer = Knock | Resume
+ToNewcomer = Seated | Resumed | Refused
+ToLauncher = Logged | StopRequest | Finished | Failed
+"""What a worker says to the launcher, perhaps by its deputy."""
+
+
+# Between the launcher and its own processes
+
+
+class Away(msgspec.Struct, tag=True, frozen=True):
+    """A deputy to the launcher: the worker's connection is lost, or (not `is_away`) there is one again."""
+
+    is_away: bool
+
+
+class Seat(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to a deputy, with descriptors of the worker's line (server, push, answer): this is your seat."""
+
+    seated: Seated
+
+
+class Reconnected(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to a deputy, with a descriptor: your worker, on a new connection."""
+
+
+FromDeputy = Knock | Away | Logged | StopRequest | Finished | Failed
+ToDeputy = Seat | Refused | Reconnected

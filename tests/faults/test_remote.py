@@ -1,0 +1,397 @@
+"""Workers of other hosts: real processes, over TCP."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+from conformance.table import strategies
+from plesio.core.events import Joined
+from plesio.protocol.journal import read_journal
+from plesio.strategy import Strategy
+from plesio.transport.certificates import make_certificates
+from plesio.transport.limits import LEASE_S
+from support import remote
+from support.loops import CLASSES, FEATURES, data
+from support.proxy import Proxy
+from support.replayed import chancy
+
+ALONE = [one for one in strategies(at_server=True) if not one.release.cancel_late] + [ps.first_of(1)]
+IN_LOCK_STEP = [one for one in ALONE if one.in_lock_step]
+
+
+def same(one: ps.Run, other: ps.Run) -> bool:
+    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+
+
+@pytest.mark.parametrize("strategy", ALONE, ids=lambda one: one.name)
+def test_one_remote_worker_gives_the_same_bits_as_a_local_one(strategy: Strategy) -> None:
+    train = functools.partial(chancy, epochs=1)
+    local, far = ps.run(train, strategy, workers=1), remote.run(train, strategy)
+    assert far.version == local.version
+    assert same(far, local)
+
+
+@pytest.mark.parametrize("strategy", IN_LOCK_STEP, ids=lambda one: one.name)
+def test_remote_workers_in_lock_step_give_the_same_bits_as_local_ones(strategy: Strategy) -> None:
+    train = functools.partial(chancy, epochs=1)
+    local, far = ps.run(train, strategy, workers=3), remote.run(train, strategy, workers=3)
+    assert far.version == local.version
+    assert same(far, local)
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+def test_a_run_that_workers_joined_replays(tmp_path: Path, far: bool) -> None:
+    train = functools.partial(chancy, epochs=1)
+    done = remote.run(train, "async_sgd", workers=3, far=far, runs=tmp_path)
+    assert ps.replay(done.folder, train=train).identical
+
+
+def test_a_run_over_tls_gives_the_same_bits(tmp_path: Path) -> None:
+    (certs,) = make_certificates(tmp_path / "certs", ["127.0.0.1"])
+    train = functools.partial(chancy, epochs=1)
+    with remote.head(certs=certs) as head:
+        for rank in range(2):
+            head.fork(train, rank=rank, certs=certs)
+        far = head.run("sync_sgd", workers=2)
+        assert head.end() == [0, 0]
+    assert same(far, ps.run(train, "sync_sgd", workers=2))
+
+
+def test_workers_that_are_not_of_the_run_are_refused_by_name(tmp_path: Path) -> None:
+    """Another token, strategy, setting, rank: each is told what is wrong, and the run goes on with the others."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"token": "a token of somebody else's"}, "the worker's token .* is not the head's"),
+        ({"strategy": "sync_sgd"}, "was told other settings than the run has: strategy="),
+        ({"seed": 7}, "was told other settings than the run has: seed=7, not 0"),
+        ({"rank": 5}, "worker 5 has no seat: the run has 2 workers, 0 to 1"),
+    ]
+    with remote.head() as head:
+        for options, _ in wrong:
+            head.fork(functools.partial(chancy, epochs=1), **options)
+        for rank in range(2):
+            head.fork(functools.partial(counting, into=tmp_path, epochs=1, pause_s=0.02), rank=rank, after_s=1.0)
+        done = head.run("async_sgd", workers=2)
+        assert head.end() == [1, 1, 1, 1, 0, 0]
+    assert (done.version, done.batches_unvisited) == (240, 0)
+    for _, why in wrong:
+        assert re.search(why, head.warned)
+
+
+def joined(done: ps.Run) -> list[tuple[int, int]]:
+    """Who joined, as worker and incarnation."""
+    events = [getattr(one, "event", None) for one in read_journal(done.folder)]
+    return [(one.worker, one.incarnation) for one in events if isinstance(one, Joined)]
+
+
+def counting(worker: Any, into: Path, epochs: int, pause_s: float = 0.004) -> None:
+    """Trains, and leaves how many of its steps were taken."""
+    model = nn.Linear(FEATURES, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(TensorDataset(*data(960)), batch_size=4, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    for _ in range(epochs):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            time.sleep(pause_s)
+            optimizer.step()
+            (into / f"at-{os.getpid()}").write_text(str(worker.version))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not come to that"
+        time.sleep(0.01)
+
+
+def begun(folder: Path, workers: int, version: int = 20) -> bool:
+    versions = [int(file.read_text() or 0) for file in folder.glob("at-*")]
+    return len(versions) >= workers and min(versions) >= version
+
+
+@contextmanager
+def meanwhile(do: Callable[[], None]) -> Iterator[None]:
+    """Do something in a thread beside the run, which has the main one."""
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            do()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    yield
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_connections_that_are_cut_lose_and_double_nothing(tmp_path: Path) -> None:
+    with remote.head() as head:
+        proxy = Proxy(head.port)
+        head.address = f"tcp://127.0.0.1:{proxy.port}"
+        for rank in range(2):
+            head.fork(functools.partial(counting, into=tmp_path, epochs=4), rank=rank)
+
+        def cut() -> None:
+            until(lambda: begun(tmp_path, 2))
+            for _ in range(15):
+                proxy.cut()
+                time.sleep(random.uniform(0.01, 0.2))
+
+        with meanwhile(cut):
+            done = head.run("async_sgd", workers=2)
+        assert head.end() == [0, 0]
+        proxy.close()
+    assert proxy.connections > 10
+    assert (done.version, done.steps, done.batches_unvisited) == (960, 960, 0)
+    assert not done.discarded
+    assert [one.left for one in done.workers] == ["finished"] * 2
+
+
+def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path) -> None:
+    with remote.head() as head:
+        train = functools.partial(counting, into=tmp_path, epochs=4)
+        pids = [head.fork(train, rank=rank) for rank in range(2)]
+
+        def replace() -> None:
+            until(lambda: begun(tmp_path, 2))
+            os.kill(pids[1], signal.SIGKILL)
+            head.fork(train, rank=1)
+
+        with meanwhile(replace):
+            done = head.run("async_sgd", workers=2, runs=tmp_path / "runs")
+        assert head.end() == [0, -signal.SIGKILL, 0]
+    assert (done.version, done.batches_unvisited) == (960, 0)
+    assert done.steps == done.folded == 960
+    assert joined(done) == [(0, 1), (1, 1), (1, 2)]
+    assert any("worker 1 died" in one.what for one in done.incidents)
+    assert any("worker 1 is back" in one.what for one in done.incidents)
+
+
+def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: Path) -> None:
+    with remote.head(rejoin_s=30.0) as head:
+        proxy = Proxy(head.port)
+        for rank, port in enumerate((head.port, proxy.port)):
+            head.address = f"tcp://127.0.0.1:{port}"
+            head.fork(functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.02), rank=rank)
+
+        def cut_off() -> None:
+            until(lambda: begun(tmp_path, 2))
+            proxy.open = False
+            proxy.cut()
+            time.sleep(LEASE_S + 1.5)
+            proxy.open = True
+
+        with meanwhile(cut_off):
+            done = head.run("async_sgd", workers=2, runs=tmp_path / "runs")
+        assert head.end() == [0, 0]
+        proxy.close()
+    assert (done.version, done.batches_unvisited) == (960, 0)
+    assert joined(done) == [(0, 1), (1, 1), (1, 2)]
+    assert any("worker 1 is back" in one.what for one in done.incidents)
+
+
+@pytest.mark.parametrize("strategy", ["async_sgd", "sync_sgd"])
+def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint(strategy: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
+    with remote.head(rejoin_s=30.0) as head:
+        for rank in range(2):
+            head.fork(functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.01), rank=rank)
+
+        def kill() -> None:
+            until(lambda: begun(tmp_path, 2, version=100))
+            os.kill(head.server_pid(), signal.SIGKILL)
+
+        with meanwhile(kill), pytest.raises(ps.ServerLostError):
+            head.run(strategy, **settings, runs=tmp_path / "runs")
+        (folder,) = (tmp_path / "runs").iterdir()
+        head.reopen()
+        done = head.run(strategy, **settings, runs=tmp_path / "again", resume=folder)
+        assert head.end() == [0, 0]
+    assert done.batches_unvisited == 0
+    assert done.version == (960 if strategy == "async_sgd" else 480)
+    assert done.incidents[0].what.startswith("resumed at version ")
+    assert head.warned.count("the run went back from version ") == 2
+    assert joined(done)[-2:] == [(0, 2), (1, 2)] or joined(done)[-2:] == [(1, 2), (0, 2)]
+
+
+def test_a_stopped_worker_loses_its_seat_within_the_lease_and_takes_it_again(tmp_path: Path) -> None:
+    with remote.head(rejoin_s=30.0) as head:
+        train = functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.02)
+        pids = [head.fork(train, rank=rank) for rank in range(2)]
+
+        def stop() -> None:
+            until(lambda: begun(tmp_path, 2))
+            os.kill(pids[1], signal.SIGSTOP)
+            time.sleep(LEASE_S + 2)
+            os.kill(pids[1], signal.SIGCONT)
+
+        with meanwhile(stop):
+            done = head.run("sync_sgd", workers=2, runs=tmp_path / "runs")
+        assert head.end() == [0, 0]
+    assert done.batches_unvisited == 0
+    assert joined(done) == [(0, 1), (1, 1), (1, 2)]
+    (died,) = (one for one in done.incidents if "worker 1 died" in one.what)
+    (back,) = (one for one in done.incidents if "worker 1 is back" in one.what)
+    assert back.time_s - died.time_s < 4.0  # it was missed for the rest of that time
+
+
+def test_what_only_a_worker_of_the_head_can_give_is_asked_for(tmp_path: Path) -> None:
+    train = functools.partial(chancy, epochs=1)
+    done = remote.run(train, "async_sgd", workers=2, far=False, evaluate=lambda model: {"two": 2.0})
+    assert done.history[-1].metrics == {"two": 2.0}
+    with remote.head() as head:
+        head.fork(train)
+        with pytest.raises(ps.ConfigurationError, match="only a worker on the head's own host can hand over"):
+            head.run("async_sgd", workers=1, evaluate=lambda model: {"two": 2.0})
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+def test_a_run_ends_though_the_process_of_its_worker_goes_on(far: bool) -> None:
+    with remote.head(far) as head:
+        pid = os.fork()
+        if not pid:
+            for one in head._door.sockets:
+                one.close()
+            with ps.join(address=head.address, token=remote.TOKEN) as worker:
+                chancy(worker, epochs=1)
+            time.sleep(100.0)
+            os._exit(0)
+        head.pids.append(pid)
+        done = head.run("async_sgd", workers=1)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    assert [one.left for one in done.workers] == ["finished"]
+
+
+def test_a_stopped_server_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    with remote.head(rejoin_s=30.0) as head:
+        for rank in range(2):
+            head.fork(functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01), rank=rank)
+
+        def stop() -> None:
+            until(lambda: begun(tmp_path, 2))
+            os.kill(pid := head.server_pid(), signal.SIGSTOP)
+            time.sleep(LEASE_S + 1.5)
+            os.kill(pid, signal.SIGCONT)
+
+        with meanwhile(stop):
+            done = head.run("async_sgd", workers=2)
+        assert head.end() == [0, 0]
+    assert (done.version, done.batches_unvisited) == (480, 0)
+    assert "the server has said nothing for 5 s: it is stopped, or hangs; the workers wait" in {
+        one.what for one in done.incidents
+    }
+
+
+def open_sockets() -> set[str]:
+    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return {os.readlink(link) for link in links if link.is_symlink() and os.readlink(link).startswith("socket:")}
+
+
+def forks(worker: Any, into: Path) -> None:
+    """Leaves how many of this process's sockets a process that it forks does not hold."""
+    model = nn.Linear(FEATURES, CLASSES)
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    ours, child = open_sockets(), os.fork()
+    if not child:
+        (into / "closed").write_text(str(len(ours - open_sockets())))
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_a_process_that_a_worker_forked_does_not_hold_its_connection(tmp_path: Path) -> None:
+    """It would hide the worker's end from the head."""
+    with pytest.warns(RuntimeWarning, match="nothing was trained"):
+        remote.run(functools.partial(forks, into=tmp_path), "async_sgd")
+    assert (tmp_path / "closed").read_text() == "1"
+
+
+def one_step(worker: Any, gradient: float, into: Path, waits_for: str = "") -> None:
+    """One step with this gradient, once that file is there."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    until(lambda: not waits_for or (into / waits_for).exists())
+    model(torch.ones(1, 1)).sum().backward()
+    model.weight.grad.fill_(gradient)
+    (into / f"steps-{gradient:g}").touch()
+    optimizer.step()
+
+
+def test_a_successor_does_not_overwrite_what_the_dead_worker_had_sent(tmp_path: Path) -> None:
+    """A round holds what a dead worker had sent; its successor has the same slot."""
+    step = functools.partial(one_step, into=tmp_path)
+    with remote.head(rejoin_s=30.0) as head:
+        head.fork(functools.partial(step, gradient=0.0, waits_for="go"), rank=0)
+        old = head.fork(functools.partial(step, gradient=1.0), rank=1)
+
+        def replace() -> None:
+            until(lambda: (tmp_path / "steps-1").exists())
+            time.sleep(1.0)
+            os.kill(old, signal.SIGKILL)
+            head.fork(functools.partial(step, gradient=100.0), rank=1)
+            time.sleep(3.0)
+            (tmp_path / "go").touch()
+
+        with meanwhile(replace):
+            done = head.run("sync_sgd", workers=2)
+        assert head.end() == [0, -signal.SIGKILL, 0]
+    assert done.folded == 3
+    (weight,) = done.state_dict.values()
+    assert float(weight) == -0.5 - 100.0  # the mean of 0 and 1, then the successor alone
+
+
+def large(worker: Any, into: Path) -> None:
+    """Trains nothing (lr=0), with a model that is read in place."""
+    torch.manual_seed(0)
+    model = nn.Linear(600, 600)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    for step in range(300):
+        model(torch.ones(1, 600)).sum().backward()
+        time.sleep(0.01)
+        optimizer.step()
+        (into / f"at-{os.getpid()}").write_text(str(step))
+
+
+def test_a_head_that_begins_anew_has_the_weights_of_its_workers(tmp_path: Path) -> None:
+    with remote.head(rejoin_s=30.0) as head:
+        head.fork(functools.partial(large, into=tmp_path), rank=0)
+
+        def kill() -> None:
+            until(lambda: begun(tmp_path, 1))
+            os.kill(head.server_pid(), signal.SIGKILL)
+
+        with meanwhile(kill), pytest.raises(ps.ServerLostError):
+            head.run("async_sgd", workers=1)
+        head.reopen()
+        done = head.run("async_sgd", workers=1)
+        assert head.end() == [0]
+    torch.manual_seed(0)
+    assert torch.equal(done.state_dict["weight"], nn.Linear(600, 600).weight)
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "allreduce"])
+def test_strategies_without_a_server_are_refused_with_what_to_take_instead(strategy: str) -> None:
+    with remote.head() as head, pytest.raises(ps.ConfigurationError, match="sync_sgd gives what allreduce gives"):
+        head.run(strategy, workers=1)

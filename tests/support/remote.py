@@ -1,0 +1,128 @@
+"""Runs whose workers join from other processes, over TCP or beside the server; forked, so that none imports torch anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import plesio as ps
+from plesio.config import RunConfig
+from plesio.launch.job import Listening
+from plesio.launch.local.forkserver import ForkServer
+from plesio.launch.local.listen import Door
+from plesio.runner import start
+from plesio.transport import secure
+
+TOKEN = "a token of the tests, long enough"
+
+
+class Head:
+    """Where to join, and the processes that do."""
+
+    def __init__(self, door: Door, far: bool) -> None:
+        scheme = "tcp://" if far else ""
+        self.port = door.listening.port
+        self.address = f"{scheme}127.0.0.1:{self.port}"
+        self.pids: list[int] = []
+        self._door = door
+        self.warned = ""
+        """What workers warned of and raised, once all have ended."""
+        self._warned = tempfile.TemporaryFile("w+")  # noqa: SIM115
+
+    def warnings(self) -> str:
+        self._warned.seek(0)
+        return self._warned.read()
+
+    def fork(self, train: Callable[..., object], after_s: float = 0.0, **options: Any) -> int:
+        """A process that becomes a worker."""
+        pid = os.fork()
+        if pid:
+            self.pids.append(pid)
+            return pid
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for one in self._door.sockets:
+                one.close()
+            time.sleep(after_s)
+            warnings.simplefilter("default")
+            warnings.showwarning = lambda message, *_: print(message, file=self._warned, flush=True)
+            with ps.join(**{"address": self.address, "token": TOKEN, **options}) as worker:
+                train(worker)
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=self._warned)
+            self._warned.flush()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def run(self, strategy: Any, workers: int, evaluate: Any = None, **options: Any) -> ps.Run:
+        """The run that they join, in this process."""
+        return start(RunConfig(strategy=strategy, workers=workers, **options), None, evaluate, door=self._door)
+
+    def server_pid(self) -> int:
+        """The server process of the run that is under way."""
+        children = Path(f"/proc/{ForkServer.shared().pid}/task/{ForkServer.shared().pid}/children").read_text().split()
+        return int(children[0])  # the first that was forked
+
+    def reopen(self) -> None:
+        """Listen again, where the last run did."""
+        self._door = Door.open(self._door.listening)
+
+    def end(self) -> list[int]:
+        """The exit codes of all workers, or what killed them; those that do not end in time are killed."""
+        codes = []
+        for pid in self.pids:
+            late = threading.Timer(20.0, os.kill, (pid, signal.SIGKILL))
+            late.start()
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            late.cancel()
+        self.pids.clear()
+        return codes
+
+
+@contextmanager
+def head(far: bool = True, rejoin_s: float = 10.0, certs: Path | None = None) -> Iterator[Head]:
+    """Where workers can join a run that is still to start: `Head.run` does that."""
+    credentials = secure.credentials(certs)
+    listening = Listening(host="127.0.0.1", port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s)
+    one = Head(Door.open(listening), far)
+    try:
+        yield one
+    finally:
+        one.warned = one.warnings()
+        one._warned.close()
+        for descriptor in one._door.sockets:
+            descriptor.close()
+        for pid in one.pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def run(
+    train: Callable[..., object],
+    strategy: Any,
+    workers: int = 1,
+    *,
+    far: bool = True,
+    evaluate: Any = None,
+    **options: Any,
+) -> ps.Run:
+    """As `ps.run`, but the workers join it."""
+    with head(far) as door:
+        for rank in range(workers):
+            door.fork(train, rank=rank)
+        done = door.run(strategy, workers, evaluate, **options)
+        assert door.end() == [0] * workers
+    return done

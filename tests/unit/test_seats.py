@@ -1,0 +1,65 @@
+"""Who is given a seat in a run, and who is told why not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import plesio as ps
+from plesio import __version__
+from plesio.config import RunConfig
+from plesio.launch.job import Job
+from plesio.launch.local.seats import Seats
+from plesio.protocol import remote
+
+
+def answer_to(strategy: str | None = None, plesio: str = __version__, **told: Any) -> Any:
+    """What a worker that knocks at a run of async_sgd with two workers and timeout_s=60 is answered."""
+    config = RunConfig(strategy=ps.async_sgd(), workers=2, timeout_s=60.0)
+    answers: list[Any] = []
+    channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
+    processes: Any = SimpleNamespace(server=SimpleNamespace(channel=channel))
+    seats = Seats(Job(config=config, train=None, evaluate=None), processes, lambda process: None)
+    data = None
+    if strategy is not None:
+        other = RunConfig(strategy=strategy, workers=2).strategy
+        data = {"name": other.name, **other.as_data()}
+    rank, protocol = told.pop("rank", -1), told.pop("protocol", remote.PROTOCOL)
+    process: Any = SimpleNamespace(channel=channel, worker=None, title="")
+    seats.knocked(process, remote.Knock("node7:42", plesio, protocol, rank, data, told))
+    return answers[-1]
+
+
+def test_a_worker_that_was_told_what_the_run_is_like_gets_a_seat() -> None:
+    assert answer_to("async_sgd", timeout_s=60.0, rank=1).seated.worker == 1
+    assert answer_to().seated.worker == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"strategy": "sync_sgd"}, "strategy='sync_sgd', not 'async_sgd'"),
+        ({"timeout_s": 30.0, "seed": 0}, "other settings than the run has: timeout_s=30.0, not 60.0"),
+        ({"workers": 3}, "workers=3, not 2"),
+        ({"until": {"accuracy": 0.9}}, "until={'accuracy': 0.9}, not None"),
+        ({"plesio": "0.0.1"}, f"has plesio 0.0.1 (protocol {remote.PROTOCOL}), the run's head has {__version__}"),
+        ({"protocol": 99}, "(protocol 99)"),
+        ({"rank": 2}, "the run has 2 workers, 0 to 1"),
+    ],
+)
+def test_another_run_than_a_worker_was_told_of_refuses_it_with_the_difference(told: Any, why: str) -> None:
+    answer = answer_to(**told)
+    assert isinstance(answer, remote.Refused)
+    assert why in answer.why
+
+
+def test_another_setting_of_the_same_strategy_is_named() -> None:
+    config = RunConfig(strategy=ps.async_sgd(), workers=2)
+    mine = config.strategy.as_data()
+    from plesio.launch.local.seats import _answers
+
+    told = {"name": "async_sgd", **mine, "adopt": {"is": "Replace"}}
+    differing = {name: both for name, both in _answers(told, config.strategy).items() if both[0] != both[1]}
+    assert differing == {"strategy's adopt": ({"is": "Replace"}, mine["adopt"])}
