@@ -25,7 +25,7 @@ from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, NonFiniteError, PlesioError, RunInterrupted
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Live, Outcome
+from plesio.launch.job import Job, Listening, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.provenance import name_of, without_arguments
@@ -182,11 +182,8 @@ def start(
     """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere."""
     check_working_directory()
     _check_functions(config, train, evaluate, watch)
-    if door is not None and not config.strategy.via.at_server:
-        raise ConfigurationError(
-            f"under {config.strategy.name} workers fold among themselves, in memory or a group of one host, and these workers "
-            "come from elsewhere; sync_sgd gives what allreduce gives, and async_sgd is the nearest to hogwild"
-        )
+    if door is not None:
+        _check_door(config.strategy, door.listening)
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
     if isinstance(config.engine, Ray):
         assert train is not None, "Ray's own workers join a local head"
@@ -240,6 +237,20 @@ def _on_ray(
 
     done: Run = run_on_ray(config, loop, evaluate)
     return done
+
+
+def _check_door(strategy: Strategy, listening: Listening) -> None:
+    """Make sure that workers from elsewhere can fold in the strategy's way."""
+    if strategy.via.in_shared_memory:
+        raise ConfigurationError(
+            f"under {strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "
+            "async_sgd, which is the nearest to it"
+        )
+    if strategy.via.by_collective and listening.credentials is not None and listening.credentials.folder is not None:
+        raise ConfigurationError(
+            f"under {strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
+            "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"
+        )
 
 
 def _check_functions(config: RunConfig, train: object, evaluate: object, watch: object) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.transport.collective import Group
+from support import remote
 
 BATCH = 4
 WORKERS = 4
@@ -111,6 +112,21 @@ def test_a_death_within_a_step_is_exact_under_allreduce() -> None:
     run = ps.run(partial(counting, name="allreduce", die="in the step"), ps.allreduce(), workers=WORKERS, timeout_s=60)
     assert torch.equal(visits(run), torch.ones(ROWS["allreduce"], dtype=torch.long))
     assert perhaps_twice(run) == 0
+
+
+@pytest.mark.parametrize(
+    "die",
+    ["in the step", *(pytest.param(when, marks=pytest.mark.slow) for when in ("before the step", "after the step"))],
+)
+def test_a_remote_workers_death_is_exact_under_allreduce(die: str) -> None:
+    train = partial(counting, name="allreduce", die=die)
+    with remote.head() as head:
+        for rank in range(WORKERS):
+            head.fork(train, rank=rank)
+        run = head.run("allreduce", workers=WORKERS, timeout_s=60)
+        assert head.end() == [0, -signal.SIGKILL, 0, 0]
+    assert torch.equal(visits(run), torch.ones(ROWS["allreduce"], dtype=torch.long))
+    assert (perhaps_twice(run), run.batches_unvisited, run.samples) == (0, 0, ROWS["allreduce"])
 
 
 def freezing(worker: ps.Worker) -> None:

@@ -391,7 +391,35 @@ def test_a_head_that_begins_anew_has_the_weights_of_its_workers(tmp_path: Path) 
     assert torch.equal(done.state_dict["weight"], nn.Linear(600, 600).weight)
 
 
-@pytest.mark.parametrize("strategy", ["hogwild", "allreduce"])
-def test_strategies_without_a_server_are_refused_with_what_to_take_instead(strategy: str) -> None:
-    with remote.head() as head, pytest.raises(ps.ConfigurationError, match="sync_sgd gives what allreduce gives"):
-        head.run(strategy, workers=1)
+def test_hogwild_is_refused_with_what_to_take_instead() -> None:
+    with remote.head() as head, pytest.raises(ps.ConfigurationError, match="take async_sgd"):
+        head.run("hogwild", workers=1)
+
+
+def test_all_reduce_over_tls_is_refused(tmp_path: Path) -> None:
+    (certs,) = make_certificates(tmp_path / "certs", ["127.0.0.1"])
+    with remote.head(certs=certs) as head, pytest.raises(ps.ConfigurationError, match="knows no TLS"):
+        head.run("allreduce", workers=1)
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+def test_all_reduce_gives_the_same_bits_as_on_one_host(far: bool) -> None:
+    train = functools.partial(chancy, epochs=1)
+    done = remote.run(train, "allreduce", workers=2, far=far)
+    assert done.version > 0
+    assert same(done, ps.run(train, "allreduce", workers=2))
+
+
+def test_all_reduce_evaluates_what_a_remote_worker_hands_over() -> None:
+    train = functools.partial(chancy, epochs=1)
+    with remote.head() as head:
+        for rank, address in enumerate((head.address, head.address.removeprefix("tcp://"))):
+            head.fork(train, rank=rank, address=address)
+        done = head.run("allreduce", workers=2, evaluate=largest_weight, evaluate_every_s=0.02)
+        assert head.end() == [0, 0]
+    assert done.history[-1].metrics["largest"] == max(float(one.max()) for one in done.state_dict.values())
+    assert len({one.version for one in done.history}) > 1
+
+
+def largest_weight(model: nn.Module) -> dict[str, float]:
+    return {"largest": max(float(one.max()) for one in model.state_dict().values())}

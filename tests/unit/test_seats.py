@@ -15,13 +15,16 @@ from plesio.launch.local.seats import Seats
 from plesio.protocol import remote
 
 
-def answer_to(strategy: str | None = None, plesio: str = __version__, **told: Any) -> Any:
+def answer_to(
+    strategy: str | None = None, plesio: str = __version__, run: str = "async_sgd", begun: bool = False, **told: Any
+) -> Any:
     """What a worker that knocks at a run of async_sgd with two workers and timeout_s=60 is answered."""
-    config = RunConfig(strategy=ps.async_sgd(), workers=2, timeout_s=60.0)
+    config = RunConfig(strategy=run, workers=2, timeout_s=60.0)
     answers: list[Any] = []
     channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
     processes: Any = SimpleNamespace(server=SimpleNamespace(channel=channel))
     seats = Seats(Job(config=config, train=None, evaluate=None), processes, lambda process: None)
+    seats.begun = begun
     data = None
     if strategy is not None:
         other = RunConfig(strategy=strategy, workers=2).strategy
@@ -53,6 +56,11 @@ def test_another_run_than_a_worker_was_told_of_refuses_it_with_the_difference(to
     answer = answer_to(**told)
     assert isinstance(answer, remote.Refused)
     assert why in answer.why
+
+
+def test_an_all_reduce_that_has_begun_takes_nobody() -> None:
+    assert answer_to(run="allreduce").seated.worker == 0
+    assert "under allreduce nobody joins once training has begun" in answer_to(run="allreduce", begun=True).why
 
 
 def test_another_setting_of_the_same_strategy_is_named() -> None:

@@ -184,11 +184,14 @@ class WorkDone(Message):
 
 class CheckIn(Message):
     """Ready for the next all-reduce, after `round` steps, of which `version` moved the parameters. `intact`: it needs no new
-    group; `settings`: the optimizer's hyper-parameters, where they changed."""
+    group; `batches`, `samples`: the data of its steps up to the coming one; `settings`: the optimizer's hyper-parameters,
+    where they changed."""
 
     round: int
     version: int
     intact: bool
+    batches: int
+    samples: int
     settings: bytes = b""
 
 
@@ -199,8 +202,9 @@ class MirrorFilled(Message):
 
 
 class CheckOut(Message):
-    """No step follows: where are the weights to go, which are of `version`?"""
+    """No step follows after `round` of them: where are the weights to go, which are of `version`?"""
 
+    round: int
     version: int
 
 

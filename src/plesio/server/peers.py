@@ -25,10 +25,10 @@ DISMISS_S = 1.0
 
 
 class Peers:
-    """What the server does for them; one may keep the others waiting for `silence_s`."""
+    """What the server does for them; one may keep the others waiting for `silence_s`, and groups meet at `host`."""
 
     def __init__(
-        self, program: Program, lines: Sequence[Line], memory: Assembly, silence_s: float, now_s: float
+        self, program: Program, lines: Sequence[Line], memory: Assembly, silence_s: float, host: str, now_s: float
     ) -> None:
         self.hear: dict[type, Callable[[int, int, Any, float], None]] = {
             WorkDone: self._work_done,
@@ -44,8 +44,9 @@ class Peers:
         self._silence_s = silence_s
         self._departures = Departures(memory.board, len(lines), memory.mirrored, now_s)
         self._roll = RollCall()  # of nobody, where nobody checks in
+        self._came: dict[int, CheckIn] = {}  # what each checked in with
         if self._by_collective:
-            self._store = rendezvous_store()
+            self._store = rendezvous_store(host)
             for line in lines:
                 if not line.gone:
                     self._roll.join(line.worker, now_s)
@@ -58,11 +59,14 @@ class Peers:
     def _checked_in(self, worker: int, incarnation: int, check_in: CheckIn, now_s: float) -> None:
         if not check_in.intact:
             self._board.broken = self._roll.generation
+        self._board.folded(worker, check_in.round)
+        self._came[worker] = check_in
         reached = check_in.round, check_in.version
         self._roll.arrive(worker, reached, check_in.intact, check_in.settings, now_s)
         self._call(now_s)
 
     def _checked_out(self, worker: int, incarnation: int, check_out: CheckOut, now_s: float) -> None:
+        self._board.folded(worker, check_out.round)
         if check_out.version > self._program.version:  # it took over a step that nobody lived to report
             self._work_done(worker, incarnation, WorkDone(version=check_out.version), now_s)
         place = self._last_weights.place(worker, check_out.version)
@@ -119,6 +123,10 @@ class Peers:
         if outcome is None:
             return
         answer = RollCalled(outcome.call, outcome.settings_differ, self._program.stopping)
+        if outcome.call is Call.GO:  # whoever dies from here on, its step may be in the model
+            for worker in outcome.workers:
+                came = self._came[worker]
+                self._board.folding(worker, came.round + 1, came.batches, came.samples)
         for worker in outcome.workers:
             write_answer(self._lines[worker].answer, answer)
             if outcome.call is Call.REGROUP:

@@ -1,7 +1,8 @@
 """A page of counters that all processes of a run see: for what is read at every step and must not cost a message.
 
 Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. The server writes stop, mirror
-and broken. Worker w writes how many steps it folded, and how much data they used: this outlives w.
+and broken. Worker w writes how many steps it folded, and how much data they used: this outlives w. Under all-reduce the
+server writes that, too, as workers check in: one of another host has a board of its own.
 
     folding(w, n, data used by steps 1 to n)     before step n goes into anybody's parameters
     folded(w, n)                                 after it

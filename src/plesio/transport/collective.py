@@ -1,8 +1,10 @@
-"""Collectives among the workers: torch's gloo over the loopback, in groups that can be replaced when somebody is gone.
+"""Collectives among the workers: torch's gloo, in groups that can be replaced when somebody is gone.
 
 A group is one *generation*: its members never change. They find each other by a key-value store that the server process
-holds, on a port that the kernel chose. When an operation fails, gloo leaves the group of no further use. So a failure is
-noted and does not raise, the step's other operations do nothing, and the worker asks for the next generation.
+holds, on a port that the kernel chose. Nothing of it is encrypted.
+
+When an operation fails, gloo leaves the group of no further use. So a failure is noted and does not raise, the step's other
+operations do nothing, and the worker asks for the next generation.
 
 A thread runs a group's operations one after the other. Two at a time would do no harm while all is well. But where one of
 two fails, gloo goes on with the other, whose sends wait for a neighbour that waits for this worker in the first: neither
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,17 +37,24 @@ _abandoned: list[Any] = []
 """Groups with a stuck operation. They are never closed: that would wait for it."""
 
 
-def rendezvous_store() -> TCPStore:
-    """The key-value store by which members find each other. It listens on the loopback only, on any free port."""
-    listener = socket.create_server((LOOPBACK, 0), backlog=128)
+class Hosts(NamedTuple):
+    """Addresses for a group: this host's, as the other members reach it, and that of the store."""
+
+    own: str = LOOPBACK
+    store: str = LOOPBACK
+
+
+def rendezvous_store(host: str = LOOPBACK) -> TCPStore:
+    """The key-value store by which members find each other. It listens on `host` only, on any free port."""
+    listener = socket.create_server((host, 0), backlog=128)
     port = listener.getsockname()[1]
-    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def connected_store(port: int, timeout_s: float) -> TCPStore:
+def connected_store(host: str, port: int, timeout_s: float) -> TCPStore:
     """A worker's connection to it; waits at most `timeout_s` for it to answer."""
     timeout = timedelta(seconds=timeout_s)
-    return TCPStore(LOOPBACK, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 class Group:
@@ -56,6 +65,7 @@ class Group:
         timeout_s: how long an operation may take.
         tries: how often members have tried in vain; each time they take twice as long.
         known_broken: whether another member said that the group is broken.
+        host: this member's address.
 
     Raises:
         RuntimeError: not everybody came.
@@ -70,6 +80,7 @@ class Group:
         timeout_s: float,
         tries: int = 0,
         known_broken: Callable[[], bool] = lambda: False,
+        host: str = LOOPBACK,
     ) -> None:
         self.generation = generation
         self.rank = rank
@@ -87,7 +98,7 @@ class Group:
             patience = timedelta(seconds=min(timeout_s, (CONNECT_S + CONNECT_EACH_S * size) * 2**tries))
             store.set_timeout(patience)
             options._timeout = patience
-            options._devices = [gloo.create_device(hostname=LOOPBACK)]
+            options._devices = [gloo.create_device(hostname=host)]
             self._gloo = gloo(PrefixStore(str(generation), store), rank, size, options)
             threading.Thread(target=self._run, name=f"group {generation}", daemon=True).start()
 

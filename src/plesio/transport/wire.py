@@ -131,6 +131,11 @@ class Wire:
         return self._socket.fileno()
 
     @property
+    def hosts(self) -> tuple[str, str]:
+        """The addresses of this side and of the other."""
+        return self._socket.getsockname()[0], self._socket.getpeername()[0]
+
+    @property
     def has_input(self) -> bool:
         """Whether bytes have come that `poll` does not see: read ahead, or in TLS's own buffer."""
         return self._begin < self._end or (self._tls is not None and self._tls.pending() > 0)

@@ -28,16 +28,19 @@ from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
 from plesio.protocol.worker import (
     Answer,
+    Beginning,
     Contribution,
     FromWorker,
     GoOn,
     Hello,
+    MirrorFilled,
     Ready,
     ToServer,
     ToWorker,
     Welcome,
 )
 from plesio.tensors.arena import Kind, Layout
+from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.doorbell import ANSWER_LAYOUT, Lookout, decode_answer
@@ -87,6 +90,8 @@ class Deputy:
         self._layout: Layout | None = None
         self._ring: list[memoryview] = []
         self._slot = memoryview(b"")
+        self._board: Board | None = None
+        self._news = remote.BoardNews(0, 0)
         self._buffer = 0
         self._begun = self._finished = False
         self._lost_s = 0.0  # without a connection: when the worker was last heard
@@ -138,6 +143,11 @@ class Deputy:
             raise ConnectionLostError(f"worker {self._worker} said nothing for {LEASE_S:g} s")
         if now_s - self._session.told_s > BEAT_S:
             self._session.beat()
+        if self._board is not None:
+            news = remote.BoardNews(self._board.broken, self._board.mirror_wanted)
+            if news != self._news:
+                self._news = news
+                self._session.send(FrameKind.CHANNEL, encode(news))
 
     # From the worker
 
@@ -167,6 +177,8 @@ class Deputy:
         message = decode_from_worker(frame.body)
         if isinstance(message, Contribution):
             self._session.read_payload(self._moving(self._slot))
+        elif frame.payload_bytes:  # a mirror, or the last weights
+            self._session.read_payload([self._ring[0 if isinstance(message, MirrorFilled) else self._buffer]])
         os.write(self._push, HEAD.pack(len(frame.body)) + frame.body)
 
     def _to_launcher(self, frame: Frame) -> None:
@@ -203,9 +215,13 @@ class Deputy:
 
     def _map(self, welcome: Welcome, descriptors: Sequence[int]) -> None:
         ring, slots, board = descriptors
-        os.close(board)
         self._ring = _parts(ring, self._nbytes, welcome.buffers)
-        self._slot = _parts(slots, self._nbytes, self._seats)[self._worker]
+        if self._job.config.strategy.via.at_server:
+            os.close(board)
+            self._slot = _parts(slots, self._nbytes, self._seats)[self._worker]
+        else:
+            os.close(slots)
+            self._board = Board.attach(board, self._seats)
 
     def _from_answer(self) -> None:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
@@ -220,7 +236,7 @@ class Deputy:
         buffer = self._ring[self._buffer]
         if isinstance(answer, GoOn):
             return [] if answer.verdict is Verdict.CANCELLED else self._moving(buffer)
-        return [buffer]
+        return [buffer] if isinstance(answer, Beginning) else []
 
     def _moving(self, buffer: memoryview) -> list[memoryview]:
         assert self._layout is not None, "it was welcomed"

@@ -174,6 +174,7 @@ class LocalEngine:
                 self._patience.begun_s = time.monotonic()
                 self._outcome.start_up_s = self._patience.begun_s - self._patience.started_s
                 self._live.time_s = 0.0
+                self._seats.begun = True
             case launcher.Progress(time_s, version, steps, samples):
                 live = self._live
                 live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples

@@ -47,6 +47,8 @@ class Seats:
         self._tickets: dict[bytes, Process] = {}
         self._away: set[int] = set()
         self._options = config.as_document()
+        self.begun = False
+        """Whether training has begun."""
         self.finished: set[int] = set()
         """Workers whose training function returned: nobody takes their seats."""
 
@@ -66,7 +68,7 @@ class Seats:
     def knocked(self, process: Process, knock: remote.Knock) -> None:
         """Give it a seat, or tell it why not."""
         worker = self._free(knock.rank)
-        refusal = self._unlike(knock) or (self._taken(knock) if worker is None else None)
+        refusal = self._unlike(knock) or self._late(knock) or (self._taken(knock) if worker is None else None)
         with suppress(ChannelClosedError):  # the others do not care
             if refusal is not None or worker is None:
                 process.channel.send(refusal)
@@ -126,6 +128,17 @@ class Seats:
             why = f"worker {knock.rank} is here already: two processes say that they are it; give each its own rank"
         else:
             why = f"all {workers} seats are taken or have finished: start the run with more workers"
+        return remote.Refused("ConfigurationError", why)
+
+    def _late(self, knock: remote.Knock) -> remote.Refused | None:
+        """Where workers fold among themselves, what one is told that comes when they do."""
+        strategy = self._job.config.strategy
+        if strategy.via.at_server or not self.begun:
+            return None
+        why = (
+            f"{knock.who} comes too late: under {strategy.name} nobody joins once training has begun, and nobody comes back "
+            "whose connection was lost for too long; under sync_sgd both can"
+        )
         return remote.Refused("ConfigurationError", why)
 
     def _unlike(self, knock: remote.Knock) -> remote.Refused | None:

@@ -35,6 +35,7 @@ from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
+from plesio.transport.collective import LOOPBACK
 from plesio.transport.doorbell import Lookout, write_answer
 
 TICK_S = 0.1
@@ -147,7 +148,9 @@ class Server(Replies):
         """Whether nobody works any more, and nobody is waited for."""
         if self._opening.live():
             return False
-        if self._listening is None or self._program.stopping or any(line and line.finished for line in self._lines):
+        if self._listening is None or self._peers is not None:  # nobody comes any more
+            return True
+        if self._program.stopping or any(line and line.finished for line in self._lines):
             return True
         return self._emptied_s > 0 and time.monotonic() - self._emptied_s > self._listening.rejoin_s
 
@@ -334,7 +337,8 @@ class Server(Replies):
         self._tell_engine(Begun())
         lines = [line for line in self._lines if line is not None]
         if not memory.folds:
-            self._peers = Peers(self._program, lines, memory, self._timeout_s, now_s)
+            host = self._listening.host if self._listening is not None else LOOPBACK
+            self._peers = Peers(self._program, lines, memory, self._timeout_s, host, now_s)
             self._hear |= self._peers.hear
         for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
             if line.gone:

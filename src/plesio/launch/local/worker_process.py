@@ -25,6 +25,7 @@ from plesio.tensors.carrying import hand_over
 from plesio.tensors.model import device_of
 from plesio.transport.board import Board
 from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.memory import CopyOnWriteView, SharedBlock
 from plesio.worker.context import introduction
@@ -44,6 +45,8 @@ Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 
 class ProcessContext:
     """The context of a worker process."""
+
+    hosts = Hosts()
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class ProcessContext:
         if via.by_collective:
             own = ParameterReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self.workers)
-            return AllReduceExchange(state, optimizer, own, *line, board, ring, model, self._regrouped)
+            return AllReduceExchange(state, optimizer, own, *line, board, ring, model, self._regrouped, self.hosts)
         slots = SharedBlock(descriptors[1], layout.nbytes * self.workers)
         slot = arenas(slots, layout, self.workers)[self.rank]
         renew: Callable[[int], None] | None = None

@@ -27,6 +27,7 @@ from plesio.protocol.worker import ToWorker
 from plesio.strategy import Strategy
 from plesio.transport import secure
 from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.transport.collective import Hosts
 from plesio.transport.connect import connect, connect_here
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.limits import SEAT_S
@@ -104,7 +105,7 @@ def join(
         head = find()
         near = None if where.far else connect_here(head.host, head.port, head.token)
         if near is not None:
-            return _beside(near, knock)
+            return _beside(near, knock, head.host)
         return RemoteContext(Link(dial, knock, rejoin_s))
 
     context: NeighbourContext | RemoteContext = persist(
@@ -182,7 +183,7 @@ class NeighbourContext(ProcessContext):
         self.hang_up()
 
 
-def _beside(connection: socket.socket, knock: remote.Knock) -> NeighbourContext:
+def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> NeighbourContext:
     """The context of a worker on the server's own host, which is at the other end of the connection."""
     launcher: Channel[Any] = Channel(connection, remote.ToDeputy, "the launcher")
     launcher.send(knock)
@@ -201,7 +202,7 @@ def _beside(connection: socket.socket, knock: remote.Knock) -> NeighbourContext:
     hang_up = keep_to_itself([launcher.fileno(), *line], launcher, server)
     doorbell = Doorbell(line[1], line[2], seated.worker)
     context = NeighbourContext(job, seated.worker, 0, launcher, server, doorbell)
-    context.hang_up = hang_up
+    context.hang_up, context.hosts = hang_up, Hosts(host, host)
     return context
 
 

@@ -157,6 +157,7 @@ class Link:
             raise RemoteProtocolError(f"{type(reply).__name__} came for a knock")
         self.seated = reply
         self._knock = msgspec.structs.replace(self._knock, rank=reply.worker)  # from now on that seat and no other
+        self.hosts = wire.hosts
         self._session = Session(wire, wire.peer)
         self._new = True
         return True

@@ -7,12 +7,14 @@ where the model reads it, and a slot, from which each contribution is sent where
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -21,6 +23,7 @@ from plesio.errors import DeadlineError, PlesioError, ServerLostError, StopRun, 
 from plesio.launch.remote.link import Link, Reseated
 from plesio.protocol import launcher
 from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.remote import BoardNews
 from plesio.protocol.worker import (
     A,
     Answer,
@@ -33,21 +36,26 @@ from plesio.protocol.worker import (
     LeaseRequest,
     Ready,
     Refused,
+    Regrouped,
     ToWorker,
     Welcome,
 )
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.arena import PAGE, Arena, Kind, Layout
 from plesio.tensors.carrying import hand_over
+from plesio.transport.board import Board
+from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
+from plesio.transport.memory import SharedBlock
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.pacer import Pacer
-from plesio.worker.replica import reads_in_place, replica_for
+from plesio.worker.replica import ParameterReplica, reads_in_place, replica_for
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 
@@ -56,9 +64,10 @@ MOVING = (Kind.TRAINED, Kind.BUFFER)
 FLUSH_S = 10.0
 """How long the last words of a worker may take."""
 M = TypeVar("M")
-Reply = TypeVar("Reply", Welcome, LeaseReply)
+Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
-decode_reply: Callable[[bytes], Welcome | Refused | LeaseReply] = decoder_of(ToWorker)
+Said = Welcome | Refused | LeaseReply | Regrouped
+decode_said: Callable[[bytes], Said | BoardNews] = decoder_of(ToWorker | BoardNews)
 
 
 class RemoteBell:
@@ -74,7 +83,10 @@ class RemoteBell:
         self._pulled = False
         self._worker = worker
         self._answers: deque[Answer] = deque()
-        self._replies: deque[Welcome | Refused | LeaseReply] = deque()
+        self._replies: deque[Said] = deque()
+        self._hearing = threading.Lock()
+        self.news = BoardNews(0, 0)
+        """What the server last wrote on the board."""
         self._ring: Sequence[memoryview] = ()
         self._moving: Sequence[memoryview] = ()
         self._slot: Sequence[memoryview] = ()
@@ -87,6 +99,10 @@ class RemoteBell:
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
         self.say(FrameKind.DOORBELL, message, self._slot if isinstance(message, Contribution) else ())
+
+    def show(self, message: FromWorker) -> None:
+        """Tell the server of what was written into the ring, and send that."""
+        self.say(FrameKind.DOORBELL, message, self._ring)
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
         """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
@@ -122,7 +138,16 @@ class RemoteBell:
             self._until(lambda: self._pulled, timeout_s, phase)
         return answer
 
-    def reply(self, timeout_s: float, waiting_for: str) -> Welcome | Refused | LeaseReply:
+    def glance(self) -> None:
+        """Take what has come, in a thread of its own; nothing where the worker itself is listening."""
+        if self._hearing.acquire(blocking=False):
+            try:
+                with suppress(PlesioError):  # the worker itself finds out
+                    self._take(0.0)
+            finally:
+                self._hearing.release()
+
+    def reply(self, timeout_s: float, waiting_for: str) -> Said:
         """Wait for the next message on the channel.
 
         Raises:
@@ -150,6 +175,10 @@ class RemoteBell:
 
     def _hear(self, timeout_s: float) -> None:
         """Take one frame, if one comes in time."""
+        with self._hearing:
+            self._take(timeout_s)
+
+    def _take(self, timeout_s: float) -> None:
         try:
             frame = self._link.receive(timeout_s, self._place)
         except Reseated:
@@ -160,7 +189,11 @@ class RemoteBell:
         if frame.kind is FrameKind.ANSWER:
             self._answers.append(decode_answer(frame.body))
         elif frame.kind is FrameKind.CHANNEL:
-            self._replies.append(decode_reply(frame.body))
+            said = decode_said(frame.body)
+            if isinstance(said, BoardNews):
+                self.news = said
+            else:
+                self._replies.append(said)
         else:
             self._pulled = True
 
@@ -195,7 +228,7 @@ class RemoteContext:
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
         self._link = link
         self._bell = RemoteBell(link, self.rank, self._rejoin)
-        self._exchange: ServerExchange | None = None
+        self._exchange: ServerExchange | AllReduceExchange | None = None
         self._begun_s: float | None = None
 
     def now_s(self) -> float:
@@ -224,18 +257,38 @@ class RemoteContext:
         initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]
         hand_over(optimizer, carried, tensors, initial, first=True)
         self._bell.lay_out(layout, ring, slot)
-        renew = nothing_to_renew if reads_in_place(strategy, layout, model) else None
-        replica = replica_for(strategy)(layout, model, tensors, (ring,), slot, renew)
-        pacer = Pacer(None, 1.0, random.Random())
-        self._exchange = ServerExchange(
-            self.state, optimizer, replica, self._bell, pacer, used, self._timeout_s, strategy
-        )
+        self._exchange = self._build(model, optimizer, tensors, layout, (ring, slot), used)
         self._carried = initial[1:]
         self.state.begin(0)
         self._take_part(initial)
         self._exchange.begin()
         self._begun_s = time.monotonic()
-        return self._exchange, model
+        return self._exchange, self._exchange.model if isinstance(self._exchange, AllReduceExchange) else model
+
+    def _build(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        tensors: list[torch.Tensor],
+        layout: Layout,
+        memory: tuple[Arena, Arena],
+        used: DataUse,
+    ) -> ServerExchange | AllReduceExchange:
+        strategy, (ring, slot) = self._strategy, memory
+        line = self._bell, Pacer(None, 1.0, random.Random()), used, self._timeout_s
+        if strategy.via.by_collective:
+            own, board = (
+                ParameterReplica(layout, model, tensors, (ring,), ring),
+                BoardByMessage(self._bell, self.workers),
+            )
+            group = self._regrouped, Hosts(*self._link.hosts)
+            return AllReduceExchange(self.state, optimizer, own, *line, board, (ring,), model, *group)
+        renew = nothing_to_renew if reads_in_place(strategy, layout, model) else None
+        replica = replica_for(strategy)(layout, model, tensors, (ring,), slot, renew)
+        return ServerExchange(self.state, optimizer, replica, *line, strategy)
+
+    def _regrouped(self) -> Regrouped:
+        return self._ask(Regrouped, "the group it is in from now on")
 
     def _take_part(self, initial: Sequence[Arena]) -> None:
         """Introduce the worker to the server, until that comes to an end without losing the seat; the first one hands over the
@@ -272,12 +325,15 @@ class RemoteContext:
         """Ask the server."""
         if self.state.stopped:
             raise StopRun("the run is over")  # also for a loop without end
+        if self._exchange is not None:
+            self._exchange.report()
         while True:
             self._bell.say(FrameKind.CHANNEL, LeaseRequest(epoch, total, most, unused, digest))
             try:
                 reply = self._ask(LeaseReply, f"data of epoch {epoch}")
             except SeatLostError as lost:
-                assert self._exchange is not None, "a loader is iterated after prepare"
+                if not isinstance(self._exchange, ServerExchange):
+                    raise
                 self._exchange.rejoin(lost)
                 unused = 0  # what it was leased is leased to others
                 continue
@@ -302,6 +358,23 @@ class RemoteContext:
             self._bell.say(FrameKind.LAUNCHER, failed or launcher.Finished())
             self._link.flush(FLUSH_S)
         self._link.close()
+
+
+class BoardByMessage(Board):
+    """The board of a worker that does not see the server's: it reads what it was told; what it writes, nobody reads."""
+
+    def __init__(self, bell: RemoteBell, workers: int) -> None:
+        super().__init__(SharedBlock.create(PAGE, "the board"), workers)
+        self._bell = bell
+
+    @property
+    def broken(self) -> int:  # type: ignore[override]
+        self._bell.glance()
+        return self._bell.news.broken
+
+    @property
+    def mirror_wanted(self) -> int:  # type: ignore[override]
+        return self._bell.news.mirror_wanted
 
 
 def nothing_to_renew(buffer: int) -> None:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
-from plesio.protocol.worker import Beginning, WorkDone
+from plesio.protocol.worker import Beginning, FromWorker, WorkDone
 from plesio.transport.board import Board
-from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.warn import warn_not_finite
 
 REPORT_S = 0.05
 """How often a worker reports its work."""
 
 
+class PeerBell(Bell, Protocol):
+    """A worker's line to a server that sees what the worker wrote into the ring."""
+
+    def show(self, message: FromWorker) -> None:
+        """Tell the server of it."""
+
+
 @dataclass(eq=False)
 class PeerExchange(Exchange):
     """One worker's part; the optimizer steps here."""
 
+    doorbell: PeerBell
     board: Board
 
     def __post_init__(self) -> None:
@@ -30,11 +39,6 @@ class PeerExchange(Exchange):
         self.doorbell.answer(Beginning, self.timeout_s, 0, 0)
         self.replica.adopt(self.doorbell.buffer)
         self._reported_s = time.monotonic()
-
-    def _folding(self, number: int) -> None:
-        """If this worker dies from here on, its step `number` may be in the model."""
-        batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
-        self.board.folding(self.state.worker, number, batches, samples)
 
     def _count(self, batches: int, samples: int, missing: int) -> None:
         done = self._done

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plesio.core.events import Verdict
-from plesio.errors import StopRun
+from plesio.errors import ServerLostError, StopRun
 from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewell, GoOn, Settings
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
@@ -16,11 +16,15 @@ from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import warn_not_finite
 
 
-class SeatLostError(Exception):
+class SeatLostError(ServerLostError):
     """A worker of another host was away for so long that its seat was given up; `rejoin` makes it take part again."""
 
     def __init__(self, rejoin: Callable[[], Beginning]) -> None:
         super().__init__("the seat was given up")
+        super().__init__(
+            "the connection with the run's head was lost for so long that this worker was given up; where workers fold among "
+            "themselves none comes back"
+        )
         self.rejoin = rejoin
 
 

@@ -49,7 +49,8 @@ class SharedMemoryExchange(PeerExchange):
             group["lr"] = rate * self._scale
         staleness = self.board.folds - self._read_at
         self._folds += 1
-        self._folding(self._folds)
+        batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
+        self.board.folding(self.state.worker, self._folds, batches, samples)
         self.optimizer.step()
         self.board.folded(self.state.worker, self._folds)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):

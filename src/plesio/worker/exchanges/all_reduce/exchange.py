@@ -19,7 +19,7 @@ from plesio.core.rounds import Call
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
 from plesio.protocol import worker as messages
 from plesio.tensors.arena import Arena, Kind
-from plesio.transport.collective import LOOPBACK, CurrentGroup, Group, completed, connected_store
+from plesio.transport.collective import CurrentGroup, Group, Hosts, completed, connected_store
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
@@ -44,11 +44,13 @@ class AllReduceExchange(PeerExchange):
         ring: the run's buffers: the evaluator's mirror first, two for the final weights last.
         user_model: what was given to prepare; `model` is what the training loop calls.
         regrouped: waits for the server to name the next group.
+        hosts: where members find each other.
     """
 
     ring: Sequence[Arena]
     user_model: nn.Module
     regrouped: Callable[[], messages.Regrouped]
+    hosts: Hosts = Hosts()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +125,6 @@ class AllReduceExchange(PeerExchange):
             while not (self._left_out or self._over) and self._group.finish():
                 call = self._check_in()
                 if call is Call.GO:
-                    self._folding(self._round + 1)
                     return
                 self._left_out = call is not Call.REGROUP or self._regroup(again)
         except PlesioError as error:
@@ -138,7 +139,8 @@ class AllReduceExchange(PeerExchange):
         """Tell the server that this worker is there; what it says when all are."""
         news = self._settings.news()
         now_s = time.monotonic()
-        self.doorbell.send(messages.CheckIn(self._round, self._version, intact, news))
+        batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
+        self.doorbell.send(messages.CheckIn(self._round, self._version, intact, batches, samples, news))
         answer = self.doorbell.answer(messages.RollCalled, self.timeout_s + PATIENCE_S, self._round, self._version)
         self._done.wait_s += time.monotonic() - now_s
         self.state.stopped = self.state.stopped or answer.stop
@@ -264,20 +266,22 @@ class AllReduceExchange(PeerExchange):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise DeadlineError(
             f"workers {', '.join(map(str, members))} could not form a group for all-reduce at version {self._version}: tried "
-            f"{tries} times in {lasted_s:.1f} s; torch says: {reason}. Each connects to all others by sockets on {LOOPBACK}: "
-            f"allow more open files (ulimit -n; now {most} a process) if these are too few, or choose a strategy with a server"
+            f"{tries} times in {lasted_s:.1f} s; torch says: {reason}. Each connects to all others by sockets from "
+            f"{self.hosts.own}: allow more open files (ulimit -n; now {most} a process) if these are too few, or choose a "
+            "strategy with a server"
         ) from error
 
     def _join(self, message: messages.Regrouped, tries: int) -> bool:
         """Become a member; whether this worker took over another's state. RuntimeError if somebody is missing."""
         self._group.close()
         if self._store is None:
-            self._store = connected_store(message.port, min(self.timeout_s / TRIES, STORE_S))
+            self._store = connected_store(self.hosts.store, message.port, min(self.timeout_s / TRIES, STORE_S))
         outcome, board = message.outcome, self.board
         members, generation = outcome.workers, outcome.generation
         rank = members.index(self.state.worker)
+        known_broken = lambda: board.broken >= generation  # noqa: E731
         self._group = Group(
-            self._store, generation, rank, len(members), self.timeout_s, tries, lambda: board.broken >= generation
+            self._store, generation, rank, len(members), self.timeout_s, tries, known_broken, self.hosts.own
         )
         self._process_group.group = self._group
         before = self._round, self._version
@@ -297,7 +301,7 @@ class AllReduceExchange(PeerExchange):
             self.replica.fill_slot()
             self.ring[0].copy_from(self.replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
             self._mirror = wanted
-            self.doorbell.send(messages.MirrorFilled(wanted))
+            self.doorbell.show(messages.MirrorFilled(wanted))
 
     def end(self) -> None:
         """The training function returned. Whoever is last leaves the final weights; nobody knows who that is."""
@@ -307,8 +311,10 @@ class AllReduceExchange(PeerExchange):
         self._buffers.restore()
         self.replica.writes.warn_of_buffers(written, self.replica.arena.views)
         self.report()
-        self.doorbell.send(messages.CheckOut(self._version))
+        self.doorbell.send(messages.CheckOut(self._round, self._version))
         if self.doorbell.answer(messages.CheckedOut, self.timeout_s, self._round, self._version).wanted:
             self.ring[self.doorbell.buffer].copy_from(self.replica.arena)
-        self.doorbell.send(messages.Farewell())
+            self.doorbell.show(messages.Farewell())
+        else:
+            self.doorbell.send(messages.Farewell())
         self._group.close()
