@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
+from plesio.protocol.worker import Count, Seconds
 from plesio.tensors.model import Described
 
 
@@ -98,8 +99,8 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Logged(msgspec.Struct, tag=True, frozen=True):
     """A worker to the launcher: the means of what it logged since the last time; `time_s`: since it began to train."""
 
-    time_s: float
-    steps: int
+    time_s: Seconds
+    steps: Count
     metrics: dict[str, float]
 
 

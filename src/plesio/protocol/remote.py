@@ -3,10 +3,11 @@
 | a worker says | when                                               | and awaits                        |
 | ------------- | -------------------------------------------------- | --------------------------------- |
 | Knock         | first on each connection                           | Seated, or Refused                |
-| Resume        | first on a connection that takes a lost one's place | Resumed, or the connection closes |
+| Resume        | first on a connection that takes a lost one's place | Resumed, or Refused               |
+| Parted        | last, once all that it said has come               | nothing                           |
 
-Then it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its deputy passes
-that on.
+In between it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its deputy passes
+that on, or, where it may not come then, says Refused and hangs up.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
     received: int
 
 
+class Parted(msgspec.Struct, tag=True, frozen=True):
+    """A worker: nothing follows, and nobody need wait for me."""
+
+
 class Seated(msgspec.Struct, tag=True, frozen=True):
     """A worker has a seat; `ticket` is what it shows when it loses the connection."""
 
@@ -80,13 +85,15 @@ class BoardNews(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """No seat, and why; `kind` is the name of an error class."""
+    """No seat (any more), and why; `kind` is the name of an error class. `for_now`: perhaps only until the head notices that
+    somebody has left. A deputy tells the launcher, too."""
 
     kind: str
     why: str
+    for_now: bool = False
 
 
-FromNewcomer = Knock | Resume
+FromNewcomer = Knock | Resume | Parted
 ToNewcomer = Seated | Resumed | Refused
 ToLauncher = Logged | StopRequest | Finished | Failed
 """What a worker says to the launcher, perhaps by its deputy."""
@@ -111,5 +118,5 @@ class Reconnected(msgspec.Struct, tag=True, frozen=True):
     """The launcher to a deputy, with a descriptor: your worker, on a new connection."""
 
 
-FromDeputy = Knock | Away | Logged | StopRequest | Finished | Failed
+FromDeputy = Knock | Away | Refused | Logged | StopRequest | Finished | Failed
 ToDeputy = Seat | Refused | Reconnected

@@ -25,9 +25,8 @@ While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 
 from __future__ import annotations
 
-from enum import IntEnum
 from math import nan
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -35,6 +34,9 @@ from plesio.core.events import Verdict
 from plesio.core.rounds import Call, Outcome
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 # On the channel
 
@@ -58,10 +60,11 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker: it cannot take part, and why (`kind` is the name of an error class)."""
+    """The server to a worker: it cannot take part, and why (`kind` is the name of an error class). `alone`: the others go on."""
 
     kind: str
     why: str
+    alone: bool = False
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -71,11 +74,11 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class LeaseRequest(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server: data of `epoch`, please, for which it drew `total` batches, known by their `digest`."""
 
-    epoch: int
-    total: int
-    most: int
-    unused: int
-    digest: int
+    epoch: Count
+    total: Count
+    most: Count
+    unused: Count
+    digest: Count
 
 
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
@@ -100,24 +103,6 @@ ToWorker = Welcome | Refused | LeaseReply | Regrouped
 # On the pipes
 
 
-class Form(IntEnum):
-    """How a segment's numbers are packed."""
-
-    PLAIN = 0
-    """As they lie in an arena (`plesio.tensors.arena`)."""
-
-
-class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of the payload: how it is packed, and its bytes."""
-
-    form: Form
-    nbytes: int
-
-
-Payload = tuple[Segment, ...]
-"""What a message says of the tensors beside it: the segments in order. Without any, they are a whole arena in plain form."""
-
-
 class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
     """One that a worker's pipes carry."""
 
@@ -136,26 +121,25 @@ class Contribution(Message):
     seconds from the answer before it to when it was computed; `loss`: what the training function last logged as that.
     """
 
-    number: int
-    steps: int
-    samples: int = 0
-    batches: int = 0
+    number: Count
+    steps: Count
+    samples: Count = 0
+    batches: Count = 0
     finite: bool = True
-    missing: int = 0
+    missing: Count = 0
     settings: tuple[Settings, ...] = ()
-    worked_s: float = 0.0
+    worked_s: Seconds = 0.0
     loss: float = nan
-    payload: Payload = ()
 
 
 class DroppedStep(Message):
     """A step was dropped, and `batches` leased batches with it: it had been called off (`look`: see
     `plesio.core.events.Abandoned`), or for a `reason`. `worked_s`: seconds from the answer before it until then."""
 
-    batches: int
-    look: int = 0
+    batches: Count
+    look: Count = 0
     reason: str = ""
-    worked_s: float = 0.0
+    worked_s: Seconds = 0.0
 
 
 class WorkDone(Message):
@@ -166,16 +150,16 @@ class WorkDone(Message):
     `finite`: whether the last step was; `lasted_s`: seconds since it last told, or began.
     """
 
-    steps: int = 0
-    samples: int = 0
-    batches: int = 0
-    missing: int = 0
-    staleness: dict[int, int] = {}
-    wait_s: float = 0.0
-    exchange_s: float = 0.0
-    version: int = 0
+    steps: Count = 0
+    samples: Count = 0
+    batches: Count = 0
+    missing: Count = 0
+    staleness: dict[Count, Count] = {}
+    wait_s: Seconds = 0.0
+    exchange_s: Seconds = 0.0
+    version: Count = 0
     finite: bool = True
-    lasted_s: float = 0.0
+    lasted_s: Seconds = 0.0
 
     def folded(self, staleness: int) -> None:
         """A contribution was, at that staleness."""
@@ -187,11 +171,11 @@ class CheckIn(Message):
     group; `batches`, `samples`: the data of its steps up to the coming one; `settings`: the optimizer's hyper-parameters,
     where they changed."""
 
-    round: int
-    version: int
+    round: Count
+    version: Count
     intact: bool
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     settings: bytes = b""
 
 
@@ -204,8 +188,8 @@ class MirrorFilled(Message):
 class CheckOut(Message):
     """No step follows after `round` of them: where are the weights to go, which are of `version`?"""
 
-    round: int
-    version: int
+    round: Count
+    version: Count
 
 
 class Farewell(Message):
@@ -223,7 +207,6 @@ class Beginning(Message):
     stop: bool
     contributions: int
     steps: int
-    payload: Payload = ()
 
 
 class GoOn(Message):
@@ -234,7 +217,6 @@ class GoOn(Message):
     stop: bool
     verdict: Verdict
     staleness: int = 0
-    payload: Payload = ()
 
 
 class RollCalled(Message):

@@ -48,7 +48,7 @@ class Opening:
             self._assemble(stopping)
 
     def _welcome(self, line: Line, first: bool) -> None:
-        if self.assembly is not None and not line.welcomed:
+        if self.assembly is not None and line.hello is not None and not line.welcomed:
             line.welcomed = True
             line.say(*self.assembly.welcome(first))
 

@@ -295,14 +295,14 @@ class Program:
             events.LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused), now_s
         )
 
-    def over(self, worker: int, died: bool) -> None:
+    def over(self, worker: int, died: bool, how: str = "died") -> None:
         """A process works no more: it finished, or it died. What it had sent may still be on its way."""
         self.listening[worker] = False
         self._meter.workers[worker].left = "died" if died else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self._meter.workers)
             others = "" if alone else "; the others go on, its data goes to them"
-            self.trouble(worker, f"worker {worker} died{others}", died=True)
+            self.trouble(worker, f"worker {worker} {how}{others}", died=True)
 
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""

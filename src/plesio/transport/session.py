@@ -2,11 +2,11 @@
 
 Each side numbers the frames it sends and counts those it has received whole; every head tells that count. What was sent is kept
 until the other side has it. On the next connection each side tells its count, and the other sends again what comes after it.
-Beats, and the asking for and sending of parameters, are not counted: they are of the moment, and asked for again.
+Beats are not counted: they are of the moment.
 
 A payload is not copied: it is sent again from where it lies. That is right because at most one is outstanding each way. A
 worker overwrites its gradients only after the answer, and the head of the answer acknowledges them; the server overwrites a
-version only after the worker's next contribution.
+version only after the worker's next contribution, or its word that it dropped a step.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from plesio.transport.limits import BEAT_S, UNACKNOWLEDGED_MAX
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
-
-UNCOUNTED = frozenset({Kind.TENSORS, Kind.PULL, Kind.BEAT})
 
 
 class Kept(NamedTuple):
@@ -49,7 +47,7 @@ class Session:
         self.lock = threading.RLock()
         self._wire = wire
         self._kept: deque[Kept] = deque()
-        self._payload: Frame | None = None  # still to be read
+        self._owed = False  # a payload, which is still to be read
 
     def fileno(self) -> int:
         """The descriptor, for polling; -1 without a connection."""
@@ -74,7 +72,7 @@ class Session:
             RemoteProtocolError: the other side acknowledges nothing.
         """
         with self.lock:
-            if kind not in UNCOUNTED:
+            if kind is not Kind.BEAT:
                 if len(self._kept) >= UNACKNOWLEDGED_MAX:
                     raise RemoteProtocolError(
                         f"{self.peer} has acknowledged none of the last {len(self._kept)} messages"
@@ -122,7 +120,7 @@ class Session:
                 frame = wire.receive(0.0)
                 if frame is not None and self._taken(wire, frame):
                     return frame
-            if time.monotonic() >= end_s:
+            if not self.has_input and time.monotonic() >= end_s:  # else a frame waits behind a beat, and no poll tells
                 return None
 
     def _taken(self, wire: Wire, frame: Frame) -> bool:
@@ -131,26 +129,23 @@ class Session:
         self._forget(wire, wire.acknowledged)
         if frame.kind is Kind.BEAT:
             return False
-        if frame.kind not in UNCOUNTED and wire.number != (self.received + 1) & 0xFFFF:
+        if wire.number != (self.received + 1) & 0xFFFF:
             wire.refuse(
                 f"frame {wire.number} where {(self.received + 1) & 0xFFFF} comes next (modulo 65,536): "
                 "frames were lost, doubled or exchanged on the way"
             )
-        if frame.payload_bytes:
-            self._payload = frame
-        elif frame.kind not in UNCOUNTED:
-            self.received += 1
+        self._owed = frame.payload_bytes > 0
+        self.received += not self._owed
         return True
 
     def read_payload(self, into: Sequence[memoryview]) -> None:
         """Read the payload of the last frame to where it belongs; raises as `Wire.read_payload` does."""
         with self.lock:
-            assert self._payload is not None, "the last frame has a payload"
+            assert self._owed, "the last frame has a payload"
             self._connection().read_payload(into)
             self.heard_s = time.monotonic()
-            if self._payload.kind not in UNCOUNTED:
-                self.received += 1
-            self._payload = None
+            self.received += 1
+            self._owed = False
 
     def resume(self, wire: Wire, their_received: int) -> None:
         """Go on over another connection: send again what the other side, which has told its count, did not receive.
@@ -162,7 +157,7 @@ class Session:
         with self.lock:
             self.close()
             self._forget(wire, their_received)
-            self._wire, self._payload = wire, None
+            self._wire, self._owed = wire, False
             self.heard_s = time.monotonic()
             for number, kept in enumerate(list(self._kept), self.sent - len(self._kept) + 1):
                 self._put(*kept, number)
@@ -189,10 +184,10 @@ class Session:
 
 
 class Pulse:
-    """A thread that beats for a worker whose main thread computes, until `close`."""
+    """A thread that beats for a worker whose main thread computes, until `close`; `beat` is a session's."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="plesio-pulse", daemon=True)
         self._thread.start()
@@ -200,7 +195,7 @@ class Pulse:
     def _run(self) -> None:
         while not self._over.wait(BEAT_S / 2):
             with suppress(ConnectionLostError):  # the main thread finds out by itself
-                self._session.beat()
+                self._beat()
 
     def close(self) -> None:
         """End it."""

@@ -80,6 +80,10 @@ class RemoteProtocolError(ProtocolError):
     """The other side sent what is no frame, or not one that may come now."""
 
 
+class DamagedError(RemoteProtocolError, ConnectionLostError):
+    """A frame was damaged on the way: it is sent again where there is a session, over another connection."""
+
+
 class Frame(NamedTuple):
     """What came. Its payload, if there is one, is still to be read."""
 
@@ -110,10 +114,7 @@ class Wire:
         self._socket = connection
         self._tls = connection if isinstance(connection, ssl.SSLSocket) else None
         connection.setblocking(self._tls is None)
-        for option in (
-            socket.SO_RCVTIMEO,
-            socket.SO_SNDTIMEO,
-        ):  # plain: the kernel waits, and nobody is woken for a part
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # plain: nobody is woken for a part
             connection.setsockopt(socket.SOL_SOCKET, option, TIMEVAL.pack(int(LEASE_S), round(LEASE_S % 1 * 1e6)))
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -211,6 +212,7 @@ class Wire:
         Raises:
             ConnectionLostError: the other side is gone, or stopped for `LEASE_S` in the middle.
             RemoteProtocolError: what came is no frame.
+            DamagedError: it was one.
         """
         assert not self._payload_bytes, "the payload is read first"
         if self._begin == self._end:
@@ -235,7 +237,7 @@ class Wire:
         body = self._take(size)
         expected = 0 if self._tls else xxh3_64_intdigest(head[: HEAD.size] + body)
         if checksum != expected:
-            self.refuse(f"a frame whose checksum is {checksum:016x}, not {expected:016x}: it was damaged on the way")
+            self._damaged("frame", checksum, expected)
         self.number, self.acknowledged, self._payload_bytes = number, acknowledged, payload_bytes
         return Frame(KINDS[kind], body, payload_bytes)
 
@@ -244,7 +246,8 @@ class Wire:
 
         Raises:
             ConnectionLostError: the other side is gone, or stopped for `LEASE_S`.
-            RemoteProtocolError: it is not as long as `into` (nothing is read then), or it was damaged.
+            RemoteProtocolError: it is not as long as `into`; nothing is read then.
+            DamagedError: it was damaged.
         """
         views = [view.cast("B") for view in into if view.nbytes]
         expected, announced = sum(map(len, views)), self._payload_bytes
@@ -256,9 +259,7 @@ class Wire:
         if checksum and announced:
             (told,) = CHECKSUM.unpack(self._take(CHECKSUM.size))
             if told != checksum.intdigest():
-                self.refuse(
-                    f"a payload whose checksum is {told:016x}, not {checksum.hexdigest()}: it was damaged on the way"
-                )
+                self._damaged("payload", told, checksum.intdigest())
         self._payload_bytes = 0
 
     def _take(self, size: int) -> bytes:
@@ -325,6 +326,12 @@ class Wire:
         """
         self._break()
         raise RemoteProtocolError(f"{self.peer} sent {what}")
+
+    def _damaged(self, what: str, told: int, found: int) -> NoReturn:
+        self._break()
+        raise DamagedError(
+            f"{self.peer} sent a {what} whose checksum is {told:016x}, not {found:016x}: it was damaged on the way"
+        )
 
     def _break(self) -> None:
         """End it for both sides. The descriptor stays open: another thread may be polling it."""

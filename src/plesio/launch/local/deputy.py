@@ -2,7 +2,8 @@
 
 To the server and the launcher it is that worker: it holds the worker's line, maps the run's memory, and its end is the
 worker's death. What the worker contributes is received straight into its slot. What the worker goes on from is sent straight
-from the ring. So no tensor is copied in this process, and a stranger's bytes are parsed apart from the server's.
+from the ring. So no tensor is copied in this process, and a stranger's bytes are parsed apart from the server's. A worker that
+says what it may not (`plesio.launch.local.order`) is hung up on: to the others that is a death.
 
     worker  --frames-->  deputy  --pipes, channels-->  server, launcher
                         (slot, ring)
@@ -13,9 +14,9 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ import torch
 
 from plesio.core.events import Verdict
 from plesio.launch.job import Job
+from plesio.launch.local.order import Order, Pull, Said
 from plesio.protocol import remote
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
@@ -30,6 +32,7 @@ from plesio.protocol.worker import (
     Answer,
     Beginning,
     Contribution,
+    Farewell,
     FromWorker,
     GoOn,
     Hello,
@@ -48,7 +51,7 @@ from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, SEAT_S
 from plesio.transport.memory import SharedBlock
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
-from plesio.transport.wire import ConnectionLostError, Frame, RemoteProtocolError, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, Wire
 from plesio.transport.wire import Kind as FrameKind
 
 TICK_S = 0.2
@@ -87,15 +90,17 @@ class Deputy:
         self._server = server
         self._push, self._answer = pipes
         self._session = session
+        self._order = Order(job.config.strategy)
         self._layout: Layout | None = None
         self._ring: list[memoryview] = []
         self._slot = memoryview(b"")
         self._board: Board | None = None
         self._news = remote.BoardNews(0, 0)
         self._buffer = 0
-        self._begun = self._finished = False
+        self._parted = False
         self._lost_s = 0.0  # without a connection: when the worker was last heard
         self._hear = {
+            FrameKind.SESSION: self._part,
             FrameKind.CHANNEL: self._to_server,
             FrameKind.DOORBELL: self._to_doorbell,
             FrameKind.LAUNCHER: self._to_launcher,
@@ -103,42 +108,49 @@ class Deputy:
         }
 
     def run(self) -> None:
-        """Pass on what is said, until the worker or the server is gone."""
+        """Pass on what is said, until the worker or the server is gone.
+
+        Raises:
+            ProtocolError: the worker said what it may not.
+            ChannelClosedError, BrokenPipeError: the server or the launcher is gone.
+        """
         poller, watched = select.poll(), -1
         for descriptor in (self._launcher.fileno(), self._server.fileno(), self._answer):
             poller.register(descriptor, select.POLLIN)
         lookout = Lookout(poller)
-        while True:
-            now = self._session.fileno() if not self._lost_s else -1
-            if now != watched:
+        while not self._parted and not (self._lost_s and time.monotonic() - self._lost_s > LEASE_S):
+            if watched != (now := self._session.fileno()):
                 if watched >= 0:
                     poller.unregister(watched)
                 if now >= 0:
                     poller.register(now, select.POLLIN)
                 watched = now
-            ready = {descriptor for descriptor, _ in lookout.wait(TICK_S)}
-            if self._launcher.fileno() in ready:
-                self._from_launcher()
-            if self._lost_s:
-                if time.monotonic() - self._lost_s > LEASE_S or self._finished:
-                    return
-                continue
+            ready = {descriptor for descriptor, _ in lookout.wait(0.0 if self._session.has_input else TICK_S)}
             try:
-                if watched in ready:
+                if self._launcher.fileno() in ready:
+                    self._from_launcher()
+                if watched in ready or self._session.has_input:
                     while self._from_worker():
                         pass
-                if self._server.fileno() in ready:
+                if self._server.fileno() in ready:  # while the worker is away, its session keeps what it is told
                     self._from_server()
                 if self._answer in ready:
                     self._from_answer()
                 self._tick()
             except ConnectionLostError:
-                self._session.close()
-                self._lost_s = self._session.heard_s
-                self._launcher.send(remote.Away(True))
+                self._cut()
+
+    def _cut(self) -> None:
+        """The worker has the lease to come back. It may come to nothing while it does: then it has it anew."""
+        if not self._lost_s:
+            self._session.close()
+            self._lost_s = self._session.heard_s
+            self._launcher.send(remote.Away(True))
 
     def _tick(self) -> None:
         now_s = time.monotonic()
+        if self._lost_s:
+            return
         if now_s - self._session.heard_s > LEASE_S:
             raise ConnectionLostError(f"worker {self._worker} said nothing for {LEASE_S:g} s")
         if now_s - self._session.told_s > BEAT_S:
@@ -147,6 +159,7 @@ class Deputy:
             news = remote.BoardNews(self._board.broken, self._board.mirror_wanted)
             if news != self._news:
                 self._news = news
+                self._order.mirrors = max(self._order.mirrors, news.mirror_wanted)
                 self._session.send(FrameKind.CHANNEL, encode(news))
 
     # From the worker
@@ -158,9 +171,34 @@ class Deputy:
             return False
         handler = self._hear.get(frame.kind)
         if handler is None:
-            raise RemoteProtocolError(f"a frame of kind {frame.kind.name} came from a worker that has a seat")
+            raise ProtocolError(f"it sent a frame of kind {frame.kind.name}, as only a head does")
         handler(frame)
-        return True
+        return not self._parted
+
+    def _heard(self, frame: Frame, message: Said) -> None:
+        """Make sure that it may say this, and read what comes with it to where it belongs."""
+        self._order.check(message)
+        into = self._place(message)
+        expected = sum(view.nbytes for view in into)
+        if frame.payload_bytes != expected:
+            raise ProtocolError(
+                f"it sent {frame.payload_bytes} bytes with {type(message).__name__}; {expected} were expected"
+            )
+        if expected:
+            self._session.read_payload(into)
+        self._order.note(message)
+
+    def _place(self, message: Said) -> Sequence[memoryview]:
+        match message:
+            case Ready():
+                return self._ring[: self._order.copies]
+            case Contribution():
+                return self._moving(self._slot)
+            case MirrorFilled():
+                return self._ring[:1]
+            case Farewell() if self._order.wanted:  # the last weights
+                return [self._ring[self._buffer]]
+        return ()
 
     def _to_server(self, frame: Frame) -> None:
         message = decode_to_server(frame.body)
@@ -168,49 +206,57 @@ class Deputy:
             trusts = self._job.listening is not None and self._job.listening.trusts
             structure = message.structure if trusts else b""
             message = msgspec.structs.replace(message, worker=self._worker, structure=structure)
+        self._heard(frame, message)
+        if isinstance(message, Hello):
             self._layout = Layout(message.model.specs)
-        elif isinstance(message, Ready) and frame.payload_bytes:
-            self._session.read_payload(self._ring[: frame.payload_bytes // self._nbytes])
         self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:
         message = decode_from_worker(frame.body)
-        if isinstance(message, Contribution):
-            self._session.read_payload(self._moving(self._slot))
-        elif frame.payload_bytes:  # a mirror, or the last weights
-            self._session.read_payload([self._ring[0 if isinstance(message, MirrorFilled) else self._buffer]])
+        self._heard(frame, message)
         os.write(self._push, HEAD.pack(len(frame.body)) + frame.body)
 
     def _to_launcher(self, frame: Frame) -> None:
         message = decode_to_launcher(frame.body)
-        self._finished = self._finished or isinstance(message, (Finished, Failed))
+        self._heard(frame, message)
         self._launcher.send(message)
+        if isinstance(message, (Finished, Failed)):
+            self._session.send(FrameKind.BEAT, b"")  # it waits for the word that this has come
 
     def _pulled(self, frame: Frame) -> None:
+        self._heard(frame, Pull())
         self._session.send(FrameKind.TENSORS, b"", self._moving(self._ring[self._buffer]))
+
+    def _part(self, frame: Frame) -> None:
+        if not isinstance(decode_knock(frame.body), remote.Parted):
+            raise ProtocolError("it asked for a seat, and has one")
+        self._parted = True
 
     # From the others
 
     def _from_launcher(self) -> None:
-        message, descriptors = self._launcher.receive(LEASE_S)
-        if isinstance(message, remote.Reconnected):
-            wire = opened(self._job, descriptors[0])
-            if wire is None:
-                return
-            frame = wire.receive(HANDSHAKE_S)
-            knock = decode_knock(frame.body) if frame is not None else None
+        """The worker is there again, on another connection, which may be lost before all is said: then it comes again."""
+        _, descriptors = self._launcher.receive(LEASE_S)
+        wire = opened(self._job, descriptors[0])
+        if wire is None:
+            return
+        try:
+            knock = first_words(wire)
             if not isinstance(knock, remote.Resume):
-                wire.close()
-                return
+                raise ProtocolError("it has a ticket, and does not resume")
             wire.send(FrameKind.SESSION, encode(remote.Resumed(self._session.received)))
-            self._session.resume(wire, knock.received)
-            self._lost_s = 0.0
-            self._launcher.send(remote.Away(False))
+        except (ConnectionLostError, ProtocolError):
+            wire.close()
+            return
+        self._lost_s = 0.0
+        self._session.resume(wire, knock.received)
+        self._launcher.send(remote.Away(False))
 
     def _from_server(self) -> None:
         message, descriptors = self._server.receive(LEASE_S)
         if isinstance(message, Welcome):
             self._map(message, descriptors)
+        self._order.told(message)
         self._session.send(FrameKind.CHANNEL, encode(message))
 
     def _map(self, welcome: Welcome, descriptors: Sequence[int]) -> None:
@@ -229,6 +275,7 @@ class Deputy:
             raise ChannelClosedError("the server")
         self._buffer, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
+        self._order.told(answer)
         self._session.send(FrameKind.ANSWER, body, self._payload(answer))
 
     def _payload(self, answer: Answer) -> list[memoryview]:
@@ -269,6 +316,12 @@ def opened(job: Job, descriptor: int) -> Wire | None:
         return None
 
 
+def first_words(wire: Wire) -> remote.FromNewcomer | None:
+    """What a connection begins with; None if nothing came in time."""
+    frame = wire.receive(HANDSHAKE_S)
+    return decode_knock(frame.body) if frame is not None else None
+
+
 def main(job: Job, descriptors: list[int]) -> None:
     """Entry of a deputy. `descriptors`: launcher, connection. Whatever ends it is its worker's death, and ends nobody else."""
     torch.set_num_threads(1)
@@ -281,13 +334,15 @@ def main(job: Job, descriptors: list[int]) -> None:
     except (ChannelClosedError, BrokenPipeError, ConnectionLostError):
         pass  # the server, the launcher or the worker is gone
     except ProtocolError as error:
-        print(f"a worker at {wire.peer} is hung up on: {error}", file=sys.stderr)
+        launcher.send(remote.Refused("PlesioError", f"{wire.peer}: {error}"))
 
 
 def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
     """Have the launcher give a seat to whoever is at the other end, and be its deputy."""
-    frame = wire.receive(HANDSHAKE_S)
-    knock = decode_knock(frame.body) if frame is not None else None
+    knock = first_words(wire)
+    if isinstance(knock, remote.Resume):
+        why = "its seat was given up: nobody came back to it within the lease, or the head is another"
+        wire.send(FrameKind.SESSION, encode(remote.Refused("PlesioError", why)))
     if not isinstance(knock, remote.Knock):
         return
     launcher.send(knock)
@@ -297,4 +352,10 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
         return
     wire.send(FrameKind.SESSION, encode(reply.seated))
     server: Channel[Any] = Channel.attach(line[0], ToWorker, "the server")
-    Deputy(job, reply.seated, launcher, server, (line[1], line[2]), Session(wire, knock.who)).run()
+    session = Session(wire, knock.who)
+    try:
+        Deputy(job, reply.seated, launcher, server, (line[1], line[2]), session).run()
+    except ProtocolError as error:
+        with suppress(ConnectionLostError):
+            session.send(FrameKind.SESSION, encode(remote.Refused("PlesioError", f"the head hung up: {error}")))
+        raise

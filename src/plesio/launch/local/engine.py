@@ -121,6 +121,8 @@ class LocalEngine:
                     self._fork_server_died(fork_server)
                 elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_workers_out` may have read it
                     poller.unregister(descriptor)
+                    if sender is not self._processes.server:  # which may still be written to
+                        sender.channel.close()
             self._supervise()
 
     def _listen(self, process: Process) -> None:
@@ -209,6 +211,9 @@ class LocalEngine:
                 self._seats.knocked(process, message)
             case remote.Away(is_away):
                 self._seats.away(process, is_away)
+            case remote.Refused(_, why):
+                what = f"{process.title} was hung up on: {why}"
+                self._outcome.incidents.append(Incident(self._live.time_s, process.worker, what))
             case launcher.Failed():
                 process.done = True
                 self._failed(process.worker, message)
@@ -220,7 +225,7 @@ class LocalEngine:
     def _hear_workers_out(self) -> None:
         """Read what workers sent before the server's last message: it may say why the run ended, or what they raised."""
         for process in self._processes.workers:
-            while readable(process.channel.fileno(), 0.0) and self._hear(process):
+            while not process.gone and readable(process.channel.fileno(), 0.0) and self._hear(process):
                 pass
 
     def _failed(self, worker: int | None, message: launcher.Failed) -> None:

@@ -119,16 +119,18 @@ class Seats:
             (self._away.add if is_away else self._away.discard)(process.worker)
 
     def _taken(self, knock: remote.Knock) -> remote.Refused:
-        workers = self._job.config.workers
+        workers, for_now = self._job.config.workers, False
         if knock.rank >= workers:
             why = f"worker {knock.rank} has no seat: the run has {workers} workers, 0 to {workers - 1}"
         elif knock.rank in self.finished:
             why = f"worker {knock.rank} has finished: its part of the run is over"
         elif knock.rank >= 0:
             why = f"worker {knock.rank} is here already: two processes say that they are it; give each its own rank"
+            for_now = True
         else:
             why = f"all {workers} seats are taken or have finished: start the run with more workers"
-        return remote.Refused("ConfigurationError", why)
+            for_now = len(self.finished) < workers
+        return remote.Refused("ConfigurationError", why, for_now)
 
     def _late(self, knock: remote.Knock) -> remote.Refused | None:
         """Where workers fold among themselves, what one is told that comes when they do."""

@@ -16,7 +16,7 @@ from typing import Any
 from plesio.core.events import Cancel, Evict, Grant
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
-from plesio.errors import PlesioError
+from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.job import Job
 from plesio.observe.meter import Meter
 from plesio.protocol import launcher
@@ -117,7 +117,14 @@ class Server(Replies):
         self._line(worker).say(reply)
 
     def refused(self, worker: int, why: str) -> None:
-        self._line(worker).say(protocol.Refused("ConfigurationError", why))
+        self._refuse(self._line(worker), ConfigurationError(why))
+
+    def _refuse(self, line: Line, error: PlesioError) -> None:
+        """Where workers come from elsewhere, one that is not like the others has to go, and another may take its seat."""
+        alone = self._listening is not None
+        line.say(protocol.Refused(type(error).__name__, str(error), alone))
+        if alone:
+            self._lost(line, f"was refused ({error})")
 
     def evicted(self, evict: Evict) -> None:
         self._evicted.append(self._line(evict.worker))
@@ -250,22 +257,18 @@ class Server(Replies):
             return
         if isinstance(message, protocol.Hello):
             line.hello = message
+            if self._opening.assembly is not None:  # it comes after the others: its model has to be theirs
+                try:
+                    self._opening.assembly.check(message)
+                except PlesioError as error:
+                    self._refuse(line, error)
+                    return
         else:
             line.ready = True
         if not self._program.begun:
             self._begin()
         elif line.ready:
             self._late.append(line)
-        else:
-            self._admit(line)
-
-    def _admit(self, line: Line) -> None:
-        """A worker that comes while the others train: its model has to be theirs."""
-        assert line.hello is not None
-        try:
-            self._memory.check(line.hello)
-        except PlesioError as error:
-            line.say(protocol.Refused(type(error).__name__, str(error)))
         else:
             line.say(*self._memory.welcome(first=False))
 
@@ -299,14 +302,14 @@ class Server(Replies):
         if self._peers is not None:
             self._peers.finished(worker, now_s)
 
-    def _lost(self, line: Line) -> None:
+    def _lost(self, line: Line, how: str = "died") -> None:
         """A worker's pipe is closed, or is to be."""
         if line.gone:
             return
         self._close(line)
         self._emptied_s = time.monotonic()
         died, now_s = not line.finished, time.monotonic()
-        self._program.over(line.worker, died)
+        self._program.over(line.worker, died, how)
         if self._peers is not None:
             self._peers.gone(line.worker, died, now_s)
         elif self._program.begun:

@@ -70,6 +70,8 @@ class ProcessContext:
         self._doorbell = doorbell
         self._exchange: Exchange | None = None
         self._begun_s: float | None = None
+        self.refused = False
+        """Whether this worker is, and the others go on."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -155,6 +157,7 @@ class ProcessContext:
                 "with resume=, or start the run again"
             ) from None
         if isinstance(reply, Refused):
+            self.refused = reply.alone
             raise (error_class(reply.kind) or PlesioError)(reply.why)
         assert isinstance(reply, kind), "a worker knows what comes next"
         return reply, descriptors

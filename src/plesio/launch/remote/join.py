@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from plesio.config import RunConfig
-from plesio.errors import ConfigurationError, error_class, is_own, traceback_of, words_of
+from plesio.errors import ConfigurationError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
 from plesio.launch.local.children import keep_to_itself
 from plesio.launch.local.worker_process import ProcessContext
 from plesio.launch.remote import torchrun
 from plesio.launch.remote.find import LOOPBACK, Place, given_token, place, token_of
 from plesio.launch.remote.head import START_S, Head, start_head
-from plesio.launch.remote.link import Link, persist
+from plesio.launch.remote.link import Link, persist, refusal
 from plesio.launch.remote.worker import RemoteContext
 from plesio.protocol import remote
 from plesio.protocol.launcher import Failed, Finished
@@ -117,7 +117,10 @@ def join(
         with taking_part(worker):
             yield worker
     except Exception as error:
-        context.over(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
+        if context.refused:
+            context.drop()
+        else:
+            context.over(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
         raise
     except BaseException:
         context.drop()
@@ -189,7 +192,7 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
     launcher.send(knock)
     reply, line = launcher.receive(SEAT_S, "a seat")
     if not isinstance(reply, remote.Seat):
-        raise (error_class(reply.kind) or ConfigurationError)(reply.why)
+        raise refusal(reply)
     seated, terms = reply.seated, reply.seated.terms
     config = RunConfig(
         strategy=Strategy.from_data(terms.name, terms.strategy),

@@ -2,7 +2,7 @@
 
 | the connection is lost for | then                                                                                      |
 | -------------------------- | ----------------------------------------------------------------------------------------- |
-| less than the lease        | a new one takes its place: what did not come is sent again, and nobody notices            |
+| less than the lease        | a new one takes its place, however often: what did not come is sent again, nobody notices |
 | longer, or the head died   | the worker gets a seat anew, as a later incarnation: `Reseated`                           |
 | longer than `rejoin_s`     | `ServerLostError`                                                                         |
 """
@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,16 +18,18 @@ from typing import TypeVar
 
 import msgspec
 
-from plesio.errors import ConfigurationError, ServerLostError, error_class
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError, error_class
 from plesio.protocol import remote
 from plesio.protocol.coding import decoder_of, encode
 from plesio.transport.channel import ChannelClosedError
 from plesio.transport.limits import BEAT_S, LEASE_S, SEAT_S
-from plesio.transport.session import Session
+from plesio.transport.session import Pulse, Session
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
 
 RETRY_S = (0.05, 2.0)
 """How long to wait before the next attempt to connect: at first, and at most."""
+PART_S = 10.0
+"""How long the last words of a worker may take."""
 T = TypeVar("T")
 decode: Callable[[bytes], remote.ToNewcomer] = decoder_of(remote.ToNewcomer)
 NOWHERE: Callable[[Frame], Sequence[memoryview]] = lambda frame: ()  # noqa: E731
@@ -36,6 +37,10 @@ NOWHERE: Callable[[Frame], Sequence[memoryview]] = lambda frame: ()  # noqa: E73
 
 class Reseated(Exception):
     """The worker has another seat, or the same one as a later incarnation: it has to introduce itself anew."""
+
+
+class TakenError(ConfigurationError):
+    """There is no seat, or only until the head notices that somebody has left."""
 
 
 class Link:
@@ -55,12 +60,11 @@ class Link:
         self._dial = dial
         self._knock = knock
         self._rejoin_s = rejoin_s
-        self._closed = False
-        if not self._take_seat():
-            raise ConnectionLostError("it hung up")
+        self._parting = False
+        self._take_seat()
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _let_go(here()))
-        threading.Thread(target=self._beat, name="plesio heartbeat", daemon=True).start()
+        self._pulse = Pulse(lambda: self._session.beat())
 
     def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
         """Send; if the connection is lost, the frame is sent again on the next.
@@ -78,12 +82,15 @@ class Link:
 
         Raises:
             Reseated, ServerLostError: the connection was lost for too long.
+            PlesioError: the head hangs up, and says why.
         """
         end_s = time.monotonic() + timeout_s
         while True:
             try:
                 frame = self._session.receive(min(max(0.0, end_s - time.monotonic()), BEAT_S))
                 if frame is not None:
+                    if frame.kind is Kind.SESSION:
+                        raise refusal(decode(frame.body))
                     if frame.payload_bytes:
                         self._session.read_payload(place(frame))
                     return frame
@@ -98,69 +105,55 @@ class Link:
         """The descriptor; -1 while there is no connection."""
         return self._session.fileno()
 
-    def flush(self, timeout_s: float) -> None:
-        """Wait until all that was sent has come."""
-        end_s = time.monotonic() + timeout_s
-        while self._session.unacknowledged and time.monotonic() < end_s:
-            self.receive(BEAT_S)
+    def part(self, kind: Kind, body: bytes) -> None:
+        """Say this last, see that all has come, and hang up. A seat that is lost by then is not taken again."""
+        self._parting, self._rejoin_s = True, LEASE_S
+        end_s = time.monotonic() + PART_S
+        with suppress(Reseated, PlesioError, ConnectionLostError):  # nobody is left to tell
+            self.send(kind, body)
+            while self._session.unacknowledged and time.monotonic() < end_s:
+                self.receive(BEAT_S)
+            self._session.send(Kind.SESSION, encode(remote.Parted()))
+        self.close()
 
     def close(self) -> None:
-        """Hang up."""
-        self._closed = True
+        """Hang up, in the middle of anything: for the head the worker may come back until the lease is over."""
+        self._pulse.close()
         self._session.close()
 
     # Staying connected
-
-    def _beat(self) -> None:
-        """The thread: say that the worker is alive, while it computes."""
-        while not self._closed:
-            time.sleep(BEAT_S)
-            with suppress(ConnectionLostError):  # the worker finds out when it has something to say
-                self._session.beat()
 
     def _reconnect(self) -> None:
         """Go on over a new connection.
 
         Raises:
-            Reseated: the seat was given up meanwhile; there is another.
+            Reseated: the seat was given up meanwhile; there is another, unless the worker parts.
         """
         self._session.close()
-        persist(lambda: self._resume() or self._take_seat(), self._rejoin_s, self._knock.who)
-        if self._new:
-            raise Reseated
+        persist(self._come_back, self._rejoin_s, self._knock.who)
 
-    def _resume(self) -> bool:
-        """Whether the deputy is still there, and goes on where it was."""
+    def _come_back(self) -> None:
+        """Go on with the deputy where it was or, if it is gone, take a seat anew; raises `Reseated` then."""
         wire = self._dial(self.seated.ticket)
-        wire.send(Kind.SESSION, encode(remote.Resume(self._session.received)))
-        frame = _first(wire)
-        if frame is None:
-            return False
-        reply = decode(frame.body)
-        if not isinstance(reply, remote.Resumed):
-            return False
-        self._session.resume(wire, reply.received)
-        self._new = False
-        return True
+        reply = _answer_to(remote.Resume(self._session.received), wire)
+        if isinstance(reply, remote.Resumed):
+            self._session.resume(wire, reply.received)
+            return
+        wire.close()
+        if not self._parting:
+            self._take_seat()
+        raise Reseated
 
-    def _take_seat(self) -> bool:
+    def _take_seat(self) -> None:
         wire = self._dial(remote.NO_TICKET)
-        wire.send(Kind.SESSION, encode(self._knock))
-        frame = _first(wire)
-        if frame is None:
-            return False
-        reply = decode(frame.body)
-        if isinstance(reply, remote.Refused):
-            wire.close()
-            raise (error_class(reply.kind) or ConfigurationError)(reply.why)
+        reply = _answer_to(self._knock, wire)
         if not isinstance(reply, remote.Seated):
-            raise RemoteProtocolError(f"{type(reply).__name__} came for a knock")
+            wire.close()
+            raise refusal(reply)
         self.seated = reply
         self._knock = msgspec.structs.replace(self._knock, rank=reply.worker)  # from now on that seat and no other
         self.hosts = wire.hosts
         self._session = Session(wire, wire.peer)
-        self._new = True
-        return True
 
 
 def _let_go(link: Link | None) -> None:
@@ -172,20 +165,23 @@ def _let_go(link: Link | None) -> None:
 
 
 def persist(attempt: Callable[[], T], within_s: float, who: str) -> T:
-    """What an attempt to connect comes to: it is repeated while the head cannot be reached.
+    """What an attempt to connect comes to: it is repeated while the head cannot be reached, and for two leases while all seats
+    are taken.
 
     Raises:
         ServerLostError: it could not be reached for so long.
     """
-    end_s, pause_s = time.monotonic() + within_s, RETRY_S[0]
+    began_s, pause_s = time.monotonic(), RETRY_S[0]
     while True:
         try:
-            if got := attempt():
-                return got
-            why = "it hung up"
+            return attempt()
+        except TakenError as error:
+            if time.monotonic() - began_s > 2 * LEASE_S:
+                raise
+            why = str(error)
         except (OSError, ConnectionLostError, ChannelClosedError) as error:
             why = str(error) or type(error).__name__
-        if time.monotonic() + pause_s > end_s:
+        if time.monotonic() + pause_s > began_s + within_s:
             raise ServerLostError(
                 f"no server: {who} tried for {within_s:g} s ({why}); is the head running, and is the address reachable from "
                 "this host?"
@@ -194,12 +190,19 @@ def persist(attempt: Callable[[], T], within_s: float, who: str) -> T:
         pause_s = min(2 * pause_s, RETRY_S[1])
 
 
-def _first(wire: Wire) -> Frame | None:
-    """The first answer on a new connection; None if it was closed, or nothing came."""
-    try:
-        frame = wire.receive(SEAT_S)
-    except ConnectionLostError:
-        frame = None
+def refusal(reply: remote.ToNewcomer) -> Exception:
+    """What to raise for an answer that is no seat."""
+    if not isinstance(reply, remote.Refused):
+        return RemoteProtocolError(f"{type(reply).__name__} came out of turn")
+    kind = TakenError if reply.for_now else error_class(reply.kind) or ConfigurationError
+    return kind(reply.why)
+
+
+def _answer_to(first: remote.FromNewcomer, wire: Wire) -> remote.ToNewcomer:
+    """What comes for the first words on a connection. If that is nothing, the connection is lost."""
+    wire.send(Kind.SESSION, encode(first))
+    frame = wire.receive(SEAT_S)
     if frame is None:
         wire.close()
-    return frame
+        raise ConnectionLostError(f"{wire.peer} did not answer within {SEAT_S:g} s")
+    return decode(frame.body)

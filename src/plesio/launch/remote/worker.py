@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
-from plesio.errors import DeadlineError, PlesioError, ServerLostError, StopRun, error_class
+from plesio.errors import DeadlineError, PlesioError, StopRun, error_class
 from plesio.launch.remote.link import Link, Reseated
 from plesio.protocol import launcher
 from plesio.protocol.coding import decoder_of, encode
@@ -61,8 +61,6 @@ from plesio.worker.warn import warn
 
 MOVING = (Kind.TRAINED, Kind.BUFFER)
 """What moves in an exchange; frozen tensors are sent once, at the beginning."""
-FLUSH_S = 10.0
-"""How long the last words of a worker may take."""
 M = TypeVar("M")
 Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
@@ -230,6 +228,8 @@ class RemoteContext:
         self._bell = RemoteBell(link, self.rank, self._rejoin)
         self._exchange: ServerExchange | AllReduceExchange | None = None
         self._begun_s: float | None = None
+        self.refused = False
+        """Whether this worker is, and the others go on."""
 
     def now_s(self) -> float:
         """This host's monotonic clock; the server is told durations."""
@@ -344,6 +344,7 @@ class RemoteContext:
         """The server's next message; what it refuses is raised here."""
         reply = self._bell.reply(self._timeout_s, waiting_for)
         if isinstance(reply, Refused):
+            self.refused = reply.alone
             raise (error_class(reply.kind) or PlesioError)(reply.why)
         assert isinstance(reply, kind), "a worker knows what comes next"
         return reply
@@ -354,10 +355,10 @@ class RemoteContext:
 
     def over(self, failed: launcher.Failed | None = None) -> None:
         """The training function is over; if it raised, the launcher is told what."""
-        with suppress(ServerLostError):  # nobody is left to tell
-            self._bell.say(FrameKind.LAUNCHER, failed or launcher.Finished())
-            self._link.flush(FLUSH_S)
-        self._link.close()
+        if self._bell.reseated and failed is None:  # its farewell was lost with the seat
+            self._bell.reseated = False
+            self.leave()
+        self._link.part(FrameKind.LAUNCHER, encode(failed or launcher.Finished()))
 
 
 class BoardByMessage(Board):

@@ -1,0 +1,209 @@
+"""What a worker of another host may say, and when. Its deputy passes on nothing else: the server believes all it hears.
+
+| it says             | when                                                     | with                                         |
+| ------------------- | -------------------------------------------------------- | -------------------------------------------- |
+| Hello               | once                                                     | model and optimizer that can be laid out     |
+| Ready               | once, when it is welcomed                                | the initial weights, if it is the first      |
+| LeaseRequest        | in training, when the one before is answered             |                                              |
+| Contribution        | in training, one for each answer, numbered without a gap | gradients; settings like those of its Hello  |
+| DroppedStep         | in place of a contribution whose step was called off     |                                              |
+| Pull                | when a step was called off                               |                                              |
+| WorkDone            | in all-reduce                                            |                                              |
+| CheckIn, CheckOut   | in all-reduce, when the one before is answered           |                                              |
+| MirrorFilled        | in all-reduce, if the board asked for it                 | all parameters                               |
+| Farewell            | once; nothing of the above follows                       | all parameters, if CheckedOut wanted them    |
+| Logged, StopRequest | at any time before the last                              |                                              |
+| Finished, Failed    | once, last                                               |                                              |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plesio.core.events import Verdict
+from plesio.errors import PlesioError
+from plesio.protocol.coding import ProtocolError, decoder_of
+from plesio.protocol.launcher import Failed, Finished
+from plesio.protocol.remote import ToLauncher
+from plesio.protocol.worker import (
+    Answer,
+    Beginning,
+    CheckedOut,
+    CheckIn,
+    CheckOut,
+    Contribution,
+    DroppedStep,
+    Farewell,
+    FromWorker,
+    GoOn,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    MirrorFilled,
+    Ready,
+    Refused,
+    RollCalled,
+    ToServer,
+    ToWorker,
+    Welcome,
+    WorkDone,
+)
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Kind, Layout
+from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.outer import check_carried, kept_copies
+
+decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
+SIZE_MAX = 1 << 40
+"""Of a dimension: more than any memory holds."""
+
+
+class Pull:
+    """A worker asks for the parameters that go with an answer that came unasked. It is a frame without a message."""
+
+
+Said = ToServer | FromWorker | ToLauncher | Pull
+
+
+class Order:
+    """How far one worker of a run under `strategy` is."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self.hello: Hello | None = None
+        self.welcome: Welcome | None = None
+        self.mirrors = 0
+        """The last that the board asked for."""
+        self.wanted = False
+        """Whether its last weights are."""
+        self._ready = self._asks = self._called = self._left = self._over = False
+        self._answers = 0  # it was given in training: the first is the beginning
+        self._steps = 0  # it told of: each is a contribution, or was dropped
+        self._pulls = 0  # it may still make
+
+    def check(self, message: Said) -> None:
+        """Whether the worker may say this now; nothing changes before `note`.
+
+        Raises:
+            ProtocolError: it may not, or it says what cannot be.
+        """
+        here = not self._over and (isinstance(message, ToLauncher) or not self._left)
+        training, via = self._answers > 0, self._strategy.via
+        allowed = True
+        match message:
+            case Hello():
+                allowed = self.hello is None
+            case Ready():
+                allowed = self.welcome is not None and not self._ready
+            case LeaseRequest():
+                allowed = training and not self._asks
+            case Contribution():
+                allowed = via.at_server and message.number == self._steps + 1 <= self._answers
+            case DroppedStep():
+                allowed = self._steps + 1 < self._answers if via.at_server else training
+            case Pull():
+                allowed = self._pulls > 0
+            case WorkDone():
+                allowed = training and not via.at_server
+            case CheckIn() | CheckOut():
+                allowed = training and not (via.at_server or self._called)
+            case MirrorFilled():
+                allowed = 0 < message.number <= self.mirrors
+            case Farewell():
+                allowed = not self._called
+        if not (here and allowed):
+            name = f"contribution {message.number}" if isinstance(message, Contribution) else type(message).__name__
+            raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {self._steps} steps")
+        if isinstance(message, Hello):
+            self._check_model(message)
+        elif isinstance(message, Contribution) and message.settings:
+            self._check_settings(message)
+
+    def note(self, message: Said) -> None:
+        """It said this, and all that belongs to it has come."""
+        match message:
+            case Hello():
+                self.hello = message
+            case Ready():
+                self._ready = True
+            case LeaseRequest():
+                self._asks = True
+            case Contribution() | DroppedStep():
+                self._steps += 1
+            case Pull():
+                self._pulls -= 1
+            case CheckIn() | CheckOut():
+                self._called = True
+            case Farewell():
+                self._left = True
+            case Finished() | Failed():
+                self._over = True
+
+    def told(self, message: ToWorker | Answer) -> None:
+        """The server told it this."""
+        match message:
+            case Welcome():
+                self.welcome = message
+            case LeaseReply() | Refused():
+                self._asks = False
+            case GoOn(verdict=verdict):
+                self._answers += 1
+                self._pulls += verdict is Verdict.CANCELLED
+            case Beginning():
+                self._answers = 1
+            case RollCalled():
+                self._called = False
+            case CheckedOut():
+                self._called, self.wanted = False, message.wanted
+
+    @property
+    def copies(self) -> int:
+        """How many times the size of the model comes with Ready: weights, and the optimizer's state."""
+        if self.hello is None or self.welcome is None or not self.welcome.first:
+            return 0
+        carried = self.hello.optimizers[0].carried
+        return 1 + (len(carried.keys) if carried is not None else 0)
+
+    def _check_model(self, hello: Hello) -> None:
+        """What the server makes of it is tried here first. What it refuses in words of its own, it is left to refuse."""
+        specs = hello.model.specs
+        sizes = [size for spec in specs for size in spec.shape]
+        try:
+            (optimizer,) = hello.optimizers
+            layout = Layout(specs)
+            sound = (
+                all(0 <= size < SIZE_MAX for size in sizes)
+                and all(0 <= index < len(specs) for _, index in hello.model.names)
+                and all(spec.group < len(optimizer.groups) for spec in specs)
+                and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind is Kind.TRAINED)
+                and (optimizer.carried is None or len(optimizer.carried.held) == len(specs))
+            )
+            if sound and self._strategy.steps_at_server:
+                check_carried(optimizer, layout)
+                kept_copies(optimizer, layout)
+        except PlesioError:
+            return
+        except Exception as error:
+            raise ProtocolError(f"its model or its optimizer cannot be laid out: {error}") from error
+        if not sound:
+            raise ProtocolError("its model or its optimizer cannot be laid out: a size or a number is out of range")
+
+    def _check_settings(self, made: Contribution) -> None:
+        assert self.hello is not None, "it contributes"
+        wanted = self.hello.optimizers[0].groups
+        for settings in made.settings:
+            groups = decode_groups(settings.groups)
+            alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
+            if settings.optimizer or not self._strategy.steps_at_server or not alike:
+                raise ProtocolError("the settings of its optimizer are not like those that it began with")
+
+
+def _alike(wanted: dict[str, Any], got: dict[str, Any]) -> bool:
+    """Whether these settings have the same names, and numbers where there were numbers. A scheduler may add some."""
+    return wanted.keys() <= got.keys() and all(_same_kind(value, got[name]) for name, value in wanted.items())
+
+
+def _same_kind(wanted: object, got: object) -> bool:
+    both_numbers = isinstance(wanted, (int, float)) and isinstance(got, (int, float))
+    return wanted is None or both_numbers or type(wanted) is type(got)
