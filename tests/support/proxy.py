@@ -23,6 +23,12 @@ class Proxy:
         """Whether new connections are passed on."""
         self.passes = True
         """Whether bytes are; where they are not, nobody is told."""
+        self.limits: list[int] = []
+        """After how many bytes from the head the next connections end; those after them do not."""
+        self.damages = 0
+        """How many pieces are still to be damaged, of connections in use."""
+        self._limit: dict[socket.socket, int] = {}
+        self._passed: dict[socket.socket, int] = {}
         self._other: dict[socket.socket, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -66,15 +72,26 @@ class Proxy:
                 return
             self.connections += 1
             far = socket.create_connection(("127.0.0.1", self._target))
+            self._limit[far] = self.limits.pop(0) if self.limits else 1 << 60
             for one, other in ((near, far), (far, near)):
                 self._other[one] = other
                 self._selector.register(one, selectors.EVENT_READ)
         elif source in self._other:
-            data = source.recv(1 << 16)
-            if not data:
-                self._drop(source)
-            else:
+            data = self._spoilt(source, source.recv(1 << 16))
+            if data:
                 self._other[source].sendall(data)
+            if not data or self._passed[source] >= self._limit.get(source, 1 << 60):
+                self._drop(source)
+
+    def _spoilt(self, source: socket.socket, data: bytes) -> bytes:
+        """What becomes of a piece on its way."""
+        before = self._passed.get(source, 0)
+        data = data[: max(0, self._limit.get(source, 1 << 60) - before)]
+        self._passed[source] = before + len(data)
+        if data and self.damages and before > 1000:
+            self.damages -= 1
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return data
 
     def _drop(self, one: socket.socket) -> None:
         for end in (one, self._other.get(one)):

@@ -207,6 +207,14 @@ def test_one_that_acknowledges_nothing_is_refused(
     assert pair[0].sent == 3
 
 
+def test_a_frame_behind_a_beat_is_heard_at_once(pair: tuple[Session, Session]) -> None:
+    """Both come in one piece: no poll tells of the second."""
+    left, right = pair
+    left.send(Kind.BEAT, b"")
+    left.send(Kind.DOORBELL, b"behind")
+    assert right.receive(0.0) == Frame(Kind.DOORBELL, b"behind", 0)
+
+
 # Beats
 
 

@@ -18,7 +18,16 @@ from xxhash import xxh3_64_intdigest
 
 from plesio.transport import wire as wires
 from plesio.transport.limits import PIECE_BYTES, READ_AHEAD_BYTES
-from plesio.transport.wire import CHECKSUM, HEAD, ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
+from plesio.transport.wire import (
+    CHECKSUM,
+    HEAD,
+    ConnectionLostError,
+    DamagedError,
+    Frame,
+    Kind,
+    RemoteProtocolError,
+    Wire,
+)
 
 
 @pytest.fixture
@@ -177,7 +186,6 @@ def test_a_receiver_that_stops_is_lost(short_lease: None, pair: tuple[Wire, Wire
         ),
         (HEAD.pack(Kind.DOORBELL, 0, 0, 1, 0, 2**63) + bytes(8), "a payload of 9223372036854775808 bytes"),
         (HEAD.pack(Kind.BEAT, 0, 0, 0, 0, 1) + bytes(8), "a payload of 1 bytes .BEAT.; at most 0"),
-        (frame_bytes(Kind.BEAT, b"abc")[:-1] + b"d", "a frame whose checksum is .* damaged on the way"),
     ],
 )
 def test_what_is_no_frame_is_refused(stranger: tuple[socket.socket, Wire], data: bytes, why: str) -> None:
@@ -199,13 +207,21 @@ def test_a_payload_of_another_size_is_refused_before_it_is_read(pair: tuple[Wire
     assert place == bytes(4)
 
 
-def test_a_payload_that_is_damaged_is_refused(stranger: tuple[socket.socket, Wire]) -> None:
+def test_a_message_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, Wire]) -> None:
+    sender, wire = stranger
+    sender.sendall(frame_bytes(Kind.BEAT, b"abc")[:-1] + b"d")
+    with pytest.raises(DamagedError, match=r"a stranger sent a frame whose checksum is .* damaged on the way"):
+        wire.receive(1.0)
+    assert issubclass(DamagedError, ConnectionLostError)
+
+
+def test_a_payload_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, Wire]) -> None:
     sender, wire = stranger
     data = bytearray(frame_bytes(Kind.DOORBELL, b"", b"payload"))
     data[-9] ^= 1
     sender.sendall(data)
     wire.receive(1.0)
-    with pytest.raises(RemoteProtocolError, match=r"a payload whose checksum is .* damaged on the way"):
+    with pytest.raises(DamagedError, match=r"a payload whose checksum is .* damaged on the way"):
         wire.read_payload([memoryview(bytearray(7))])
 
 
@@ -240,10 +256,10 @@ def read_all(data: bytes, kind: type[socket.socket]) -> str:
             frame = wire.receive(0.0)
             if frame is not None and frame.payload_bytes:
                 wire.read_payload([memoryview(bytearray(min(frame.payload_bytes, 1000)))])
-    except ConnectionLostError:
-        return "parsed"
     except RemoteProtocolError:
         return "refused"
+    except ConnectionLostError:
+        return "parsed"
     finally:
         wire.close()
 

@@ -1,0 +1,174 @@
+"""What a worker of another host may say, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+from plesio.core.events import Verdict
+from plesio.core.rounds import Call
+from plesio.launch.local.order import Order, Pull
+from plesio.protocol.coding import ProtocolError
+from plesio.protocol.launcher import Failed, Finished, StopRequest
+from plesio.protocol.worker import (
+    Beginning,
+    CheckedOut,
+    CheckIn,
+    CheckOut,
+    Contribution,
+    DroppedStep,
+    Farewell,
+    GoOn,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    MirrorFilled,
+    Ready,
+    RollCalled,
+    Settings,
+    Welcome,
+    WorkDone,
+)
+from plesio.strategy import Strategy
+from plesio.worker.context import introduction
+
+
+def hello(strategy: Strategy) -> Hello:
+    model = nn.Linear(2, 1)
+    return introduction(0, strategy, model, torch.optim.SGD(model.parameters(), lr=0.1), False)[0]
+
+
+def made(number: int, **fields: Any) -> Contribution:
+    return Contribution(number=number, steps=1, **fields)
+
+
+def groups(*settings: dict[str, Any]) -> tuple[Settings, ...]:
+    return (Settings(0, msgspec.msgpack.encode(settings)),)
+
+
+ASKS = LeaseRequest(0, 10, 1, 0, 7)
+TOLD = Welcome(3, True), Beginning(0, False, 0, 0)
+GO = GoOn(1, False, Verdict.TAKEN)
+CALLED_OFF = GoOn(1, False, Verdict.CANCELLED)
+CHECK_IN = CheckIn(0, 0, True, 0, 0)
+FAILED = Failed("ValueError", "", "", False)
+
+
+def passed(strategy: Strategy, said: tuple[Any, ...]) -> int:
+    """How many of these are let pass, after a Hello; what the server tells stands between them."""
+    order = Order(strategy)
+    for place, message in enumerate((hello(strategy), *said)):
+        if isinstance(message, (Welcome, Beginning, GoOn, LeaseReply, RollCalled, CheckedOut)):
+            order.told(message)
+            continue
+        try:
+            order.check(message)
+        except ProtocolError:
+            return place - 1
+        order.note(message)
+    return len(said)
+
+
+IN_ORDER: list[tuple[str, tuple[Any, ...]]] = [
+    ("async_sgd", (TOLD[0], Ready(), TOLD[1], ASKS, LeaseReply(), ASKS, made(1), GO, made(2), GO, Farewell(), Finished())),
+    ("async_sgd", (Farewell(), StopRequest("enough"), FAILED)),
+    ("first_of(k=1)", (TOLD[0], Ready(), TOLD[1], CALLED_OFF, Pull(), DroppedStep(1), made(2), GO)),
+    ("first_of(k=1)", (TOLD[0], Ready(), TOLD[1], CALLED_OFF, made(1), CALLED_OFF, Pull(), Pull(), DroppedStep(1), made(3))),
+    ("allreduce", (TOLD[0], Ready(), TOLD[1], CHECK_IN, RollCalled(Call.GO, False, False), WorkDone(), CheckOut(1, 1),
+                   CheckedOut(True), Farewell(), Finished())),
+]  # fmt: skip
+OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
+    ("async_sgd", (hello(ps.async_sgd()),)),
+    ("async_sgd", (Ready(),)),
+    ("async_sgd", (TOLD[0], Ready(), Ready())),
+    ("async_sgd", (TOLD[0], Ready(), ASKS)),
+    ("async_sgd", (TOLD[0], Ready(), made(1))),
+    ("async_sgd", (*TOLD, ASKS, ASKS)),
+    ("async_sgd", (*TOLD, made(1), made(2))),
+    ("async_sgd", (*TOLD, made(1), GO, made(1))),
+    ("async_sgd", (*TOLD, made(2))),
+    ("async_sgd", (*TOLD, DroppedStep(1))),
+    ("async_sgd", (*TOLD, Pull())),
+    ("async_sgd", (*TOLD, MirrorFilled(1))),
+    ("async_sgd", (*TOLD, CHECK_IN)),
+    ("async_sgd", (*TOLD, WorkDone())),
+    ("async_sgd", (*TOLD, Farewell(), made(1))),
+    ("async_sgd", (*TOLD, Farewell(), Farewell())),
+    ("async_sgd", (*TOLD, Finished(), FAILED)),
+    ("async_sgd", (*TOLD, Finished(), made(1))),
+    ("async_sgd", (*TOLD, made(1, settings=groups({"lr": 0.1})))),
+    ("async_sgd", (*TOLD, made(1, settings=(Settings(0, b"\xc1"),)))),
+    ("first_of(k=1)", (*TOLD, CALLED_OFF, Pull(), Pull())),
+    ("first_of(k=1)", (*TOLD, CALLED_OFF, made(1), DroppedStep(1))),
+    ("allreduce", (*TOLD, made(1))),
+    ("allreduce", (*TOLD, MirrorFilled(0))),
+    ("allreduce", (*TOLD, CHECK_IN, CHECK_IN)),
+    ("allreduce", (*TOLD, CheckOut(0, 0), Farewell())),
+]
+
+
+@pytest.mark.parametrize(("strategy", "said"), IN_ORDER)
+def test_what_comes_in_order_is_passed_on(strategy: str, said: tuple[Any, ...]) -> None:
+    assert passed(named(strategy), said) == len(said)
+
+
+@pytest.mark.parametrize(("strategy", "said"), OUT_OF_ORDER)
+def test_what_comes_out_of_turn_is_refused(strategy: str, said: tuple[Any, ...]) -> None:
+    assert passed(named(strategy), said) == len(said) - 1
+
+
+def named(strategy: str) -> Strategy:
+    return ps.first_of(1) if strategy.startswith("first_of") else getattr(ps, strategy)()
+
+
+def test_settings_may_change_and_be_added_to_but_not_be_others() -> None:
+    order = Order(ps.async_sgd())
+    order.note(hello(ps.async_sgd()))
+    for message in TOLD:
+        order.told(message)
+    (began,) = order.hello.optimizers[0].groups if order.hello else ()
+    order.check(made(1, settings=groups({**began, "lr": 1, "initial_lr": 0.1})))
+    for wrong in ({**began, "lr": "0.1"}, {**began, "lr": None}, {}):
+        with pytest.raises(ProtocolError, match="not like those that it began with"):
+            order.check(made(1, settings=groups(wrong)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"optimizers": ()},
+        {"model": {"specs": [{"dtype": "Tensor"}]}},
+        {"model": {"specs": [{"dtype": "int64"}]}},
+        {"model": {"specs": [{"shape": (-1, 2)}]}},
+        {"model": {"specs": [{"shape": (1 << 50, 2)}]}},
+        {"model": {"specs": [{"group": 3}]}},
+        {"model": {"names": (("weight", 7),)}},
+    ],
+)
+def test_a_model_that_cannot_be_laid_out_is_refused(wrong: dict[str, Any]) -> None:
+    said = hello(ps.async_sgd())
+    if "optimizers" in wrong:
+        said = msgspec.structs.replace(said, **wrong)
+    else:
+        changes = dict(wrong["model"])
+        if "specs" in changes:
+            changes["specs"] = (
+                msgspec.structs.replace(said.model.specs[0], **changes["specs"][0]),
+                said.model.specs[1],
+            )
+        said = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, **changes))
+    with pytest.raises(ProtocolError, match="cannot be laid out"):
+        Order(ps.async_sgd()).check(said)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": -1}, {"samples": 1 << 32}, {"worked_s": float("nan")}, {"missing": -1}])
+def test_numbers_that_no_journal_holds_are_no_message(wrong: dict[str, Any]) -> None:
+    from plesio.protocol.coding import decoder_of, encode
+
+    with pytest.raises(ProtocolError, match="no message"):
+        decoder_of(Contribution)(encode(msgspec.structs.replace(made(1), **wrong)))
