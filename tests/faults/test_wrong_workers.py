@@ -127,7 +127,7 @@ BEFORE: list[tuple[Callable[[Wrong], None], str]] = [
 def test_a_worker_that_says_what_it_may_not_is_hung_up_on(tmp_path: Path) -> None:
     told = []
     with head() as door:
-        door.fork(functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.01), rank=0)
+        door.fork(functools.partial(counting, into=tmp_path, epochs=1, pause_s=0.01), rank=0)
 
         def attack() -> None:
             for take_part, cases in ((True, IN_TRAINING), (False, BEFORE)):
@@ -146,7 +146,7 @@ def test_a_worker_that_says_what_it_may_not_is_hung_up_on(tmp_path: Path) -> Non
         assert door.end() == [0]
     for why, said in told:
         assert re.search(f"the head hung up: .*{why}", said)
-    assert (done.version, done.steps, done.batches_unvisited) == (960, 960, 0)
+    assert (done.version, done.steps, done.batches_unvisited) == (240, 240, 0)
     hung_up_on = [one.what for one in done.incidents if "worker 1 was hung up on: " in one.what]
     assert len(hung_up_on) == len(told) == len(IN_TRAINING) + len(BEFORE)
 
@@ -155,7 +155,7 @@ def test_connections_that_are_cut_while_they_resume_or_damaged_lose_no_seat(tmp_
     with head() as door:
         proxy = Proxy(door.port)
         door.address = f"tcp://127.0.0.1:{proxy.port}"
-        door.fork(functools.partial(counting, into=tmp_path, epochs=4), rank=0)
+        door.fork(functools.partial(counting, into=tmp_path, epochs=3), rank=0)
 
         def cut() -> None:
             until(lambda: begun(tmp_path, 1))
@@ -177,7 +177,7 @@ def test_connections_that_are_cut_while_they_resume_or_damaged_lose_no_seat(tmp_
         assert door.end() == [0]
         proxy.close()
     assert joined(done) == [(0, 1)]
-    assert (done.version, done.steps, done.batches_unvisited) == (960, 960, 0)
+    assert (done.version, done.steps, done.batches_unvisited) == (720, 720, 0)
 
 
 def test_steps_that_are_called_off_survive_cuts(tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_steps_that_are_called_off_survive_cuts(tmp_path: Path) -> None:
         proxy = Proxy(door.port)
         door.address = f"tcp://127.0.0.1:{proxy.port}"
         for rank in range(3):
-            train = functools.partial(counting, into=tmp_path, epochs=3, pause_s=0.004 * (1 + rank))
+            train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.004 * (1 + rank))
             door.fork(train, rank=rank)
 
         def cut() -> None:
             until(lambda: begun(tmp_path, 3))
-            for _ in range(40):
+            for _ in range(25):
                 proxy.cut()
                 time.sleep(0.02)
 
@@ -242,7 +242,7 @@ def other_data(worker: Any) -> None:
 @pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
 def test_a_latecomer_that_is_not_like_the_others_is_refused_alone(tmp_path: Path, far: bool) -> None:
     with head(far) as door:
-        train = functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.01)
+        train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01)
         pids = [door.fork(train, rank=rank) for rank in range(2)]
         open_files: list[int] = []
 
@@ -259,7 +259,7 @@ def test_a_latecomer_that_is_not_like_the_others_is_refused_alone(tmp_path: Path
         with meanwhile(replace):
             done = door.run("async_sgd", workers=2, on_worker_error="raise")
         assert door.end() == [0, -signal.SIGKILL, 1, 1, 0]
-    assert (done.version, done.batches_unvisited) == (960, 0)
+    assert (done.version, done.batches_unvisited) == (480, 0)
     for why in ("weight: wanted shape", "its loader has 5 batches an epoch, another worker's 240"):
         assert re.search(why, door.warned)
         assert any(re.search(f"worker 1 was refused .*{why}.*the others go on", one.what) for one in done.incidents)

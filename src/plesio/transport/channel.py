@@ -81,7 +81,8 @@ class Channel(Generic[M]):
             # in one piece: a sender that is stopped between head and body would block the reader
             data = HEAD.pack(len(body)) + body
             sent = socket.send_fds(self._socket, [data], list(descriptors))
-            self._socket.sendall(data[sent:])
+            if sent < len(data):  # whoever has all of it may have closed the line by now
+                self._socket.sendall(data[sent:])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError(self.peer) from error
 

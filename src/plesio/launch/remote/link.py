@@ -200,9 +200,12 @@ def refusal(reply: remote.ToNewcomer) -> Exception:
 
 def _answer_to(first: remote.FromNewcomer, wire: Wire) -> remote.ToNewcomer:
     """What comes for the first words on a connection. If that is nothing, the connection is lost."""
-    wire.send(Kind.SESSION, encode(first))
-    frame = wire.receive(SEAT_S)
-    if frame is None:
+    try:
+        wire.send(Kind.SESSION, encode(first))
+        frame = wire.receive(SEAT_S)
+        if frame is None:
+            raise ConnectionLostError(f"{wire.peer} did not answer within {SEAT_S:g} s")
+        return decode(frame.body)
+    except BaseException:
         wire.close()
-        raise ConnectionLostError(f"{wire.peer} did not answer within {SEAT_S:g} s")
-    return decode(frame.body)
+        raise
