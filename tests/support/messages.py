@@ -9,11 +9,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from hypothesis import strategies as st
 
+from plesio.protocol.worker import Count, Seconds
+
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
 ATOMS: dict[object, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**64 - 1),
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
+    Count: st.integers(0, 2**32 - 1),
+    Seconds: st.floats(0.0, 1e9),
     bytes: st.binary(max_size=300),
     str: st.text(max_size=40),
     type(None): st.none(),
@@ -37,5 +41,5 @@ def messages(kind: Any) -> st.SearchStrategy[Any]:
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
     assert issubclass(kind, msgspec.Struct), f"no message holds a {kind}"
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{field.name: messages(hints[field.name]) for field in msgspec.structs.fields(kind)})
