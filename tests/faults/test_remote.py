@@ -127,6 +127,11 @@ def begun(folder: Path, workers: int, version: int = 20) -> bool:
     return len(versions) >= workers and min(versions) >= version
 
 
+def newest_checkpoint(runs: Path) -> int:
+    """The version of it; 0 if there is none."""
+    return max((int(one.name.removeprefix("version-")) for one in runs.glob("*/checkpoints/version-*")), default=0)
+
+
 @contextmanager
 def meanwhile(do: Callable[[], None]) -> Iterator[None]:
     """Do something in a thread beside the run, which has the main one."""
@@ -220,7 +225,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint(strategy:
             head.fork(functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.01), rank=rank)
 
         def kill() -> None:
-            until(lambda: begun(tmp_path, 2, version=100))
+            until(lambda: begun(tmp_path, 2, version=max(100, 3 + newest_checkpoint(tmp_path / "runs"))))
             os.kill(head.server_pid(), signal.SIGKILL)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):

@@ -94,7 +94,7 @@ OTHER_SETTINGS = (Settings(0, msgspec.msgpack.encode([{"lr": "fast"}])),)
 TURN = "out of turn"
 IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
     (hellos, TURN),
-    (pushes(2), "contribution 2 out of turn"),
+    (pushes(2), "Contribution out of turn, after 1 answers to 0 steps"),
     (pushes(1, payload=8), "8 bytes with Contribution; .* were expected"),
     (pushes(1, payload=0), "0 bytes with Contribution; .* were expected"),
     (pushes(1, settings=OTHER_SETTINGS), "the settings of its optimizer are not like"),

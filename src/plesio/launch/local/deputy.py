@@ -26,22 +26,9 @@ from plesio.core.events import Verdict
 from plesio.launch.job import Job
 from plesio.launch.local.order import Order, Pull, Said
 from plesio.protocol import remote
+from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
-from plesio.protocol.worker import (
-    Answer,
-    Beginning,
-    Contribution,
-    Farewell,
-    FromWorker,
-    GoOn,
-    Hello,
-    MirrorFilled,
-    Ready,
-    ToServer,
-    ToWorker,
-    Welcome,
-)
 from plesio.tensors.arena import Kind, Layout
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
@@ -56,9 +43,9 @@ from plesio.transport.wire import Kind as FrameKind
 
 TICK_S = 0.2
 decode_knock: Callable[[bytes], remote.FromNewcomer] = decoder_of(remote.FromNewcomer)
-decode_to_server: Callable[[bytes], ToServer] = decoder_of(ToServer)
+decode_to_server: Callable[[bytes], messages.ToServer] = decoder_of(messages.ToServer)
 decode_to_launcher: Callable[[bytes], remote.ToLauncher] = decoder_of(remote.ToLauncher)
-decode_from_worker: Callable[[bytes], FromWorker] = decoder_of(FromWorker)
+decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages.FromWorker)
 MOVING = (Kind.TRAINED, Kind.BUFFER)
 """What moves in an exchange; frozen tensors are sent once, at the beginning."""
 
@@ -190,24 +177,24 @@ class Deputy:
 
     def _place(self, message: Said) -> Sequence[memoryview]:
         match message:
-            case Ready():
+            case messages.Ready():
                 return self._ring[: self._order.copies]
-            case Contribution():
+            case messages.Contribution():
                 return self._moving(self._slot)
-            case MirrorFilled():
+            case messages.MirrorFilled():
                 return self._ring[:1]
-            case Farewell() if self._order.wanted:  # the last weights
+            case messages.Farewell() if self._order.wanted:  # the last weights
                 return [self._ring[self._buffer]]
         return ()
 
     def _to_server(self, frame: Frame) -> None:
         message = decode_to_server(frame.body)
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             trusts = self._job.listening is not None and self._job.listening.trusts
             structure = message.structure if trusts else b""
             message = msgspec.structs.replace(message, worker=self._worker, structure=structure)
         self._heard(frame, message)
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self._layout = Layout(message.model.specs)
         self._server.send(message)
 
@@ -254,12 +241,12 @@ class Deputy:
 
     def _from_server(self) -> None:
         message, descriptors = self._server.receive(LEASE_S)
-        if isinstance(message, Welcome):
+        if isinstance(message, messages.Welcome):
             self._map(message, descriptors)
         self._order.told(message)
         self._session.send(FrameKind.CHANNEL, encode(message))
 
-    def _map(self, welcome: Welcome, descriptors: Sequence[int]) -> None:
+    def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
         ring, slots, board = descriptors
         self._ring = _parts(ring, self._nbytes, welcome.buffers)
         if self._job.config.strategy.via.at_server:
@@ -278,12 +265,12 @@ class Deputy:
         self._order.told(answer)
         self._session.send(FrameKind.ANSWER, body, self._payload(answer))
 
-    def _payload(self, answer: Answer) -> list[memoryview]:
+    def _payload(self, answer: messages.Answer) -> list[memoryview]:
         """The tensors that go with an answer: none with one that comes unasked, or both sides might send and neither read."""
         buffer = self._ring[self._buffer]
-        if isinstance(answer, GoOn):
+        if isinstance(answer, messages.GoOn):
             return [] if answer.verdict is Verdict.CANCELLED else self._moving(buffer)
-        return [buffer] if isinstance(answer, Beginning) else []
+        return [buffer] if isinstance(answer, messages.Beginning) else []
 
     def _moving(self, buffer: memoryview) -> list[memoryview]:
         assert self._layout is not None, "it was welcomed"
@@ -351,7 +338,7 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
         wire.send(FrameKind.SESSION, encode(reply))
         return
     wire.send(FrameKind.SESSION, encode(reply.seated))
-    server: Channel[Any] = Channel.attach(line[0], ToWorker, "the server")
+    server: Channel[Any] = Channel.attach(line[0], messages.ToWorker, "the server")
     session = Session(wire, knock.who)
     try:
         Deputy(job, reply.seated, launcher, server, (line[1], line[2]), session).run()

@@ -23,32 +23,9 @@ from typing import Any
 
 from plesio.core.events import Verdict
 from plesio.errors import PlesioError
+from plesio.protocol import launcher, remote
+from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
-from plesio.protocol.launcher import Failed, Finished
-from plesio.protocol.remote import ToLauncher
-from plesio.protocol.worker import (
-    Answer,
-    Beginning,
-    CheckedOut,
-    CheckIn,
-    CheckOut,
-    Contribution,
-    DroppedStep,
-    Farewell,
-    FromWorker,
-    GoOn,
-    Hello,
-    LeaseReply,
-    LeaseRequest,
-    MirrorFilled,
-    Ready,
-    Refused,
-    RollCalled,
-    ToServer,
-    ToWorker,
-    Welcome,
-    WorkDone,
-)
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Kind, Layout
 from plesio.tensors.optimizer_spec import Groups
@@ -63,7 +40,7 @@ class Pull:
     """A worker asks for the parameters that go with an answer that came unasked. It is a frame without a message."""
 
 
-Said = ToServer | FromWorker | ToLauncher | Pull
+Said = messages.ToServer | messages.FromWorker | remote.ToLauncher | Pull
 
 
 class Order:
@@ -71,8 +48,8 @@ class Order:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self.hello: Hello | None = None
-        self.welcome: Welcome | None = None
+        self.hello: messages.Hello | None = None
+        self.welcome: messages.Welcome | None = None
         self.mirrors = 0
         """The last that the board asked for."""
         self.wanted = False
@@ -88,73 +65,73 @@ class Order:
         Raises:
             ProtocolError: it may not, or it says what cannot be.
         """
-        here = not self._over and (isinstance(message, ToLauncher) or not self._left)
+        here = not self._over and (isinstance(message, remote.ToLauncher) or not self._left)
         training, via = self._answers > 0, self._strategy.via
         allowed = True
         match message:
-            case Hello():
+            case messages.Hello():
                 allowed = self.hello is None
-            case Ready():
+            case messages.Ready():
                 allowed = self.welcome is not None and not self._ready
-            case LeaseRequest():
+            case messages.LeaseRequest():
                 allowed = training and not self._asks
-            case Contribution():
+            case messages.Contribution():
                 allowed = via.at_server and message.number == self._steps + 1 <= self._answers
-            case DroppedStep():
+            case messages.DroppedStep():
                 allowed = self._steps + 1 < self._answers if via.at_server else training
             case Pull():
                 allowed = self._pulls > 0
-            case WorkDone():
+            case messages.WorkDone():
                 allowed = training and not via.at_server
-            case CheckIn() | CheckOut():
+            case messages.CheckIn() | messages.CheckOut():
                 allowed = training and not (via.at_server or self._called)
-            case MirrorFilled():
+            case messages.MirrorFilled():
                 allowed = 0 < message.number <= self.mirrors
-            case Farewell():
+            case messages.Farewell():
                 allowed = not self._called
         if not (here and allowed):
-            name = f"contribution {message.number}" if isinstance(message, Contribution) else type(message).__name__
-            raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {self._steps} steps")
-        if isinstance(message, Hello):
+            name, steps = type(message).__name__, self._steps
+            raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {steps} steps")
+        if isinstance(message, messages.Hello):
             self._check_model(message)
-        elif isinstance(message, Contribution) and message.settings:
+        elif isinstance(message, messages.Contribution) and message.settings:
             self._check_settings(message)
 
     def note(self, message: Said) -> None:
         """It said this, and all that belongs to it has come."""
         match message:
-            case Hello():
+            case messages.Hello():
                 self.hello = message
-            case Ready():
+            case messages.Ready():
                 self._ready = True
-            case LeaseRequest():
+            case messages.LeaseRequest():
                 self._asks = True
-            case Contribution() | DroppedStep():
+            case messages.Contribution() | messages.DroppedStep():
                 self._steps += 1
             case Pull():
                 self._pulls -= 1
-            case CheckIn() | CheckOut():
+            case messages.CheckIn() | messages.CheckOut():
                 self._called = True
-            case Farewell():
+            case messages.Farewell():
                 self._left = True
-            case Finished() | Failed():
+            case launcher.Finished() | launcher.Failed():
                 self._over = True
 
-    def told(self, message: ToWorker | Answer) -> None:
+    def told(self, message: messages.ToWorker | messages.Answer) -> None:
         """The server told it this."""
         match message:
-            case Welcome():
+            case messages.Welcome():
                 self.welcome = message
-            case LeaseReply() | Refused():
+            case messages.LeaseReply() | messages.Refused():
                 self._asks = False
-            case GoOn(verdict=verdict):
+            case messages.GoOn(verdict=verdict):
                 self._answers += 1
                 self._pulls += verdict is Verdict.CANCELLED
-            case Beginning():
+            case messages.Beginning():
                 self._answers = 1
-            case RollCalled():
+            case messages.RollCalled():
                 self._called = False
-            case CheckedOut():
+            case messages.CheckedOut():
                 self._called, self.wanted = False, message.wanted
 
     @property
@@ -165,7 +142,7 @@ class Order:
         carried = self.hello.optimizers[0].carried
         return 1 + (len(carried.keys) if carried is not None else 0)
 
-    def _check_model(self, hello: Hello) -> None:
+    def _check_model(self, hello: messages.Hello) -> None:
         """What the server makes of it is tried here first. What it refuses in words of its own, it is left to refuse."""
         specs = hello.model.specs
         sizes = [size for spec in specs for size in spec.shape]
@@ -189,7 +166,7 @@ class Order:
         if not sound:
             raise ProtocolError("its model or its optimizer cannot be laid out: a size or a number is out of range")
 
-    def _check_settings(self, made: Contribution) -> None:
+    def _check_settings(self, made: messages.Contribution) -> None:
         assert self.hello is not None, "it contributes"
         wanted = self.hello.optimizers[0].groups
         for settings in made.settings:

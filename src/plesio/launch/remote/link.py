@@ -29,7 +29,9 @@ from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtoc
 RETRY_S = (0.05, 2.0)
 """How long to wait before the next attempt to connect: at first, and at most."""
 PART_S = 10.0
-"""How long the last words of a worker may take."""
+"""How long the last words of a worker may take,"""
+GLANCE_S = 0.01
+"""and how often it is looked whether they have come."""
 T = TypeVar("T")
 decode: Callable[[bytes], remote.ToNewcomer] = decoder_of(remote.ToNewcomer)
 NOWHERE: Callable[[Frame], Sequence[memoryview]] = lambda frame: ()  # noqa: E731
@@ -112,7 +114,7 @@ class Link:
         with suppress(Reseated, PlesioError, ConnectionLostError):  # nobody is left to tell
             self.send(kind, body)
             while self._session.unacknowledged and time.monotonic() < end_s:
-                self.receive(BEAT_S)
+                self.receive(GLANCE_S)  # the word of it is in the head of a beat
             self._session.send(Kind.SESSION, encode(remote.Parted()))
         self.close()
 
