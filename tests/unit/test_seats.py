@@ -18,7 +18,8 @@ from plesio.protocol import remote
 def answer_to(
     strategy: str | None = None, plesio: str = __version__, run: str = "async_sgd", begun: bool = False, **told: Any
 ) -> Any:
-    """What a worker that knocks at a run of async_sgd with two workers and timeout_s=60 is answered."""
+    """What a worker that knocks at a run of async_sgd with two workers and timeout_s=60 is answered; `seated` and `finished`:
+    who has a seat by then, and who of these is done."""
     config = RunConfig(strategy=run, workers=2, timeout_s=60.0)
     answers: list[Any] = []
     channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
@@ -29,6 +30,10 @@ def answer_to(
     if strategy is not None:
         other = RunConfig(strategy=strategy, workers=2).strategy
         data = {"name": other.name, **other.as_data()}
+    for worker in told.pop("seated", ()):
+        held: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False)
+        seats.knocked(held, remote.Knock("node6:41", plesio, rank=worker))
+    seats.finished = set(told.pop("finished", ()))
     rank, protocol = told.pop("rank", -1), told.pop("protocol", remote.PROTOCOL)
     process: Any = SimpleNamespace(channel=channel, worker=None, title="")
     seats.knocked(process, remote.Knock("node7:42", plesio, protocol, rank, data, told))
@@ -56,6 +61,21 @@ def test_another_run_than_a_worker_was_told_of_refuses_it_with_the_difference(to
     answer = answer_to(**told)
     assert isinstance(answer, remote.Refused)
     assert why in answer.why
+
+
+@pytest.mark.parametrize(
+    ("told", "for_now"),
+    [
+        ({"rank": 1}, True),
+        ({}, True),
+        ({"rank": 1, "finished": [1]}, False),
+        ({"finished": [0, 1]}, False),
+        ({"rank": 2}, False),
+        ({"strategy": "sync_sgd"}, False),
+    ],
+)
+def test_a_seat_that_is_taken_may_be_free_again_when_the_head_notices_a_cut(told: Any, for_now: bool) -> None:
+    assert answer_to(seated=[0, 1], **told).for_now is for_now
 
 
 def test_an_all_reduce_that_has_begun_takes_nobody() -> None:
