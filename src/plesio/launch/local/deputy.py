@@ -177,10 +177,10 @@ class Deputy:
 
     def _place(self, message: Said) -> Sequence[memoryview]:
         match message:
-            case messages.Ready():
-                return self._ring[: self._order.copies]
             case messages.Contribution():
                 return self._moving(self._slot)
+            case messages.Ready():
+                return self._ring[: self._order.copies]
             case messages.MirrorFilled():
                 return self._ring[:1]
             case messages.Farewell() if self._order.wanted:  # the last weights

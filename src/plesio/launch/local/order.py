@@ -69,14 +69,14 @@ class Order:
         training, via = self._answers > 0, self._strategy.via
         allowed = True
         match message:
+            case messages.Contribution():
+                allowed = via.at_server and message.number == self._steps + 1 <= self._answers
             case messages.Hello():
                 allowed = self.hello is None
             case messages.Ready():
                 allowed = self.welcome is not None and not self._ready
             case messages.LeaseRequest():
                 allowed = training and not self._asks
-            case messages.Contribution():
-                allowed = via.at_server and message.number == self._steps + 1 <= self._answers
             case messages.DroppedStep():
                 allowed = self._steps + 1 < self._answers if via.at_server else training
             case Pull():
@@ -100,14 +100,14 @@ class Order:
     def note(self, message: Said) -> None:
         """It said this, and all that belongs to it has come."""
         match message:
+            case messages.Contribution() | messages.DroppedStep():
+                self._steps += 1
             case messages.Hello():
                 self.hello = message
             case messages.Ready():
                 self._ready = True
             case messages.LeaseRequest():
                 self._asks = True
-            case messages.Contribution() | messages.DroppedStep():
-                self._steps += 1
             case Pull():
                 self._pulls -= 1
             case messages.CheckIn() | messages.CheckOut():
@@ -120,13 +120,13 @@ class Order:
     def told(self, message: messages.ToWorker | messages.Answer) -> None:
         """The server told it this."""
         match message:
+            case messages.GoOn(verdict=verdict):
+                self._answers += 1
+                self._pulls += verdict is Verdict.CANCELLED
             case messages.Welcome():
                 self.welcome = message
             case messages.LeaseReply() | messages.Refused():
                 self._asks = False
-            case messages.GoOn(verdict=verdict):
-                self._answers += 1
-                self._pulls += verdict is Verdict.CANCELLED
             case messages.Beginning():
                 self._answers = 1
             case messages.RollCalled():
