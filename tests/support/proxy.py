@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 
 class Proxy:
@@ -21,8 +22,11 @@ class Proxy:
         self.connections = 0
         self.open = True
         """Whether new connections are passed on."""
-        self.passes = True
-        """Whether bytes are; where they are not, nobody is told."""
+        self.silent: frozenset[str] = frozenset()
+        """The ways that no byte takes, and nobody is told: "up" to the head, "down" to the workers."""
+        self.becomes: Callable[[bytes], bytes] = bytes
+        """What is passed on in place of a piece, perhaps after a while, on connections in use."""
+        self._up: set[socket.socket] = set()
         self.limits: list[int] = []
         """After how many bytes from the head the next connections end; those after them do not."""
         self.damages = 0
@@ -49,13 +53,11 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select(0.02) if self.passes else ():
+            for key, _ in self._selector.select(0.02):
                 try:
                     self._take(key.fileobj)
                 except OSError:
                     self._drop(key.fileobj)
-            if not self.passes:
-                time.sleep(0.02)
             if self._wanted:
                 for one in list(self._other):
                     self._drop(one)
@@ -73,14 +75,17 @@ class Proxy:
             self.connections += 1
             far = socket.create_connection(("127.0.0.1", self._target))
             self._limit[far] = self.limits.pop(0) if self.limits else 1 << 60
+            self._up.add(near)
             for one, other in ((near, far), (far, near)):
                 self._other[one] = other
                 self._selector.register(one, selectors.EVENT_READ)
+        elif ("up" if source in self._up else "down") in self.silent:
+            time.sleep(0.005)  # it stays where it is
         elif source in self._other:
-            data = self._spoilt(source, source.recv(1 << 16))
-            if data:
+            came = source.recv(1 << 16)
+            if data := self._spoilt(source, came):
                 self._other[source].sendall(data)
-            if not data or self._passed[source] >= self._limit.get(source, 1 << 60):
+            if not came or self._passed[source] >= self._limit.get(source, 1 << 60):
                 self._drop(source)
 
     def _spoilt(self, source: socket.socket, data: bytes) -> bytes:
@@ -91,7 +96,7 @@ class Proxy:
         if data and self.damages and before > 1000:
             self.damages -= 1
             data = data[:-1] + bytes([data[-1] ^ 1])
-        return data
+        return self.becomes(data) if data and before > 1000 else data
 
     def _drop(self, one: socket.socket) -> None:
         for end in (one, self._other.get(one)):
