@@ -109,7 +109,6 @@ class Session:
 
         Raises:
             ConnectionLostError: there is no connection, or there is none any more.
-            RemoteProtocolError: what came is no frame, or not the next one.
         """
         end_s = time.monotonic() + timeout_s
         while True:
@@ -127,13 +126,15 @@ class Session:
         """Note what its head says; whether it is for the caller."""
         self.heard_s = time.monotonic()
         self._forget(wire, wire.acknowledged)
-        if frame.kind is Kind.BEAT:
-            return False
-        if wire.number != (self.received + 1) & 0xFFFF:
+        is_beat = frame.kind is Kind.BEAT  # it has the number of the last frame before it
+        expected = (self.received + (not is_beat)) & 0xFFFF
+        if wire.number != expected:
             wire.refuse(
-                f"frame {wire.number} where {(self.received + 1) & 0xFFFF} comes next (modulo 65,536): "
-                "frames were lost, doubled or exchanged on the way"
+                f"frame {wire.number} where {expected} comes next (modulo 65,536): frames were lost, doubled or exchanged on "
+                "the way"
             )
+        if is_beat:
+            return False
         self._owed = frame.payload_bytes > 0
         self.received += not self._owed
         return True

@@ -81,7 +81,8 @@ class RemoteProtocolError(ProtocolError):
 
 
 class DamagedError(RemoteProtocolError, ConnectionLostError):
-    """A frame was damaged on the way: it is sent again where there is a session, over another connection."""
+    """What came is no frame, or not the next one: it was damaged on the way. Where there is a session it is sent again, over
+    another connection."""
 
 
 class Frame(NamedTuple):
@@ -211,8 +212,7 @@ class Wire:
 
         Raises:
             ConnectionLostError: the other side is gone, or stopped for `LEASE_S` in the middle.
-            RemoteProtocolError: what came is no frame.
-            DamagedError: it was one.
+            DamagedError: what came is no frame.
         """
         assert not self._payload_bytes, "the payload is read first"
         if self._begin == self._end:
@@ -252,7 +252,8 @@ class Wire:
         views = [view.cast("B") for view in into if view.nbytes]
         expected, announced = sum(map(len, views)), self._payload_bytes
         if announced != expected:
-            self.refuse(f"a payload of {announced} bytes; {expected} were expected")
+            self._break()
+            raise RemoteProtocolError(f"{self.peer} sent a payload of {announced} bytes; {expected} were expected")
         checksum = None if self._tls else xxh3_64()
         for view in views:
             self._fill(view, checksum)
@@ -322,16 +323,13 @@ class Wire:
         """End the connection because of what came over it.
 
         Raises:
-            RemoteProtocolError: always.
+            DamagedError: always.
         """
         self._break()
-        raise RemoteProtocolError(f"{self.peer} sent {what}")
+        raise DamagedError(f"{self.peer} sent {what}")
 
     def _damaged(self, what: str, told: int, found: int) -> NoReturn:
-        self._break()
-        raise DamagedError(
-            f"{self.peer} sent a {what} whose checksum is {told:016x}, not {found:016x}: it was damaged on the way"
-        )
+        self.refuse(f"a {what} whose checksum is {told:016x}, not {found:016x}: it was damaged on the way")
 
     def _break(self) -> None:
         """End it for both sides. The descriptor stays open: another thread may be polling it."""
