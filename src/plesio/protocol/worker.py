@@ -25,6 +25,7 @@ While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 
 from __future__ import annotations
 
+from enum import IntEnum
 from math import nan
 from typing import Annotated, TypeVar
 
@@ -103,6 +104,24 @@ ToWorker = Welcome | Refused | LeaseReply | Regrouped
 # On the pipes
 
 
+class Form(IntEnum):
+    """How a segment's numbers are packed."""
+
+    PLAIN = 0
+    """As they lie in an arena (`plesio.tensors.arena`)."""
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of the payload: how it is packed, and its bytes."""
+
+    form: Form
+    nbytes: int
+
+
+Payload = tuple[Segment, ...]
+"""What a message says of the tensors beside it: the segments in order. Without any, they are a whole arena in plain form."""
+
+
 class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
     """One that a worker's pipes carry."""
 
@@ -130,6 +149,7 @@ class Contribution(Message):
     settings: tuple[Settings, ...] = ()
     worked_s: Seconds = 0.0
     loss: float = nan
+    payload: Payload = ()
 
 
 class DroppedStep(Message):
@@ -207,6 +227,7 @@ class Beginning(Message):
     stop: bool
     contributions: int
     steps: int
+    payload: Payload = ()
 
 
 class GoOn(Message):
@@ -217,6 +238,7 @@ class GoOn(Message):
     stop: bool
     verdict: Verdict
     staleness: int = 0
+    payload: Payload = ()
 
 
 class RollCalled(Message):

@@ -68,7 +68,7 @@ def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, stop: bool 
     """For a worker that is to go on from `buffer`; `before`: what it did before the run was resumed.
 
     >>> answer_to(Cancel(worker=0, number=7, version=5), 2, Progress())
-    Located(answer=GoOn(version=5, stop=False, verdict=<Verdict.CANCELLED: 3>, staleness=0), buffer=2)
+    Located(answer=GoOn(version=5, stop=False, verdict=<Verdict.CANCELLED: 3>, staleness=0, payload=()), buffer=2)
     """
     if isinstance(effect, Cancel):
         return Located(GoOn(effect.version, stop, Verdict.CANCELLED), buffer)
