@@ -51,6 +51,7 @@ from plesio.protocol.journal import (
     Noted,
     Received,
     Record,
+    Resumed,
     read_journal,
 )
 from plesio.protocol.journal.records import HEAD, MAGIC, frame_header
@@ -577,6 +578,17 @@ def test_a_duplicate_leaves_the_first_contributions_row_unchanged() -> None:
     assert waiting[1].held_s == 1.0
     late = list(story([first, folded, again, duplicate]))
     assert [(row.what, row.loss) for row in late] == [("folded", 0.5), ("discarded: duplicate", 0.25)]
+
+
+@pytest.mark.parametrize("pause_s", [90.0, -8.0], ids=["the same clock", "a machine that was started anew"])
+def test_the_story_does_not_count_the_pause_of_a_resumed_run(pause_s: float) -> None:
+    records = [
+        Received(10.0, Joined(0, 1), 0.0),
+        Received(12.0, Joined(1, 1), 0.0),
+        Resumed(12.0 + pause_s, 0),
+        Received(15.0 + pause_s, Joined(0, 2), 0.0),
+    ]
+    assert [row.time_s for row in story(records)] == [0.0, 2.0, 2.0, 5.0]
 
 
 def test_the_story_uses_bounded_memory(tmp_path: Path) -> None:

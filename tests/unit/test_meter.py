@@ -207,3 +207,26 @@ def test_a_cancelled_step_counts_in_vain_until_its_worker_heard() -> None:
     assert (one.compute_s, one.called_off_s, one.granted_s, one.ready_s) == (8.0, 5.0, 5.0, 8.0)
     one.heard(0.0)  # of a step that was dropped for another reason
     assert one.granted_s == 5.0
+
+
+def test_waiting_for_data_is_exchange() -> None:
+    _, one = a_meter()
+    one.fetched(asked_s=0.0, has_it_s=1.0)  # at the beginning of a step
+    one.pushed(3.0, steps=1, samples=1)
+    one.granted(3.0, None)
+    one.fetched(asked_s=4.0, has_it_s=6.0)  # in the middle of one
+    one.pushed(7.0, steps=1, samples=1)
+    found = one.summary()
+    assert (found.compute_s, found.exchange_s) == (4.0, 3.0)
+    assert found.speed == 0.5
+
+
+def test_a_step_that_is_called_off_while_data_comes_counts_no_time_twice() -> None:
+    _, one = a_meter()
+    one.fetched(asked_s=0.0, has_it_s=2.0)
+    one.cancelled(2.0)
+    assert (one.compute_s, one.exchange_s) == (0.0, 2.0)
+    one.fetched(asked_s=2.0, has_it_s=5.0)
+    one.cut(3.0)  # it dies while the next data comes
+    one.cancelled(3.0)
+    assert (one.compute_s, one.exchange_s) == (0.0, 3.0)

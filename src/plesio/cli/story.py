@@ -22,7 +22,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One thing that happened.
 
     Args:
-        time_s: since the first record. version: as it was then, a fold's own included.
+        time_s: since the first record, without the pauses of a run that was resumed. version: as it was then, a fold's own
+            included.
         worker, number: whose contribution, and which of its own. computed_from, staleness: what it was made of.
         share: its part of the fold's mean. loss: what its worker last logged. held_s: how long it lay before the fold.
         what: in words.
@@ -59,8 +60,11 @@ class _Teller:
 
     def tell(self, record: journal.Record) -> Iterator[Row]:
         if not isinstance(record, journal.Folded | Discard):
+            if self._zero_s is None:
+                self._zero_s = record.time_s
+            elif isinstance(record, journal.Resumed):  # perhaps on another clock: the machine was started anew
+                self._zero_s += record.time_s - self._now_s
             self._now_s = record.time_s
-            self._zero_s = record.time_s if self._zero_s is None else self._zero_s
         match record:
             case journal.Folded():
                 self._version = record.version

@@ -23,8 +23,9 @@ from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 SPANS_MAX = 20_000
 """Spans kept per worker for the timeline; totals go on after that."""
 
-AHEAD = 3
-"""Most spans a simulated worker is ahead of the clock: an answer, a cancelled step, and its cancellation."""
+AHEAD = 5
+"""Most spans a simulated worker is ahead of the clock: an answer, a step to its data, the data, a cancelled step, and its
+cancellation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +111,14 @@ class WorkerMeter:
         else:
             self._exchange(self.ready_s, now_s)
         self.granted_s = now_s
+
+    def fetched(self, asked_s: float, has_it_s: float) -> None:
+        """The worker, which had computed until `asked_s`, waited for data: that is exchange."""
+        if has_it_s > asked_s:
+            if asked_s > self.granted_s:
+                self._compute(asked_s, 0)
+            self._exchange(asked_s, has_it_s)
+            self.granted_s = has_it_s
 
     # If the run ends within an exchange, its time counts until then. No span is kept of an unfinished step or message:
     # a measurement from spans would take it for a whole one.

@@ -137,7 +137,8 @@ class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient; `settings`: of each optimizer whose hyper-parameters changed; `worked_s`:
-    seconds from the answer before it to when it was computed; `loss`: what the training function last logged as that.
+    seconds from the answer before it to when it was computed, but for those that it waited for data; `loss`: what the
+    training function last logged as that.
     """
 
     number: Count

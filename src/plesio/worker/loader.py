@@ -15,6 +15,7 @@ goes back, too, and the next iteration is of the same epoch.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -145,7 +146,9 @@ class LeasedLoader:
         self._forget_lost()
         if not self._granted:
             unused, self._unused = self._unused, 0
+            asked_s = time.monotonic()
             reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
+            self._used.waited_s += time.monotonic() - asked_s
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
             self.progress = reply.epoch

@@ -367,8 +367,11 @@ class VirtualRun(Replies):
             self._answered.append((cancel.worker, cancel, buffer, has_it_s))
 
     def leased(self, worker: int, reply: LeaseReply) -> None:
-        """Data takes as long as a message without bytes."""
-        self._answered.append((worker, reply, -1, self._network.answer(worker, 0)))
+        """Data takes as long as a message without bytes, each way."""
+        has_it_s, latest = self._network.answer(worker, 0), self._workers[worker].latest
+        assert latest is not None, "it asked"
+        self.meter.workers[worker].fetched(latest.ready_s, has_it_s)
+        self._answered.append((worker, reply, -1, has_it_s))
 
     def refused(self, worker: int, why: str) -> None:
         raise ConfigurationError(why)

@@ -111,7 +111,7 @@ class ServerExchange(Exchange):
         except SeatLostError as lost:
             self.rejoin(lost)
             return
-        self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self.pacer.now_s() - self._exchanged_s))
+        self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._worked_s()))
         self._next()
         self._adopt(answer)
         self.pacer.begin()
@@ -128,7 +128,7 @@ class ServerExchange(Exchange):
                 finite=finite,
                 missing=self.replica.missing,
                 settings=self._changed_groups(),
-                worked_s=self.pacer.now_s() - self._exchanged_s,
+                worked_s=self._worked_s(),
                 loss=self.state.loss,
             )
         )
@@ -136,6 +136,10 @@ class ServerExchange(Exchange):
             self._adopt(self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next))
         except SeatLostError as lost:
             self.rejoin(lost)
+
+    def _worked_s(self) -> float:
+        """The time since the last answer, but for what went by waiting for data: that is exchange."""
+        return max(0.0, self.pacer.now_s() - self._exchanged_s - self.used.waited_s)
 
     def _next(self) -> None:
         """The next contribution begins. It is seeded while the answer is on its way, for that takes a while."""
@@ -162,6 +166,7 @@ class ServerExchange(Exchange):
 
     def _go_on(self, answer: Beginning | GoOn) -> None:
         self._exchanged_s = self.pacer.now_s()
+        self.used.waited_s = 0.0
         self.replica.adopt(self.doorbell.buffer)
         self.state.version = answer.version
         self.state.stopped = self.state.stopped or answer.stop
