@@ -17,6 +17,7 @@ from plesio.launch.job import Job, Listening
 from plesio.launch.local.children import keep_to_itself
 from plesio.launch.local.worker_process import ProcessContext
 from plesio.launch.remote import torchrun
+from plesio.launch.remote.cores import processes_here, threads_among
 from plesio.launch.remote.find import LOOPBACK, Place, given_token, place, token_of
 from plesio.launch.remote.head import START_S, Head, start_head
 from plesio.launch.remote.link import Link, persist, refusal
@@ -113,8 +114,9 @@ def join(
     )
     seed_everything(context.seed)
     worker = Worker(context)
+    here = processes_here(context.workers, isinstance(context, NeighbourContext))
     try:
-        with taking_part(worker):
+        with threads_among(here), taking_part(worker):
             yield worker
     except Exception as error:
         if context.refused:

@@ -1,0 +1,40 @@
+"""How many threads torch has in a worker that somebody else started: the cores of a host are shared among its workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""By these a user says how many."""
+BESIDE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
+"""By these torchrun and SLURM say how many workers a host has."""
+
+
+def processes_here(workers: int, beside_the_head: bool, environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes of a run share this host's cores; 0 if nothing says so. Of workers beside the head it is taken that
+    all are there.
+
+    >>> processes_here(3, True, {}), processes_here(8, False, {"LOCAL_WORLD_SIZE": "2"}), processes_here(3, False, {})
+    (4, 2, 0)
+    """
+    told = [environment[name] for name in BESIDE if environment.get(name, "").isdecimal()]
+    return int(told[0]) + beside_the_head if told else (workers + 1) * beside_the_head
+
+
+@contextmanager
+def threads_among(processes: int, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Within this, torch has no more threads than this process's share of the cores, unless the user said how many."""
+    before = torch.get_num_threads()
+    share = max(1, (os.cpu_count() or 1) // processes) if processes else before
+    if share >= before or any(name in environment for name in CHOSEN):
+        yield
+        return
+    torch.set_num_threads(share)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
