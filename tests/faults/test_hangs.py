@@ -118,7 +118,7 @@ def on_its_own(worker: ps.Worker, folder: str, steps: int, pause_s: float) -> No
     [
         ("hogwild", 200, None, ", though every worker had ended"),  # they finish
         ("async_sgd", 10**9, ps.Until(steps=20), ", though every worker had ended"),  # they are stopped
-        ("hogwild", 10**9, None, ""),  # they never need it
+        pytest.param("hogwild", 10**9, None, "", marks=pytest.mark.slow),  # they never need it
     ],
 )
 def test_a_frozen_server_is_a_deadline_error(

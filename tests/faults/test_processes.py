@@ -450,7 +450,7 @@ def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
             os.kill(frozen[0], signal.SIGSTOP)
 
     train = partial(loops.report_pids, folder=str(tmp_path))
-    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=5.0, until=ps.Until(seconds=11.0), watch=freeze)
+    run = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=3.0, until=ps.Until(seconds=7.0), watch=freeze)
     assert any("worker 1 was silent for" in one.what and "evicted" in one.what for one in run.incidents)
     assert [one.left for one in run.workers] == ["finished", "evicted", "finished"]
     assert run.workers[0].steps > run.workers[1].steps

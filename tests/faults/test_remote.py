@@ -217,7 +217,7 @@ def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: P
     assert any("worker 1 is back" in one.what for one in done.incidents)
 
 
-@pytest.mark.parametrize("strategy", ["async_sgd", "sync_sgd"])
+@pytest.mark.parametrize("strategy", ["async_sgd", pytest.param("sync_sgd", marks=pytest.mark.slow)])
 def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint(strategy: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
     with remote.head(rejoin_s=30.0) as head:

@@ -130,7 +130,7 @@ def freezing(worker: ps.Worker) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
+@pytest.mark.parametrize("name", ["async_sgd", pytest.param("hogwild", marks=pytest.mark.slow)])
 def test_a_frozen_last_worker_is_evicted(name: str) -> None:
     """Its batches are counted as not visited."""
     run = ps.run(freezing, name, workers=3, timeout_s=3.0, until=ps.Until(seconds=20.0), pace=0.01)

@@ -22,9 +22,9 @@ from support.devices import lazy
 DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 STRATEGIES = [
     ps.sync_sgd(),
-    ps.first_of(1),
+    pytest.param(ps.first_of(1), marks=pytest.mark.slow),
     ps.async_sgd(),
-    ps.buffered(1),
+    pytest.param(ps.buffered(1), marks=pytest.mark.slow),
     ps.local_sgd(every=2),
     ps.allreduce(),
 ]

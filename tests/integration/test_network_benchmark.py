@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 NETWORK = Path(__file__).parents[2] / "benchmarks" / "network.py"
-SLOW = ("torch_rpc,ddp,local", "sync_tcp", "async_tls", "sync_tls")
+SLOW = ("raw,raw_ssl", "torch_rpc,ddp,local", "sync_tcp", "async_tls", "sync_tls")
 
 
-@pytest.mark.parametrize(
-    "only", ["raw,raw_ssl", "async_tcp", *(pytest.param(names, marks=pytest.mark.slow) for names in SLOW)]
-)
+@pytest.mark.parametrize("only", ["async_tcp", *(pytest.param(names, marks=pytest.mark.slow) for names in SLOW)])
 def test_network_benchmark_measures_every_contestant(only: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     command = [sys.executable, str(NETWORK), "--quick", "--only", only, "--json", str(rows)]

@@ -14,6 +14,7 @@ import pytest
 import plesio
 from conformance.table import OTHERS, ROWS
 from plesio.errors import PlesioError, StrategyError
+from plesio.launch.remote.link import TakenError
 from plesio.strategy import Strategy, answers, recipes
 from plesio.strategy.answers import (
     AfterFold,
@@ -43,6 +44,8 @@ from plesio.strategy.answers import (
     WorkerMomentum,
 )
 from plesio.strategy.strategy import ANSWERS
+from plesio.transport.wire import DamagedError
+from plesio.worker.exchanges.server import SeatLostError
 
 FRESH = Fresh(within=0)
 
@@ -393,7 +396,7 @@ RAY = "plesio.launch.remote.ray_backend"
 
 
 def test_every_public_error_is_exported() -> None:
-    """But for those of the command line, of replay's inside and of one package."""
+    """But for those of the command line, of one package, and what a remote worker's own code catches."""
     for module in pkgutil.walk_packages(plesio.__path__, "plesio."):
         if not module.name.startswith(("plesio.sparse.", "plesio.cli", "plesio.__main__", "plesio.ray", RAY)):
             importlib.import_module(module.name)
@@ -401,7 +404,10 @@ def test_every_public_error_is_exported() -> None:
     def below(kind: type[BaseException]) -> set[type[BaseException]]:
         return {kind}.union(*(below(one) for one in kind.__subclasses__()))
 
-    known = {one for one in below(PlesioError) if not one.__module__.startswith(("plesio.cli", "plesio.sparse"))}
+    caught = {DamagedError, SeatLostError, TakenError}
+    known = {
+        one for one in below(PlesioError) if not one.__module__.startswith(("plesio.cli", "plesio.sparse"))
+    } - caught
     assert {one.__name__ for one in known if one.__module__.startswith("plesio.")} <= set(plesio.__all__)
     assert {"EvaluateError", "JournalError", "StepCancelled"} <= {one.__name__ for one in known}
     assert all(getattr(plesio, one.__name__) is one for one in known if one.__module__.startswith("plesio."))

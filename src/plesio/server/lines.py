@@ -22,6 +22,7 @@ class Line:
     messages: MessageReader
     answer: int
     hello: Hello | None = None
+    late: bool = False  # the others' models were known when it came
     welcomed: bool = False
     ready: bool = False
     finished: bool = False

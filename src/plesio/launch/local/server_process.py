@@ -120,10 +120,10 @@ class Server(Replies):
         self._refuse(self._line(worker), ConfigurationError(why))
 
     def _refuse(self, line: Line, error: PlesioError) -> None:
-        """Where workers come from elsewhere, one that is not like the others has to go, and another may take its seat."""
-        alone = self._listening is not None
-        line.say(protocol.Refused(type(error).__name__, str(error), alone))
-        if alone:
+        """A latecomer that is not like the others has to go, and another may take its seat. Of those that were there at the
+        beginning nobody knows who is right: what they raise ends the run."""
+        line.say(protocol.Refused(type(error).__name__, str(error), line.late))
+        if line.late:
             self._lost(line, f"was refused ({error})")
 
     def evicted(self, evict: Evict) -> None:
@@ -257,7 +257,8 @@ class Server(Replies):
             return
         if isinstance(message, protocol.Hello):
             line.hello = message
-            if self._opening.assembly is not None:  # it comes after the others: its model has to be theirs
+            line.late = self._opening.assembly is not None
+            if self._opening.assembly is not None:  # its model has to be the others'
                 try:
                     self._opening.assembly.check(message)
                 except PlesioError as error:
