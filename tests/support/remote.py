@@ -32,7 +32,7 @@ class Head:
     def __init__(self, door: Door, far: bool) -> None:
         scheme = "tcp://" if far else ""
         self.port = door.listening.port
-        self.address = f"{scheme}127.0.0.1:{self.port}"
+        self.address = f"{scheme}{door.listening.host}:{self.port}"
         self.pids: list[int] = []
         self._door = door
         self.warned = ""
@@ -43,8 +43,14 @@ class Head:
         self._warned.seek(0)
         return self._warned.read()
 
-    def fork(self, train: Callable[..., object], after_s: float = 0.0, **options: Any) -> int:
-        """A process that becomes a worker."""
+    def fork(
+        self,
+        train: Callable[..., object],
+        after_s: float = 0.0,
+        enter: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> int:
+        """A process that becomes a worker; `enter` is done first."""
         pid = os.fork()
         if pid:
             self.pids.append(pid)
@@ -55,6 +61,7 @@ class Head:
             for one in self._door.sockets:
                 one.close()
             time.sleep(after_s)
+            enter()
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_: print(message, file=self._warned, flush=True)
             with ps.join(**{"address": self.address, "token": TOKEN, **options}) as worker:
@@ -93,10 +100,16 @@ class Head:
 
 
 @contextmanager
-def head(far: bool = True, rejoin_s: float = 10.0, certs: Path | None = None) -> Iterator[Head]:
+def head(
+    far: bool = True,
+    rejoin_s: float = 10.0,
+    certs: Path | None = None,
+    host: str = "127.0.0.1",
+    insecure: bool = False,
+) -> Iterator[Head]:
     """Where workers can join a run that is still to start: `Head.run` does that."""
-    credentials = secure.credentials(certs)
-    listening = Listening(host="127.0.0.1", port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s)
+    credentials = secure.credentials(certs, insecure, host)
+    listening = Listening(host=host, port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s)
     one = Head(Door.open(listening), far)
     try:
         yield one

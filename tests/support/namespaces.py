@@ -1,0 +1,71 @@
+"""Another host, as far as the network goes: a namespace of the kernel's, with a link to this one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import pytest
+
+
+def _ip(*arguments: str, within: int | None = None) -> None:
+    inside = [] if within is None else ["nsenter", f"--net=/proc/{within}/ns/net"]
+    subprocess.run([*inside, "ip", *arguments], check=True, capture_output=True, timeout=10.0)
+
+
+@dataclass(frozen=True)
+class OtherHost:
+    """`address`: this host's, as the other one sees it; `link`: what connects them; `pid`: of the process that holds it."""
+
+    address: str
+    link: str
+    pid: int
+
+    def enter(self) -> None:
+        """Move this thread there."""
+        descriptor = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+
+    def connect(self, up: bool) -> None:
+        """Set the link up or down."""
+        _ip("link", "set", self.link, "up" if up else "down")
+
+
+@contextmanager
+def other_host() -> Iterator[OtherHost]:
+    """Skips the test where none can be made. All of it ends when this process and its workers do, at the latest."""
+    for name in ("ip", "unshare", "nsenter"):
+        if shutil.which(name) is None:
+            pytest.skip(f"there is no command {name}")
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make network namespaces")
+    # It ends when its input does.
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    # Addresses that are nobody's (RFC 2544), others for each process of the tests.
+    network = int(ip_address("198.18.0.0")) + 4 * (os.getpid() % 32768)
+    here, there = (str(ip_address(network + place)) for place in (1, 2))
+    link = f"plesio{os.getpid()}"
+    try:
+        holder.stdout.readline()
+        _ip("link", "add", link, "type", "veth", "peer", "name", "uplink", "netns", str(holder.pid))
+        _ip("address", "add", f"{here}/30", "dev", link)
+        _ip("link", "set", link, "up")
+        _ip("address", "add", f"{there}/30", "dev", "uplink", within=holder.pid)
+        for one in ("lo", "uplink"):
+            _ip("link", "set", one, "up", within=holder.pid)
+        yield OtherHost(here, link, holder.pid)
+    finally:
+        holder.kill()
+        holder.communicate()
+        subprocess.run(["ip", "link", "delete", link], capture_output=True)  # it may have gone with the namespace
