@@ -30,7 +30,7 @@ from plesio.launch.remote.head import Head
 from plesio.protocol.journal import read_journal
 from plesio.transport.certificates import make_certificates
 from support import remote
-from support.joins import BATCH, EPOCHS, SAMPLES
+from support.joins import BATCH, EPOCHS, FROM_VERSION, SAMPLES
 from support.processes import gone_within
 from support.remote import TOKEN
 
@@ -82,33 +82,66 @@ def test_torchrun_restarts_workers_into_their_seats(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_agents_with_rendezvous_of_their_own_restart_only_their_worker(tmp_path: Path) -> None:
-    command = ["serve", "--strategy=async_sgd", "--workers=2", "--listen=127.0.0.1:0", f"--runs={tmp_path / 'runs'}"]
+def test_a_killed_agent_that_keeps_the_store_ends_the_run_in_good_order(tmp_path: Path) -> None:
+    agent = torchrun("--nproc-per-node=2", JOINS, str(tmp_path), "async_sgd", "1", "agent", "3")
+    assert agent.wait() == -signal.SIGKILL
+    assert gone_within({int(one.name.split("-")[2]) for one in tmp_path.glob("joined-*")}, 60.0)
+    (run,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["version"] == sum(one["folded"] for one in summary["workers"]) >= FROM_VERSION
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Where a head is; in the end it has ended well."""
+    command = ["serve", "--strategy=async_sgd", "--workers=2", "--listen=127.0.0.1:0", f"--runs={folder / 'runs'}"]
     head = subprocess.Popen(
         [sys.executable, "-m", "plesio", *command], env={**os.environ, "PLESIO_TOKEN": TOKEN}, stdout=subprocess.PIPE
     )
-    assert head.stdout is not None
-    found = re.search(rb"PLESIO_JOIN=(\S+)", head.stdout.readline())
-    assert found is not None
-    agents = [
-        torchrun(
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            f"--rdzv-id=group{group}",
-            "--max-restarts=2",
-            *(JOINS, str(tmp_path), "async_sgd", "0" if group else "none", "before,after", "4"),
-            PLESIO_JOIN=found[1].decode(),
-            PLESIO_TOKEN=TOKEN,
-        )
-        for group in range(2)
-    ]
-    assert [agent.wait() for agent in agents] == [0, 0]
-    head.communicate()
+    with head:
+        assert head.stdout is not None
+        try:
+            found = re.search(rb"PLESIO_JOIN=(\S+)", head.stdout.readline())
+            assert found is not None
+            yield found[1].decode()
+        except BaseException:
+            head.terminate()
+            raise
+        head.stdout.read()
     assert head.returncode == 0
+
+
+def group(number: int, head: str, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """An agent with a rendezvous of its own, and one worker."""
+    own = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id=group{number}", "--max-restarts=2")
+    return torchrun(*own, JOINS, str(folder), "async_sgd", *arguments, PLESIO_JOIN=head, PLESIO_TOKEN=TOKEN)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_agents_with_rendezvous_of_their_own_restart_only_their_worker(tmp_path: Path) -> None:
+    with serving(tmp_path) as head:
+        agents = [group(one, head, tmp_path, "0" if one else "none", "before,after", "4") for one in range(2)]
+        assert [agent.wait() for agent in agents] == [0, 0]
     assert len(list(tmp_path.glob("joined-*"))) == 4, "the other worker was never restarted"
     seats = joined(done_in(tmp_path))
     assert len(seats) == 3
     assert max(incarnation for _, incarnation in seats) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["agent", "group"])
+def test_a_lost_agent_of_one_group_leaves_the_run_to_the_others(how: str, tmp_path: Path) -> None:
+    """A killed agent leaves its worker, which goes on. One that is told to end takes it along; another one's gets the seat."""
+    ended = how == "group"
+    with serving(tmp_path) as head:
+        agents = [group(one, head, tmp_path, "0" if one else "none", how, "3" if ended else "0") for one in range(2)]
+        assert agents[1].wait() != 0
+        if ended:
+            assert group(2, head, tmp_path, "none", "none").wait() == 0
+        assert agents[0].wait() == 0
+    assert sorted(incarnation for _, incarnation in joined(done_in(tmp_path))) == ([1, 1, 2] if ended else [1, 1])
 
 
 @contextmanager

@@ -3,6 +3,7 @@
     joins.py FOLDER STRATEGY VICTIM DEATHS [JOINED]
 
 `VICTIM`: the rank of the process that kills itself; `DEATHS`: when it does, once each: "before" training, "after" it began.
+"agent" and "group": then it kills the agent that started it, or tells it to end.
 `JOINED`: half way, training waits until so many processes have joined in all.
 """
 
@@ -32,7 +33,8 @@ def main(folder: Path, strategy: str, victim: str, deaths: str, expected: str = 
         done = folder / f"died-{when}"
         if own == victim and when in deaths and not done.exists():
             done.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            whom = os.getppid() if when in ("agent", "group") else os.getpid()
+            os.kill(whom, signal.SIGTERM if when == "group" else signal.SIGKILL)
 
     with ps.join(strategy, runs=folder / "runs") as worker:
         (folder / f"joined-{worker.rank}-{os.getpid()}").touch()
@@ -50,7 +52,8 @@ def main(folder: Path, strategy: str, victim: str, deaths: str, expected: str = 
                 time.sleep(0.005)
                 optimizer.step()
                 if worker.version > FROM_VERSION:
-                    die("after")
+                    for when in ("after", "agent", "group"):
+                        die(when)
                 while worker.version > HALF and len(list(folder.glob("joined-*"))) < int(expected):
                     time.sleep(0.1)
 
