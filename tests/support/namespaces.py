@@ -58,7 +58,10 @@ def other_host() -> Iterator[OtherHost]:
     link = f"plesio{os.getpid()}"
     try:
         holder.stdout.readline()
-        _ip("link", "add", link, "type", "veth", "peer", "name", "uplink", "netns", str(holder.pid))
+        try:
+            _ip("link", "add", link, "type", "veth", "peer", "name", "uplink", "netns", str(holder.pid))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this kernel makes no pair of links here: {error.stderr.decode().strip()}")
         _ip("address", "add", f"{here}/30", "dev", link)
         _ip("link", "set", link, "up")
         _ip("address", "add", f"{there}/30", "dev", "uplink", within=holder.pid)
