@@ -40,7 +40,7 @@ test-long: setup
 # Ray takes half a gigabyte, and these tests minutes.
 test-ray: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	$(BIN)/python -m pytest -q -n 0 -m ray tests/on_ray
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m pytest -q -n 0 -m ray tests/on_ray
 
 chaos: setup
 	$(BIN)/python -m pytest -q -m slow tests/faults
