@@ -250,42 +250,35 @@ def sync_tls(rank: int, setup: Setup) -> None:
 
 
 def _remote(rank: int, setup: Setup, strategy: list[str], certs: str | None = None) -> None:
-    """The head, which is `plesio serve`, or one of its workers."""
-    os.chdir(setup.folder)
-    os.environ["PLESIO_TOKEN"] = setup.folder.name * 4  # long enough, and nobody else's
+    """The head, or one of its workers."""
     if rank == 0:
-        from plesio.cli import app
-        from plesio.transport.certificates import make_certificates
-
-        secured = [] if certs is None else ["--certs", certs]
-        if secured:
-            make_certificates(Path("certs"), ["localhost"])
-        app(["serve", "--listen", f"{HOST}:0", "--workers", str(setup.workers), "--strategy", *strategy, *secured])
+        head(setup, strategy, certs)
     else:
         with join(setup, certs) as worker:
             _train(worker, setup)
+
+
+def head(setup: Setup, strategy: list[str], certs: str | None = None) -> None:
+    """`plesio serve`."""
+    from plesio.cli import app
+    from plesio.transport.certificates import make_certificates
+
+    _enter(setup)
+    secured = [] if certs is None else ["--certs", certs]
+    if secured:
+        make_certificates(Path("certs"), ["localhost"])
+    app(["serve", "--listen", f"{HOST}:0", "--workers", str(setup.workers), "--strategy", *strategy, *secured])
 
 
 def join(setup: Setup, certs: str | None = None) -> AbstractContextManager[ps.Worker]:
     """Join over TCP: without tcp:// a worker on the server's host shares its memory."""
     import plesio as ps
 
+    _enter(setup)
     address = setup.told("stdout-0", r"PLESIO_JOIN=(\S+)\s")
     return ps.join(address=f"tcp://{address}", certs=certs)
 
 
-def successor(rank: int, setup: Setup) -> None:
-    """A worker of `async_tcp` that comes later: how long from its import to the answer to its first step.
-
-    Torch imports much (torch._dynamo, a second or two) only with the first optimizer; here that is part of the import.
-    """
-    import plesio  # noqa: F401
-
-    torch.optim.SGD([torch.zeros(1)], lr=rivals.LR)
-    imported_s = time.monotonic()
-    os.environ["PLESIO_TOKEN"] = setup.folder.name * 4
-    with join(setup) as worker:
-        step = exchanger(worker, setup.params)
-        step()
-        setup.tell("took", str(time.monotonic() - imported_s))
-        setup.counts().repeat(step, worker.rank)
+def _enter(setup: Setup) -> None:
+    os.chdir(setup.folder)
+    os.environ["PLESIO_TOKEN"] = setup.folder.name * 4  # long enough, and nobody else's

@@ -85,8 +85,6 @@ BARS = (
     Bar(10_000, "async_tls", "async_tcp", ">= 0.75"),
 )
 CPU_TARGETS = {("async_tcp", 10_000_000): "<= 1.0"}
-SUCCESSOR_PARAMS = 1_000_000
-SUCCESSOR_TARGET = "<= 1.0"
 
 
 # --- one measurement ----------------------------------------------------------------------------------------------------
@@ -210,22 +208,6 @@ def check(processes: list[BaseProcess], setup: Setup, codes: set[int | None]) ->
             raise rivals.RivalError(f"{process.name} ended with {process.exitcode}\n{rivals.complaints(setup.folder)}")
 
 
-def successor_s(workers: int) -> float:
-    """Kill one of the workers of `async_tcp`; seconds from its successor's import to the answer to its first step."""
-    contestant = CONTESTANTS["async_tcp"]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        setup = Setup(Path(folder), SUCCESSOR_PARAMS, workers)
-        counts = setup.counts()
-        with started(contestant, setup, range(workers + 1)) as processes:
-            wait_until(lambda: min(counts.read()[0]) >= WARM_STEPS, processes, setup, START_S)
-            processes[-1].kill()
-            processes[-1].join()
-            processes[-1] = start(_network.successor, workers + 1, setup)
-            wait_until((setup.folder / "took").exists, processes, setup, START_S)
-            end(processes, counts, setup)
-        return float((setup.folder / "took").read_text())
-
-
 # --- rows ---------------------------------------------------------------------------------------------------------------
 
 
@@ -284,14 +266,10 @@ def main() -> None:
         metavar="NAME,NAME",
         help=f"all, rivals or some of {', '.join(CONTESTANTS)}",
     )
-    takes.add_argument("--successor", action="store_true", help="also how soon a killed worker's successor trains")
     chosen = takes.parse_args()
     if chosen.quick:
         chosen.sizes, chosen.runs, chosen.seconds = (10_000,), 1, 0.2
     rows = [each for params in chosen.sizes for each in rows_of(chosen.only, params, chosen)]
-    if chosen.successor:
-        values = interleave({"successor": lambda: successor_s(chosen.workers)}, chosen.runs)["successor"]
-        rows.append(row("successor, from its import to its first fold", values, "s", target=SUCCESSOR_TARGET))
     title = f"network, {chosen.workers} workers on the loopback"
     report(title, rows, chosen.json, threads="1 a process; bare sockets: 1 a connection at the server")
 

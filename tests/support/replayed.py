@@ -86,7 +86,7 @@ def chancy(
                 worker.log(loss=loss)
             schedule.step()
             begun = ends is not None and worker.rank == 0 and step >= 10 and not (ends / "ended").exists()
-            if ends is not None and begun and any(ends.rglob("manifest.json")):
+            if ends is not None and begun and any(ends.rglob("version-*/manifest.json")):
                 (ends / "ended").touch()
                 os.kill(worker.server_pid, signal.SIGKILL)
             if dies is not None and worker.rank == 1 and step == 10 and not dies.exists():
