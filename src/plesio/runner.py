@@ -104,6 +104,7 @@ def run(
     strategy: Strategy | str | Callable[..., Strategy],
     *,
     workers: int,
+    workers_max: int | None = None,
     engine: str | Simulated | Ray = "local",
     seed: int = 0,
     data: str = "leases",
@@ -126,6 +127,8 @@ def run(
         train: called with a `Worker` in each worker process; an ordinary PyTorch loop.
         strategy: `ps.async_sgd()` and the like, or the name of a recipe.
         workers: how many workers.
+        workers_max: up to how many the run may be scaled while it goes on, by `live.scale(n)` in `watch`; None: as many as it
+            begins with. Each may hold its own contribution and a version of the model: memory is laid out for all of them.
         engine: where they run: "local", processes of this host; `ps.Ray()`, processes on a Ray cluster; or
             `ps.Simulated(cluster)`, greenlets in virtual time.
         seed: seeds everything random: initial weights, order of data, jitter.
@@ -146,8 +149,9 @@ def run(
             not visited yet. In lock step the result is the same as without the interruption, bit for bit; but an
             optimizer that steps in the workers (as in local_sgd) starts there without the state it had.
         runs: the folder in which a folder for this run is made; None writes nothing.
-        watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`);
-            in a simulated run, at each evaluation.
+        watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`,
+            `workers`); in a simulated run, at each evaluation. `live.scale(n)` starts workers, or has those with the highest
+            numbers leave after their step, until there are n.
 
     Returns:
         The finished run.

@@ -24,6 +24,7 @@ from plesio.core.events import (
     Left,
     Member,
     Pushed,
+    Scaled,
     Verdict,
 )
 from plesio.core.leases import Batch, DataLeases
@@ -429,6 +430,9 @@ class Run:
                 self.held[effect.worker].extend(effect.batches)
 
     def act(self, name: str, worker: int, dial: int) -> None:
+        if name == "scale":
+            self.tell(Scaled(1 + dial % 4))
+            return
         incarnation = self.incarnations[worker]
         if name == "join":
             self.incarnations[worker] += 1 + dial % 2
@@ -456,7 +460,7 @@ class Run:
 
 STRATEGIES = (recipes.sync_sgd(), recipes.first_of(1), recipes.async_sgd(), recipes.buffered(3), recipes.rennala(2))
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("join", "lease", "push", "push", "push", "lease", "leave")), st.integers(0, 9)),
+    st.tuples(st.sampled_from(("join", "lease", "push", "push", "push", "lease", "leave", "scale")), st.integers(0, 9)),
     max_size=60,
 )
 
@@ -480,7 +484,7 @@ def test_a_restored_sequencer_continues_from_its_checkpoint(
     assert (after._pending, after.members.seats) == ([], {})
     assert (after.leases.done, after.leases.skipped) == (before.leases.done, before.leases.skipped)
     assert after.leases.opened == before.leases.opened == len(run.opened)
-    if later_workers == workers:
+    if later_workers == before.workers:
         assert after.state() == state
     for worker in range(min(workers, later_workers)):
         old = Joined(worker, run.incarnations[worker])

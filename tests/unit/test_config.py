@@ -72,9 +72,9 @@ def shown(command: Any, name: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("command", "lacks"),
     [
-        (run, {"engine"}),
-        (simulate, {"faults", "pace"}),
-        (compare, {"strategy", "checkpoint", "resume"}),
+        (run, {"engine", "workers_max"}),
+        (simulate, {"workers_max", "faults", "pace"}),
+        (compare, {"strategy", "workers_max", "checkpoint", "resume"}),
     ],
 )
 def test_every_setting_is_an_option(command: Any, lacks: set[str]) -> None:
@@ -90,6 +90,7 @@ def test_the_command_lines_default_is_pythons_unless_the_setting_says_otherwise(
 # run.toml
 
 CHOSEN: dict[str, Any] = {
+    "workers_max": 6,
     "engine": "local",
     "seed": 7,
     "data": "shards",

@@ -35,12 +35,14 @@ from plesio.core.events import (
     Member,
     Pushed,
     Reported,
+    Scaled,
     Ticked,
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
 from plesio.protocol.journal import (
     FORMAT,
+    FORMAT_SCALED,
     Ended,
     Folded,
     FoldedMember,
@@ -128,6 +130,7 @@ EVENTS = st.one_of(
     st.builds(Reported, COUNT, COUNT, BYTE4, BYTE4),
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4),
     st.builds(Evict, COUNT, COUNT, SECONDS),
+    st.builds(Scaled, COUNT),
 )
 RECEIVED = st.builds(Received, SECONDS, EVENTS, ANY_FLOAT).map(
     lambda one: one if isinstance(one.event, Pushed) else msgspec.structs.replace(one, loss=NAN)
@@ -431,7 +434,7 @@ def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> N
         read_journal(with_head(tmp_path, body))
 
 
-@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT_SCALED + 1])
 def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
     body = bytes([HEAD]) + msgspec.msgpack.encode({"format": other, "strategy": 5})
     with pytest.raises(JournalError, match=rf"format {other}, and this plesio reads {FORMAT}"):
@@ -506,6 +509,8 @@ def played(strategy: Strategy, writer: JournalWriter) -> list[Effect]:
     numbers = Counter[int]()
     for turn in range(60):
         now_s += 0.1
+        if turn == 30:
+            take(Scaled(5))
         worker = 2 if turn % 7 == 6 and turn < 40 else turn % 2
         seat = sequencer.members.seats.get(worker)
         if seat is not None and seat.waiting is None:

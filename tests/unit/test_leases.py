@@ -12,7 +12,7 @@ from plesio.core.leases import IN_VAIN_MAX, Batch, DataLeases
 
 TOTAL = 7
 ACTIONS = st.tuples(
-    st.sampled_from(["take", "take", "fold", "fold", "skip", "return", "unused", "leave", "join"]),
+    st.sampled_from(["take", "take", "fold", "fold", "skip", "return", "unused", "leave", "join", "share out"]),
     st.integers(0, 3),
     st.integers(0, 3),
 )
@@ -53,6 +53,11 @@ def test_every_batch_is_in_exactly_one_place(workers: int, stealing: bool, actio
         elif name == "join":
             leases.joined(worker)
             here.add(worker)
+        elif name == "share out":
+            leases.share_out(1 + dial)
+            for new in range(workers, 1 + dial):
+                held.setdefault(new, [])
+            workers = max(workers, 1 + dial)
         assert (leases.done, leases.skipped) == (len(ended) - skipped, skipped)
         assert leases.unvisited == leases.opened - len(ended)
         assert leases.opened % TOTAL == 0

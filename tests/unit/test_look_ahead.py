@@ -454,6 +454,35 @@ def test_buffers_move_by_the_share_of_buffered_contributions() -> None:
     torch.testing.assert_close(server.now()[1], torch.full((3,), 1 / 2))
 
 
+@pytest.mark.parametrize(("kind", "settings"), [(SGD, MOMENTUM), (Adam, {"lr": 0.01})])
+def test_a_folder_that_is_scaled_folds_as_one_of_that_many_workers(
+    kind: type[Optimizer], settings: dict[str, Any]
+) -> None:
+    start = shaped(np.linspace(-1.0, 1.0, ELEMENTS))
+    scaled, plain = (Server(partial(kind, **settings), workers, SPECS, start) for workers in (4, 2))
+    for absent in (2, 3):
+        scaled.folder.forget(absent)
+    scaled.folder.share_among(2)
+    for turn in range(6):
+        for server in (scaled, plain):
+            server.push(turn % 2, shaped(np.linspace(1.0, turn, ELEMENTS)), scale=1 / 2)
+        torch.testing.assert_close(scaled.sent(turn % 2), plain.sent(turn % 2))
+
+
+def test_adams_second_moment_goes_on_when_workers_come() -> None:
+    """As many samples as before count in it, so that its root stays what it was. The rate goes by the power of 1/4."""
+    server, ones = Server(partial(Adam, lr=0.01), 4, SPECS, shaped(np.zeros(ELEMENTS))), shaped(np.ones(ELEMENTS))
+    server.folder.share_among(2)
+    moved = []
+    for turn in range(80):
+        if turn == 76:
+            server.folder.share_among(4)
+        before = [one.clone() for one in server.now()]
+        server.push(0, ones, scale=1.0)
+        moved.append(float((before[0] - server.now()[0]).abs().max()))
+    assert moved[76:] == pytest.approx([2 ** (1 / 4) * moved[75]] * 4, rel=0.005)
+
+
 def test_an_optimizer_without_momentum_is_folded_plainly() -> None:
     for make in (partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)):
         assert isinstance(Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder, Folding)

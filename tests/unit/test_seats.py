@@ -16,14 +16,19 @@ from plesio.protocol import remote
 
 
 def answer_to(
-    strategy: str | None = None, plesio: str = __version__, run: str = "async_sgd", begun: bool = False, **told: Any
+    strategy: str | None = None,
+    plesio: str = __version__,
+    run: str = "async_sgd",
+    begun: bool = False,
+    workers_max: int | None = None,
+    **told: Any,
 ) -> Any:
     """What a worker that knocks at a run of async_sgd with two workers and timeout_s=60 is answered; `seated` and `finished`:
     who has a seat by then, and who of these is done."""
-    config = RunConfig(strategy=run, workers=2, timeout_s=60.0)
+    config = RunConfig(strategy=run, workers=2, workers_max=workers_max, timeout_s=60.0)
     answers: list[Any] = []
     channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
-    processes: Any = SimpleNamespace(server=SimpleNamespace(channel=channel))
+    processes: Any = SimpleNamespace(server=SimpleNamespace(channel=channel), workers=[])
     seats = Seats(Job(config=config, train=None, evaluate=None), processes, lambda process: None)
     seats.begun = begun
     data = None
@@ -76,6 +81,13 @@ def test_another_run_than_a_worker_was_told_of_refuses_it_with_the_difference(to
 )
 def test_a_seat_that_is_taken_may_be_free_again_when_the_head_notices_a_cut(told: Any, for_now: bool) -> None:
     assert answer_to(seated=[0, 1], **told).for_now is for_now
+
+
+def test_a_run_is_scaled_for_those_that_join_up_to_its_workers_max() -> None:
+    assert answer_to(seated=[0, 1], workers_max=3).seated.worker == 2
+    assert answer_to(seated=[0, 1], workers_max=5, rank=3).seated.worker == 3
+    assert answer_to(seated=[0, 1, 2], workers_max=3).why.startswith("all 3 seats are taken or have finished")
+    assert answer_to("sync_sgd", seated=[0, 1], workers_max=3).why.startswith("node7:42 was told other settings")
 
 
 def test_an_all_reduce_that_has_begun_takes_nobody() -> None:

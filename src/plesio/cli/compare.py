@@ -78,7 +78,7 @@ class Comparison:
         return [row for row in self.rows if isinstance(row, Failed)]
 
 
-@takes_settings(but=["strategy", "checkpoint", "resume"], instead=INSTEAD)
+@takes_settings(but=["strategy", "workers_max", "checkpoint", "resume"], instead=INSTEAD)
 def compare(
     script: ScriptPath,
     arguments: Arguments = None,

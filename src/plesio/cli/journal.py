@@ -46,10 +46,10 @@ def journal(
         if number is not None and number < 0:
             raise ConfigurationError(f"{option} {number}: at least 0")
     found = read_journal(run)
-    unknown = sorted(set(worker or ()) - set(range(found.head.workers)))
+    unknown = sorted(set(worker or ()) - set(range(found.head.seats)))
     if unknown:
         raise ConfigurationError(
-            f"--worker {unknown[0]}: the run had {found.head.workers} workers, 0 to {found.head.workers - 1}"
+            f"--worker {unknown[0]}: the run had {found.head.seats} workers, 0 to {found.head.seats - 1}"
         )
     rows = islice(chosen(story(found), worker or (), staleness_over, around), limit)
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from plesio.runner import Run
 
 
-@takes_settings(but=["engine"])
+@takes_settings(but=["engine", "workers_max"])
 def run(context: typer.Context, script: ScriptPath, arguments: Arguments = None, **typed: Any) -> int:
     """Train a script's model under one strategy and print what it cost.
 

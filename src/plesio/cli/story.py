@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from plesio.core.events import Abandoned, Discard, Evict, Joined, Left, Pushed, Reported, Verdict
+from plesio.core.events import Abandoned, Discard, Evict, Joined, Left, Pushed, Reported, Scaled, Verdict
 from plesio.protocol import journal
 
 ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)  # about what has just come, not what came before under the same key
@@ -90,6 +90,8 @@ class _Teller:
             return
         if isinstance(event, Reported):
             self._version += event.versions
+        if isinstance(event, Scaled):  # told by the server's note
+            return
         died = f"worker {event.worker} died"  # as the server's note says
         if isinstance(event, Left) and died in self._told:
             self._told.discard(died)
@@ -143,7 +145,7 @@ def _loss(came: journal.Received | None) -> float | None:
     return None if came is None or isnan(came.loss) else came.loss
 
 
-def _in_words(event: journal.JournalEvent | Evict) -> str:
+def _in_words(event: journal.WorkerEvent | Evict) -> str:
     if isinstance(event, Evict):
         return f"evicted: silent for {event.silent_s:.1f} s"
     if isinstance(event, Joined):

@@ -50,6 +50,17 @@ class RunConfig:
         fixed=True,
     )
     workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
+    workers_max: int | None = setting(
+        None,
+        Option(
+            "--workers-max",
+            "Up to how many workers may join; the run is scaled for those beyond --workers.",
+            "N",
+            int | None,
+        ),
+        fixed=True,
+        processes_only=True,
+    )
     engine: str | Simulated | Ray = setting(
         "local",
         Option("--cluster", f"The machines: {', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
@@ -127,6 +138,8 @@ class RunConfig:
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
         self._check_faults()
+        if self.seats > self.workers:
+            self._check_scaling()
         if self.simulated and (self.faults or self.pace is not None):
             raise ConfigurationError(
                 "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and "
@@ -168,6 +181,11 @@ class RunConfig:
         within = "" if self.simulated else f" and of at most {LONGEST_S:,.0f}, eleven days"
         if not _is_whole(self.workers) or not 1 <= self.workers <= most:
             raise ConfigurationError(f"workers={self.workers!r}: a whole number from 1 to {most} on one host")
+        most_workers = self.workers_max
+        if most_workers is not None and (not _is_whole(most_workers) or not self.workers <= most_workers <= most):
+            raise ConfigurationError(
+                f"workers_max={most_workers!r}: a whole number from {self.workers}, the run's workers, to {most}"
+            )
         if not _is_whole(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigurationError(f"seed={self.seed!r}: a whole number of at least 0 and below 2**63")
         for name in ("evaluate_every_s", "timeout_s"):
@@ -182,6 +200,21 @@ class RunConfig:
             if fault.worker is not None and not 0 <= fault.worker < self.workers:
                 raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
 
+    def _check_scaling(self) -> None:
+        """Raise `ConfigurationError` for a run whose number of workers cannot change."""
+        if not isinstance(self.engine, str):
+            where = "on Ray, its scaling_config says how many there are"
+            if self.simulated:
+                where = "in a simulated run the cluster says who is there when: ps.Cluster(faults=...)"
+            raise ConfigurationError(
+                f"workers_max={self.workers_max} is for processes of this host, and for ps.join; {where}"
+            )
+        if not self.strategy.via.at_server:
+            raise ConfigurationError(
+                f"workers_max={self.workers_max}: under {self.strategy.name} workers fold without a server, among as many as "
+                "there were at the beginning; take async_sgd or sync_sgd, or leave workers_max out"
+            )
+
     def _check_checkpoints(self) -> None:
         if not self.strategy.via.at_server:
             raise ConfigurationError(
@@ -192,6 +225,11 @@ class RunConfig:
             raise ConfigurationError(
                 "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
             )
+
+    @property
+    def seats(self) -> int:
+        """How many workers there may be at a time."""
+        return self.workers_max or self.workers
 
     @property
     def simulated(self) -> bool:

@@ -99,11 +99,19 @@ class LeaseWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
     unused: int = 0
 
 
+class Scaled(msgspec.Struct, frozen=True, gc=False):
+    """The run is to have so many workers from now on: learning rates, and data in equal parts, are shared among that many.
+
+    Who comes and who goes for it is told as ever, by `Joined` and `Left`."""
+
+    workers: int
+
+
 class Ticked(msgspec.Struct, frozen=True, gc=False):
     """Time went by; sent now and then so that silent workers are noticed."""
 
 
-Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | Ticked
+Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | Scaled | Ticked
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):

@@ -25,9 +25,13 @@ class Folds:
     def __init__(self, strategy: Strategy, workers: int, held: bool) -> None:
         self._normalised = strategy.weigh.normalised
         self._scale = strategy.outer.scale
-        self._scale_of_one = strategy.outer.scale(1, workers)
-        self._workers = workers
+        self.share_among(workers)
         self._held = held
+
+    def share_among(self, workers: int) -> None:
+        """The run has so many workers from now on."""
+        self._workers = workers
+        self._scale_of_one = self._scale(1, workers)
 
     def of(self, version: int, counting: list[Pending]) -> Fold:
         """Members are in seat order where they lie waiting, so that a round's sum does not depend on who came first."""

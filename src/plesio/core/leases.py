@@ -11,13 +11,14 @@ asks for it, otherwise in the next one.
 
 At first batch b waits in the queue of worker b mod N. With `stealing` a worker whose queue is empty takes from the
 longest queue: fast workers then take more. Without it (lock step, or the user asked for shards) who gets what depends
-on nothing but N, what was given back included. A dead worker's part is open to all either way.
+on nothing but N, what was given back included. A dead worker's part is open to all either way. When N changes, all that waits
+goes back, and b mod the new N says whose it is.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Self
 
@@ -69,9 +70,9 @@ class DataLeases:
         self._epochs = 0  # epochs opened so far
         self._gone: set[int] = set()
         self._returned: deque[Batch] = deque()
-        self._queues: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
+        self._queues = defaultdict(deque, {worker: deque[Batch]() for worker in range(workers)})
         self._queued = 0  # in all of them
-        self._outstanding: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
+        self._outstanding: defaultdict[int, deque[Batch]] = defaultdict(deque)
 
     @property
     def unvisited(self) -> int:
@@ -198,8 +199,24 @@ class DataLeases:
         for batch in batches:
             insort(self._returned, batch)
 
+    def share_out(self, workers: int) -> None:
+        """Share out what waits, and later epochs, among so many workers. Who is new has its part once it has joined.
+
+        >>> leases = DataLeases(workers=1, stealing=False)
+        >>> first = leases.take(0, epoch=0, total=6, most=2)
+        >>> leases.share_out(2)
+        >>> leases.joined(1)
+        >>> first, leases.take(0, epoch=0, total=6, most=6), leases.take(1, epoch=0, total=6, most=6)
+        (((0, 0), (0, 1)), ((0, 2), (0, 4)), ((0, 3), (0, 5)))
+        """
+        for worker in range(self.workers):
+            self._open_to_all(worker)
+        self._gone = {one for one in self._gone if one < workers} | set(range(self.workers, workers))
+        self.workers = workers
+
     def left(self, worker: int) -> None:
-        self._gone.add(worker)
+        if worker < self.workers:
+            self._gone.add(worker)
         self.give_back(self.consume(worker, len(self._outstanding[worker])))
         self._open_to_all(worker)
 

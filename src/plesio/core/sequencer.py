@@ -57,7 +57,7 @@ class Sequencer:
     """Decides for one run of `workers` workers under `strategy`.
 
     Args:
-        workers: how many the run was asked to have; learning rates are shared among that many.
+        workers: how many the run was asked to have; learning rates are shared among that many, until it is `Scaled`.
         leases: the data to give out; None if the workers bring their own.
         silence_s: how long a worker may be silent while others wait for it.
     """
@@ -131,7 +131,7 @@ class Sequencer:
             self._sender = event.worker
             self._pushed(event)
             return self._effects
-        self._sender = -1 if isinstance(event, events.Ticked) else event.worker
+        self._sender = -1 if isinstance(event, (events.Ticked, events.Scaled)) else event.worker
         if isinstance(event, events.LeaseWanted):
             self._lease_wanted(event)
         elif isinstance(event, events.Joined):
@@ -142,6 +142,8 @@ class Sequencer:
             self._reported(event)
         elif isinstance(event, events.Abandoned):
             self._abandoned(event)
+        elif isinstance(event, events.Scaled):
+            self._scaled(event.workers)
         else:
             self._ticked()
         return self._effects
@@ -171,6 +173,12 @@ class Sequencer:
             self._orphans += 1
         self._count_anew()
         self._settle()
+
+    def _scaled(self, workers: int) -> None:
+        """Rounds need no word of it: they are of those who are members."""
+        self.workers = workers
+        self._folds.share_among(workers)
+        self.leases.share_out(workers)
 
     def _ticked(self) -> None:
         left_over = self.members.left_over(self._now_s)

@@ -40,7 +40,7 @@ class Seating:
     def __init__(self, strategy: Strategy, program: Program) -> None:
         self._strategy = strategy
         self._program = program
-        self._workers = program.sequencer.workers
+        self._workers, self._seats = program.sequencer.workers, len(program.listening)
         self._first: Hello | None = None
         self._judged: tuple[Arena, nn.Module] | None = None
         self._held: dict[int, WeakSet[nn.Module]] = {}  # by worker
@@ -64,9 +64,9 @@ class Seating:
         first = self._first is None
         if first:
             self._first = hello
-            memory = Assembly(self._strategy, self._workers, [hello], evaluates=False)
-            copies = memory.layout.nbytes * self._workers  # processes may read a version where it lies
-            what = f"with a copy of the model for each of the {self._workers} workers of this process, training"
+            memory = Assembly(self._strategy, self._workers, [hello], evaluates=False, seats=self._seats)
+            copies = memory.layout.nbytes * self._seats  # processes may read a version where it lies
+            what = f"with a copy of the model for each of the {self._seats} workers of this process, training"
             check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
         else:
             memory = self._memory

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from plesio.config import RunConfig
+from plesio.errors import ConfigurationError
 from plesio.observe.logbook import Logbook
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
@@ -49,6 +50,11 @@ class Job:
         """The training function, where there is one."""
         assert self.train is not None, "these workers come from elsewhere"
         return self.train
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether workers may come, and come back, while others train."""
+        return self.listening is not None or self.config.seats > self.config.workers
 
     @property
     def threads(self) -> int:
@@ -95,6 +101,29 @@ class Live:
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluate_raised: str = ""
+    workers: int = 0
+    """How many workers the run is to have, as it was begun or last scaled."""
+    scaler: Callable[[int], None] | None = field(default=None, repr=False)
+
+    def scale(self, workers: int) -> None:
+        """Have so many workers from now on, from 1 to the run's `workers_max`.
+
+        Missing ones are started; those with the highest numbers leave after their step. Learning rates, and data in equal
+        parts, are shared among the new number at once.
+
+        Raises:
+            ConfigurationError, StrategyError: there cannot be so many.
+
+        Example:
+            def watch(live):
+                if live.samples > 100_000:
+                    live.scale(4)
+
+            ps.run(train, ps.async_sgd(), workers=2, workers_max=4, watch=watch)
+        """
+        if self.scaler is None:
+            raise ConfigurationError(f"scale({workers!r}): a simulated run has the workers of its cluster")
+        self.scaler(workers)
 
 
 Watch = Callable[[Live], str | None]  # called as the run goes; says why it is to stop, if it is

@@ -18,25 +18,28 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
-from plesio.protocol.journal import JournalHead, JournalWriter
+from plesio.protocol.journal import FORMAT, FORMAT_SCALED, JournalHead, JournalWriter
 
 
 def head_of(job: Job, threads: int) -> JournalHead:
     """What has to be the same for a replay to come out the same."""
+    config = job.config
     return JournalHead(
-        strategy=job.config.strategy.name,
-        fields=job.config.strategy.as_data(),
-        workers=job.config.workers,
-        seed=job.config.seed,
-        stealing=job.config.stealing,
-        silence_s=job.config.timeout_s,
+        format=FORMAT_SCALED if config.seats > config.workers else FORMAT,
+        workers_max=config.workers_max or msgspec.UNSET,
+        strategy=config.strategy.name,
+        fields=config.strategy.as_data(),
+        workers=config.workers,
+        seed=config.seed,
+        stealing=config.stealing,
+        silence_s=config.timeout_s,
         threads=threads,
         versions=versions(),
         platform=f"{sys.platform} {platform.machine()}",
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         script=source_of(job.train),
         train_hash=train_hash(job.train),
-        local_steps=str(job.config.strategy.every),
+        local_steps=str(config.strategy.every),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
 

@@ -73,7 +73,11 @@ def _check_same(saved: Saved, now: RunConfig) -> None:
     """Raise `CheckpointError` where a setting that a resumed run keeps is another; name every difference."""
     manifest = saved.manifest
     strategy = Strategy.from_data(manifest.strategy, manifest.fields)
-    was = RunConfig(strategy=strategy, workers=manifest.workers, engine=now.engine, seed=manifest.seed)
+    seats = len(manifest.progress)
+    most = seats if seats > manifest.workers or now.workers_max is not None else None
+    was = RunConfig(
+        strategy=strategy, workers=manifest.workers, workers_max=most, engine=now.engine, seed=manifest.seed
+    )
     differing = [name for name, one in SETTINGS.items() if one.fixed and getattr(was, name) != getattr(now, name)]
     if differing:
         raise CheckpointError(

@@ -46,6 +46,7 @@ class WorkerMeter:
     granted_s: float = 0.0
     ready_s: float = 0.0
     held_since_s: float = 0.0
+    came: bool = False
     left: str | None = None
     staleness: Counter[int] = field(default_factory=Counter)
     spans: list[tuple[str, float, float, int]] = field(default_factory=list)
@@ -196,10 +197,10 @@ class WorkerMeter:
 
 
 class Meter:
-    """All workers of a run."""
+    """All workers of a run that was asked to have so many, and may get more up to the number of its `seats`."""
 
-    def __init__(self, workers: int, spans_max: int = SPANS_MAX) -> None:
-        self.workers = [WorkerMeter(worker, spans_max) for worker in range(workers)]
+    def __init__(self, workers: int, spans_max: int = SPANS_MAX, seats: int = 0) -> None:
+        self.workers = [WorkerMeter(worker, spans_max, came=worker < workers) for worker in range(max(workers, seats))]
         self.discarded: Counter[str] = Counter()
         self.missing_gradients = 0
         self.exchanges = 0  # contributions received
@@ -229,6 +230,11 @@ class Meter:
             one.void()
 
     @property
+    def seated(self) -> list[WorkerMeter]:
+        """Those the run was asked to have, and others that came."""
+        return [one for one in self.workers if one.came]
+
+    @property
     def steps(self) -> int:
         """Local optimizer steps of all workers."""
         return sum(one.steps for one in self.workers)
@@ -248,7 +254,7 @@ class Meter:
 
     def staleness(self) -> Staleness:
         """The distribution of the staleness of folded contributions."""
-        return staleness_of({worker: dict(one.staleness) for worker, one in enumerate(self.workers)})
+        return staleness_of({one.worker: dict(one.staleness) for one in self.seated})
 
 
 def staleness_of(by_worker: dict[int, dict[int, int]]) -> Staleness:

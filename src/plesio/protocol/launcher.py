@@ -26,6 +26,12 @@ class Emptied(msgspec.Struct, tag=True, frozen=True):
     worker: int
 
 
+class Scale(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: the run is to have so many workers from now on; those above that leave after their step."""
+
+    workers: int
+
+
 class Arrived(msgspec.Struct, tag=True, frozen=True):
     """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
 
@@ -131,7 +137,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied
+ToServer = Stop | Opened | Emptied | Scale
 FromServer = Begun | Progress | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 FromWorker = Logged | StopRequest | Finished | Failed

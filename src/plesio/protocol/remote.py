@@ -18,17 +18,18 @@ import msgspec
 
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of what is said between hosts."""
 NO_TICKET = bytes(16)
 """What a newcomer shows."""
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a worker has to know of its run. `name`, `strategy`: as `Strategy.from_data` takes them; `trusts`: the
-    head takes the structure of its model, which is code."""
+    """What a worker has to know of its run. `seats`: for how many workers memory is laid out; `name`, `strategy`: as
+    `Strategy.from_data` takes them; `trusts`: the head takes the structure of its model, which is code."""
 
     workers: int
+    seats: int
     seed: int
     timeout_s: float
     name: str

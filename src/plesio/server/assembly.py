@@ -36,9 +36,12 @@ from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
 class Assembly:
     """The memory of one run and what the server does with it."""
 
-    def __init__(self, strategy: Strategy, workers: int, hellos: Sequence[Hello], evaluates: bool) -> None:
+    def __init__(
+        self, strategy: Strategy, workers: int, hellos: Sequence[Hello], evaluates: bool, seats: int = 0
+    ) -> None:
         self._strategy = strategy
         self._workers = workers
+        seats = max(workers, seats)
         self._first = hellos[0]
         self.model: Described = self._first.model
         self.structure = next((one.structure for one in hellos if one.structure), b"")
@@ -57,20 +60,20 @@ class Assembly:
         carried = len(self._carried.keys) if self._carried is not None else 0
         if self._spec is not None:
             check_carried(self._spec, self.layout)
-        read = most_read(strategy, workers) + evaluates
+        read = most_read(strategy, seats) + evaluates
         own = 2 + evaluates if self.mirrored else 1
         buffers = max(read + 2, 1 + carried) if self.folds else own
-        slots = workers if self.folds else 0
-        kept = state_copies(strategy, self._spec, self.layout, workers) if self.folds else 0
+        slots = seats if self.folds else 0
+        kept = state_copies(strategy, self._spec, self.layout, seats) if self.folds else 0
         what = (
-            f"training this model ({decimal(self.layout.nbytes)}) with {workers} workers under {strategy.name}: "
+            f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
         )
         check_room(self.layout.nbytes * (buffers + slots + kept), what)
         self._state: list[SharedBlock] = []
         self._ring = SharedBlock.create(self.layout.nbytes * buffers, what)
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
-        self.board = Board(SharedBlock.create(PAGE, what), workers)
+        self.board = Board(SharedBlock.create(PAGE, what), seats)
         self.ring = arenas(self._ring, self.layout, buffers)
         self.slots = arenas(self._slots, self.layout, slots)
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))

@@ -41,7 +41,9 @@ class Taken(NamedTuple):
 class Checkpointer:
     """Writes one run's checkpoints, and `counts` what each worker contributed, if that is to be kept."""
 
-    def __init__(self, keeping: Keeping, strategy: Strategy, workers: int, counts: bool = False) -> None:
+    def __init__(
+        self, keeping: Keeping, strategy: Strategy, workers: int, seats: int = 0, counts: bool = False
+    ) -> None:
         self.counts = counts or bool(keeping.folder)
         self._keeping = keeping
         self._strategy = strategy
@@ -50,10 +52,12 @@ class Checkpointer:
         resumed = Path(keeping.resume) if keeping.resume else None
         self._store = CheckpointStore(Path(keeping.folder), keeping.keep, resumed)
         self._failed: set[str] = set()  # why those since the last one that was written could not be
-        self.before = [Progress()] * workers
-        self._contributions = [0] * workers
-        self._steps = [0] * workers
-        self._coming = [0] * workers  # steps in a contribution that came and is not answered
+        self._workers = workers
+        seats = seats or workers
+        self.before = [Progress()] * seats
+        self._contributions = [0] * seats
+        self._steps = [0] * seats
+        self._coming = [0] * seats  # steps in a contribution that came and is not answered
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
@@ -94,7 +98,7 @@ class Checkpointer:
             version=sequencer.version,
             strategy=self._strategy.name,
             fields=self._strategy.as_data(),
-            workers=sequencer.workers,
+            workers=self._workers,
             seed=self._keeping.seed,
             train_hash=self._keeping.train_hash,
             layout=_words(built.layout),
@@ -141,8 +145,8 @@ class Checkpointer:
         built.build_folder(carry=False)
         _load_state(saved, built)
         manifest = saved.manifest
-        if len(manifest.progress) != manifest.workers:
-            raise ValueError(f"progress of {len(manifest.progress)} workers, of {manifest.workers}")
+        if len(manifest.progress) != len(self._steps):
+            raise ValueError(f"progress of {len(manifest.progress)} workers, of {len(self._steps)}")
         self._contributions = [one.contributions for one in manifest.progress]
         self._steps = [one.steps for one in manifest.progress]
         self.go_on()

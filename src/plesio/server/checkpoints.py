@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         layout: each tensor's name, shape and dtype in words, in order.
         order: the sequencer's state.
         numbers: the folder's.
-        progress: how far each worker was.
+        progress: how far the worker in each seat was.
         steps, samples: of all workers together, without those called off.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.

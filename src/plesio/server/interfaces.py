@@ -29,6 +29,9 @@ class Folder(Protocol):
     def forget(self, worker: int) -> None:
         return
 
+    def share_among(self, workers: int) -> None:
+        return
+
 
 class NoFolder(Folder):
     """Folds nothing: before there is a model, where workers fold themselves, and in runs that ask for the time only."""

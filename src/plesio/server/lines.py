@@ -25,6 +25,7 @@ class Line:
     late: bool = False  # the others' models were known when it came
     welcomed: bool = False
     ready: bool = False
+    leaving: bool = False  # it is told to end, with its next answer
     finished: bool = False
     gone: bool = False
 

@@ -79,7 +79,7 @@ class Program:
         self.memory: Assembly | None = None
         self.stopping = False
         """Workers are told to stop, each with its next answer."""
-        self.listening = [False] * sequencer.workers
+        self.listening = [False] * len(meter.workers)
         """Which workers answers reach."""
         self._strategy = strategy
         self._replies = replies
@@ -90,6 +90,7 @@ class Program:
         self._tell = tell
         self._folder: Folder = folder or NoFolder()
         self._in_rounds = strategy.gather.in_rounds
+        self._seen: set[int] = set()  # workers that have joined
         self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
@@ -111,6 +112,7 @@ class Program:
 
     def begin(self, memory: Assembly, now_s: float) -> None:
         """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place."""
+        workers = self.sequencer.workers
         resumed = self._checkpointer is not None and self._checkpointer.restore(memory, self.go_back)
         if not resumed:
             memory.build_folder()
@@ -120,6 +122,9 @@ class Program:
         self._recorder.memory = memory
         if resumed:
             self._recorder.keep(JournalWriter.resumed, self.version, now_s)
+        if self.sequencer.workers != workers:  # the checkpoint is of another number
+            self.receive(events.Scaled(workers), now_s)
+        self._folder.share_among(workers)
         if self._checkpointer is not None:
             self.before = self._checkpointer.taken
         self.is_finite(memory.current)
@@ -127,10 +132,19 @@ class Program:
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
         was = self.sequencer
-        self.listening = [False] * was.workers
+        self.listening = [False] * len(self.listening)
+        self._seen.clear()
         self.sequencer = type(was).restore(
-            self._strategy, was.workers, state, stealing=was.leases.stealing, silence_s=was.members.silence_s
+            self._strategy, state.leases.workers, state, stealing=was.leases.stealing, silence_s=was.members.silence_s
         )
+        self._folder.share_among(self.sequencer.workers)
+
+    def scale(self, workers: int, now_s: float) -> None:
+        """The run is to have so many workers from now on."""
+        was = self.sequencer.workers
+        self.receive(events.Scaled(workers), now_s)
+        self._folder.share_among(workers)
+        self.trouble(None, f"scaled from {was} to {workers} workers")
 
     def close_memory(self) -> None:
         self.memory, self._folder = None, NoFolder()
@@ -192,7 +206,7 @@ class Program:
             bytes=(meter.exchanges + meter.answers) * memory.layout.payload_bytes if memory else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
             staleness=meter.staleness(),
-            workers=tuple(one.summary() for one in meter.workers),
+            workers=tuple(one.summary() for one in meter.seated),
             timeline=meter.timeline(),
             buffer=buffer,
             buffers=len(memory.ring) if memory else 0,
@@ -228,13 +242,15 @@ class Program:
 
     def returned(self, worker: int) -> None:
         """Somebody has taken a dead worker's seat."""
-        if self._checkpointer is not None:
-            self._checkpointer.again(worker)
         self._meter.workers[worker].left = ""
         self.trouble(worker, f"worker {worker} is back")
 
     def joined(self, worker: int, incarnation: int, now_s: float) -> None:
+        if worker in self._seen and self._checkpointer is not None:
+            self._checkpointer.again(worker)
+        self._seen.add(worker)
         self.listening[worker] = True
+        self._meter.workers[worker].came = True
         self.receive(events.Joined(worker, incarnation), now_s)
 
     def pushed(
@@ -300,7 +316,7 @@ class Program:
         self.listening[worker] = False
         self._meter.workers[worker].left = "died" if died else "finished"
         if died and not self.stopping:
-            alone = all(one.left for one in self._meter.workers)
+            alone = all(one.left for one in self._meter.seated)
             others = "" if alone else "; the others go on, its data goes to them"
             self.trouble(worker, f"worker {worker} {how}{others}", died=True)
 

@@ -51,12 +51,17 @@ class Folding:
         self._optimizer = optimizer
         self._versions = versions
         self._slots = slots
-        self._workers = workers
-        self._share = [strategy.outer.scale(folded, workers) for folded in range(1, workers + 1)]
+        self._scale = strategy.outer.scale
+        self.share_among(workers)
         self._in_rounds = strategy.gather.in_rounds
         build = CORRECTIONS[type(strategy.correct)]
         self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
+
+    def share_among(self, workers: int) -> None:
+        """The run has so many workers from now on."""
+        self._workers = workers
+        self._share = [self._scale(folded, workers) for folded in range(1, workers + 1)]
 
     def set_groups(self, worker: int, groups: Groups) -> None:
         """Fold what comes from `worker` with these hyper-parameters from now on; of several together, the first one's."""
@@ -179,6 +184,6 @@ def build_folder(
         key = momentum_key(optimizer)
         if key is not None:
             return LookAheadFolding(
-                key, optimizer, versions, slots, workers, strategy.outer.scale(1, workers), _held(strategy), new_arena
+                key, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena
             )
     return Folding(strategy, optimizer, versions, slots, workers, new_arena)

@@ -20,6 +20,7 @@ Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class LookAheadFolding:
         versions: Versions,
         slots: Sequence[Arena],
         workers: int,
-        share: float,
+        scale_of: Callable[[int, int], float],
         held: int,
         new_arena: Callable[[str], Arena],
     ) -> None:
@@ -82,28 +83,42 @@ class LookAheadFolding:
         self._versions = versions
         self._slots = slots
         self._workers = workers
-        self._share = share
+        self._scale_of = scale_of
+        self._share = scale_of(1, workers)
         self._live: set[int] = set()
         self._master = versions.buffers[versions.current]  # never published itself
         self._held = [new_arena("buffer") for _ in range(held)]
         self._waiting = 0
-        self._momenta = [new_arena("momentum") for _ in range(workers)]
-        self._begun: list[set[int]] = [set() for _ in range(workers)]  # by worker: positions whose momentum has started
+        self._momenta = [new_arena("momentum") for _ in slots]
+        self._begun: list[set[int]] = [set() for _ in slots]  # by worker: positions whose momentum has started
         self._sum = new_arena("sum of momenta")
         self._damping = GapDamping()
         self._scale = 0.0  # running mean of the folds' learning-rate scales
         self._steps = 0
         optimizer.set_groups([self._shared(group) for group in optimizer.groups])
 
+    def share_among(self, workers: int) -> None:
+        """The run has so many workers from now on: the second moment, and its count of steps, go on at the pace of as many."""
+        if workers == self._workers:
+            return
+        ratio = workers / self._workers
+        self._workers, self._share = workers, self._scale_of(1, workers)
+        self._optimizer.change_groups(partial(_paced, ratio))
+        self._count_steps(ratio)
+
+    def _count_steps(self, ratio: float) -> None:
+        """Adam's count of steps goes with its second moment."""
+        for position in range(len(self._optimizer.parameters)):
+            state = self._optimizer.state_of(position)
+            if self._key == "exp_avg" and "step" in state:
+                state["step"] = state["step"] * ratio
+
     def set_groups(self, worker: int, groups: Groups) -> None:
         self._optimizer.sent_groups(worker, [self._shared(group) for group in groups])
 
     def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
         """The settings of a group, with a second moment that covers as many samples as in synchronous training."""
-        if "betas" not in group:
-            return group
-        first, second = group["betas"]
-        return {**group, "betas": (first, second ** (1.0 / self._workers))}
+        return _paced(self._workers, group)
 
     def hold(self, worker: int, weight: float) -> None:
         """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
@@ -227,12 +242,15 @@ class LookAheadFolding:
         tensors = {**optimizer.tensors, **momenta, "sum of momenta": self._sum.memory}
         begun = [sorted(positions) for positions in self._begun]
         own = {"scale": self._scale, "steps": self._steps, "damping": self._damping.kept().numbers, "begun": begun}
+        own["workers"] = self._workers
         return Kept(tensors, {"optimizer": optimizer.numbers, "look-ahead": own})
 
     def restore(self, numbers: dict[str, Any]) -> None:
         own = numbers["look-ahead"]
         self._optimizer.restore(numbers["optimizer"])
         self._scale, self._steps = own["scale"], own["steps"]
+        self._workers = own.get("workers", self._workers)
+        self._share = self._scale_of(1, self._workers)
         self._damping.restore(own["damping"])
         self._begun = [set(positions) for positions in own["begun"]]
 
@@ -243,17 +261,13 @@ class LookAheadFolding:
         """
         self._optimizer.begin_from(carried, arenas)
         positions = range(len(self._optimizer.parameters))
-        if self._key == "exp_avg":
-            for position in positions:
-                state = self._optimizer.state_of(position)
-                if "step" in state:
-                    state["step"] = state["step"] * self._workers
+        self._count_steps(self._workers)
         momentum = dict(zip(carried.keys, arenas, strict=False)).get(self._key)
         if momentum is not None:
-            for own in self._momenta:
-                own.copy_from(momentum, Kind.TRAINED)
             brought = [position for position in positions if self._key in self._optimizer.state_of(position)]
-            self._begun = [set(brought) for _ in self._momenta]
+            for worker in range(self._workers):
+                self._momenta[worker].copy_from(momentum, Kind.TRAINED)
+                self._begun[worker] = set(brought)
             self._resum()
             self._scale = scale_for(self._optimizer.kind, self._share, self._share)
 
@@ -261,3 +275,11 @@ class LookAheadFolding:
         self._versions.release_all()
         self._waiting = 0
         self._live.clear()
+
+
+def _paced(workers: float, group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group whose second moment takes so many times as many steps to forget."""
+    if "betas" not in group:
+        return group
+    first, second = group["betas"]
+    return {**group, "betas": (first, second ** (1.0 / workers))}

@@ -109,6 +109,13 @@ class ServerOptimizer:
         """Fold `worker`'s contributions with these hyper-parameters from now on (it may have a scheduler)."""
         self._sent[worker] = self._given if groups == self._given else groups
 
+    def change_groups(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Change the settings of every group, whoever sent them."""
+        sent = self._sent
+        self.set_groups([change(group) for group in self._given])
+        for worker, groups in sent.items():
+            self.sent_groups(worker, [change(group) for group in groups])
+
     def step_as(self, worker: int) -> None:
         """Step with the settings of `worker`; others may be at another point of their schedules."""
         groups = self._sent.get(worker, self._given)

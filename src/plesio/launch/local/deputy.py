@@ -283,7 +283,7 @@ class Deputy:
 
     @property
     def _seats(self) -> int:
-        return self._job.config.workers
+        return self._job.config.seats
 
 
 def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:

@@ -60,12 +60,13 @@ class LocalEngine:
 
         A second Ctrl-C is a KeyboardInterrupt. After the first, the outcome says that it was interrupted.
         """
-        with descriptors_for(self._job.config.workers):
+        with descriptors_for(self._job.config.seats):
             fork_server = ForkServer.shared()
         self._processes = Processes(fork_server)
         self._seats = Seats(self._job, self._processes, self._listen)
+        self._live.scaler = self._scale
         try:
-            with descriptors_for(self._job.config.workers):
+            with descriptors_for(self._job.config.seats):
                 # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
                 with self._ctrl_c.telling(lambda: end_at_once(self._ctrl_c.number)):
                     self._processes.load(self._job)
@@ -180,6 +181,7 @@ class LocalEngine:
             case launcher.Progress(time_s, version, steps, samples):
                 live = self._live
                 live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples
+                live.workers = self._seats.workers
             case launcher.Logged(time_s, steps, metrics):
                 if self._patience.begun_s is not None and process.worker is not None:
                     self._outcome.logged.add(Logged(time_s, process.worker, steps, metrics))
@@ -199,8 +201,7 @@ class LocalEngine:
                     self._fail((error_class(message.kind) or PlesioError)(message.fatal))
             case launcher.Finished():
                 process.done = True
-                if process.worker is not None:
-                    self._seats.finished.add(process.worker)
+                self._seats.has_finished(process)
             case launcher.Arrived():
                 self._seats.arrived(message, descriptors)
             case launcher.TurnedAway(address, why):
@@ -295,10 +296,14 @@ class LocalEngine:
         if patience.begun_s is not None:
             while self._kills and time.monotonic() - patience.begun_s >= self._kills[0].after_s:
                 worker = self._kills.pop(0).worker
-                (processes.server if worker is None else processes.workers[worker]).kill()
+                killed = processes.server if worker is None else processes.of(worker)
+                if killed is not None:
+                    killed.kill()
             reason = self._watch(self._live)
             if reason is not None:
                 self._ask_to_stop(reason)
+            if not self._stopping and self._outcome.final is None:
+                self._seats.fill()
         if patience.workers_are_late():
             for process in processes.workers:
                 if not process.done and process.worker is not None and process.worker not in self._stopped:
@@ -307,6 +312,14 @@ class LocalEngine:
                     if not process.ours:
                         with contextlib.suppress(ChannelClosedError):
                             processes.server.channel.send(launcher.Emptied(process.worker))
+
+    def _scale(self, workers: int) -> None:
+        """Whoever watches the run wants so many workers; a run that ends keeps those it has."""
+        self._seats.check(workers)
+        if not self._stopping and self._outcome.final is None:
+            with contextlib.suppress(ChannelClosedError):  # the server's end is told as such
+                self._seats.scale(workers)
+            self._live.workers = self._seats.workers
 
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"

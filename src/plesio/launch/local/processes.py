@@ -41,6 +41,8 @@ class Process:
     """Whether the run started it."""
     replaced: bool = False
     """Whether another has its seat by now."""
+    leaving: bool = False
+    """Whether it is told to end, the run having fewer workers from now on."""
 
     def kill(self) -> None:
         """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""
@@ -90,6 +92,10 @@ class Processes:
     def workers(self) -> list[Process]:
         return [process for process in self.all if process.worker is not None and not process.replaced]
 
+    def of(self, worker: int) -> Process | None:
+        """The process that has, or last had, this seat."""
+        return next((process for process in self.workers if process.worker == worker), None)
+
     @property
     def evaluator(self) -> Process:
         """The evaluator's."""
@@ -120,13 +126,17 @@ class Processes:
             ends = [*to_evaluator[:1], *written, *(end for server_ends, _ in lines for end in server_ends)]
             self._spawn(Spawn(SERVER, "the server", ()), ends, launcher.FromServer)
             for worker, (_, own_ends) in enumerate(lines):
-                order = Spawn(WORKER, f"worker {worker}", (worker, self.server.pid))
-                self._spawn(order, own_ends, launcher.FromWorker, worker)
+                self.worker(worker, own_ends)
             for end in to_evaluator[1:]:
                 self._spawn(Spawn(EVALUATOR, EVALUATOR_TITLE, ()), [end], launcher.FromEvaluator)
             if sockets:
                 knocked_at = [ours.enter_context(one).fileno() for one in sockets]
                 self._spawn(Spawn(DOOR, "the door", ()), knocked_at, launcher.FromDoor)
+
+    def worker(self, worker: int, ends: Sequence[int]) -> Process:
+        """Start a worker; `ends`: its ends of its line."""
+        order = Spawn(WORKER, f"worker {worker}", (worker, self.server.pid))
+        return self._spawn(order, ends, launcher.FromWorker, worker)
 
     def deputy(self, connection: int, address: str) -> Process:
         """Start a deputy for a worker of another host, which is at the other end of `connection`."""

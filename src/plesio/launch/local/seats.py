@@ -1,4 +1,6 @@
-"""Who sits where, in a run whose workers somebody else starts: they knock, and are given a seat or told why not.
+"""Who sits where, where workers come while others train: somebody else starts them, or the run is scaled.
+
+Those that somebody else starts knock, and are given a seat or told why not:
 
     door --a connection that proved itself--> launcher --spawns--> deputy --Knock--> launcher --Seat, line--> deputy
                                                        (a worker of this host knocks by itself, and is given the line)
@@ -9,6 +11,10 @@
 | a dead worker's         | it is its own, as the next incarnation                           |
 | of one that is away     | the same: whoever is away for so long that another comes has left |
 | taken                   | refused                                                          |
+| above the run's workers | the run is scaled, up to `workers_max`                           |
+
+A run that starts its workers itself starts those that are missing when it is scaled up. Scaled down, those in the highest seats
+are told to leave. They do, even if the run is scaled up meanwhile: then others take their seats.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from plesio.errors import ConfigurationError
 from plesio.launch.job import Job
 from plesio.launch.local.processes import Process, Processes, line
 from plesio.protocol import launcher, remote
@@ -42,7 +49,12 @@ class Seats:
         self._job = job
         self._processes = processes
         self._watch = watch
-        self._incarnations = [job.incarnation - 1] * config.workers
+        self.workers = config.workers
+        """How many the run is to have."""
+        self._incarnations = [job.incarnation - 1] * config.seats
+        if job.train is not None:  # these sit already
+            self._incarnations[: config.workers] = [job.incarnation] * config.workers
+        self._to_start: set[int] = set()  # once whoever sat there has left
         self._holders: dict[int, Process] = {}
         self._tickets: dict[bytes, Process] = {}
         self._away: set[int] = set()
@@ -67,8 +79,10 @@ class Seats:
 
     def knocked(self, process: Process, knock: remote.Knock) -> None:
         """Give it a seat, or tell it why not."""
-        worker = self._free(knock.rank)
-        refusal = self._unlike(knock) or self._late(knock) or (self._taken(knock) if worker is None else None)
+        worker, refusal = None, self._unlike(knock) or self._late(knock)
+        if refusal is None:
+            worker = self._free(knock.rank)
+            refusal = self._taken(knock) if worker is None else None
         with suppress(ChannelClosedError):  # the others do not care
             if refusal is not None or worker is None:
                 process.channel.send(refusal)
@@ -87,6 +101,7 @@ class Seats:
         process.worker, process.title = worker, f"worker {worker}"
         terms = remote.Terms(
             config.workers,
+            config.seats,
             config.seed,
             config.timeout_s,
             config.strategy.name,
@@ -96,18 +111,73 @@ class Seats:
         )
         seated = remote.Seated(worker, self._incarnations[worker], ticket, terms)
         with ExitStack() as ours:
-            server_ends, own_ends = line(ours)
-            opened = launcher.Opened(worker, self._incarnations[worker])
-            self._processes.server.channel.send(opened, server_ends)
+            own_ends = self._open(worker, ours)
             process.channel.send(remote.Seat(seated), own_ends)
 
+    def _open(self, worker: int, ours: ExitStack) -> list[int]:
+        """Tell the server who comes; the ends of that worker's line, which `ours` closes here."""
+        server_ends, own_ends = line(ours)
+        opened = launcher.Opened(worker, self._incarnations[worker])
+        self._processes.server.channel.send(opened, server_ends)
+        return own_ends
+
     def _free(self, wish: int) -> int | None:
-        """The seat for one that would like `wish` (any, if that is -1)."""
-        seats = range(self._job.config.workers)
+        """The seat for one that would like `wish` (any, if that is -1); the run is scaled for it, if it may be."""
+        seats = range(self._job.config.seats)
         if wish >= 0:
-            return wish if wish in seats and self._is_free(wish) else None
-        empty = [worker for worker in seats if worker not in self._holders]
-        return next((worker for worker in (*empty, *seats) if self._is_free(worker)), None)
+            found = wish if wish in seats and self._is_free(wish) else None
+        else:
+            empty = [worker for worker in seats[: self.workers] if worker not in self._holders]
+            found = next((worker for worker in (*empty, *seats) if self._is_free(worker)), None)
+        if found is not None and found >= self.workers:
+            self.scale(found + 1)
+        return found
+
+    # Scaling
+
+    def check(self, workers: int) -> None:
+        """Raise `ConfigurationError` or `StrategyError` if the run cannot have so many."""
+        config = self._job.config
+        if config.workers_max is None:
+            raise ConfigurationError(
+                f"scale({workers!r}): the run has {config.workers} workers from beginning to end; start it with workers_max="
+            )
+        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= config.seats:
+            raise ConfigurationError(
+                f"scale({workers!r}): a whole number from 1 to {config.seats}, the run's workers_max"
+            )
+        config.strategy.check_workers(workers)
+
+    def scale(self, workers: int) -> None:
+        """Have so many from now on."""
+        if workers == self.workers:
+            return
+        self._processes.server.channel.send(launcher.Scale(workers))
+        for process in self._processes.workers:
+            process.leaving = process.leaving or (process.worker or 0) >= workers
+        new = set(range(self.workers, workers))
+        self.finished -= new
+        if self._job.train is not None:
+            self._to_start = {worker for worker in self._to_start if worker < workers} | new
+        self.workers = workers
+
+    def fill(self) -> None:
+        """Start workers for the seats that are new, or have been left."""
+        for worker in sorted(self._to_start):
+            older = self._processes.of(worker)
+            if older is not None and not older.gone:
+                continue
+            self._to_start.discard(worker)
+            self._incarnations[worker] += 1
+            if older is not None:
+                older.replaced = True
+            with ExitStack() as ours, suppress(ChannelClosedError):  # the server's end is told as such
+                self._watch(self._processes.worker(worker, self._open(worker, ours)))
+
+    def has_finished(self, process: Process) -> None:
+        """A training function returned. Nobody takes that seat, unless the worker was told to leave."""
+        if process.worker is not None and not process.leaving:
+            self.finished.add(process.worker)
 
     def _is_free(self, worker: int) -> bool:
         holder = self._holders.get(worker)
@@ -119,7 +189,7 @@ class Seats:
             (self._away.add if is_away else self._away.discard)(process.worker)
 
     def _taken(self, knock: remote.Knock) -> remote.Refused:
-        workers, for_now = self._job.config.workers, False
+        workers, for_now = self._job.config.seats, False
         if knock.rank >= workers:
             why = f"worker {knock.rank} has no seat: the run has {workers} workers, 0 to {workers - 1}"
         elif knock.rank in self.finished:
@@ -128,7 +198,9 @@ class Seats:
             why = f"worker {knock.rank} is here already: two processes say that they are it; give each its own rank"
             for_now = True
         else:
-            why = f"all {workers} seats are taken or have finished: start the run with more workers"
+            why = (
+                f"all {workers} seats are taken or have finished: start the run with more workers, or with workers_max"
+            )
             for_now = len(self.finished) < workers
         return remote.Refused("ConfigurationError", why, for_now)
 

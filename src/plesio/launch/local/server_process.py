@@ -59,11 +59,13 @@ class Server(Replies):
         self._engine = engine
         self._lines = lines
         self._listening = job.listening
-        assembled = partial(Assembly, strategy, config.workers, evaluates=evaluator is not None)
+        assembled = partial(Assembly, strategy, config.workers, evaluates=evaluator is not None, seats=config.seats)
         self._opening = Opening(assembled, lines, config.workers)
-        self._meter = Meter(config.workers)
+        self._meter = Meter(config.workers, seats=config.seats)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
-        self._checkpointer = Checkpointer(job.keeping, strategy, config.workers, counts=job.listening is not None)
+        self._checkpointer = Checkpointer(
+            job.keeping, strategy, config.workers, config.seats, counts=job.comes_and_goes
+        )
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._late: list[Line] = []  # ready, while the others train
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
@@ -105,7 +107,8 @@ class Server(Replies):
         line = self._line(effect.worker)
         before = self._checkpointer.before[effect.worker]
         try:
-            write_answer(line.answer, *answer_to(effect, buffer, before, self._program.stopping))
+            stop = self._program.stopping or line.leaving
+            write_answer(line.answer, *answer_to(effect, buffer, before, stop))
         except BlockingIOError:
             self._unresponsive.append(line)
         return time.monotonic()
@@ -157,7 +160,7 @@ class Server(Replies):
             return False
         if self._listening is None or self._peers is not None:  # nobody comes any more
             return True
-        if self._program.stopping or any(line and line.finished for line in self._lines):
+        if self._program.stopping or any(line and line.finished and not line.leaving for line in self._lines):
             return True
         return self._emptied_s > 0 and time.monotonic() - self._emptied_s > self._listening.rejoin_s
 
@@ -219,12 +222,21 @@ class Server(Replies):
         if isinstance(message, launcher.Opened):
             self._opened(message, descriptors)
             return
+        if isinstance(message, launcher.Scale):
+            self._scale(message.workers)
+            return
         if isinstance(message, launcher.Emptied):
             self._lost(self._line(message.worker))
             return
         if self._opening.assembly is not None:
             self._opening.assembly.board.stopped = 1
         self._program.stop(time.monotonic())
+
+    def _scale(self, workers: int) -> None:
+        """The run is to have so many workers. Whoever has a seat above that leaves, even if there are more again by then."""
+        for line in self._opening.live():
+            line.leaving = line.leaving or line.worker >= workers
+        self._program.scale(workers, time.monotonic())
 
     def _opened(self, message: launcher.Opened, descriptors: list[int]) -> None:
         """Somebody has taken a seat, perhaps that of one who died."""
@@ -250,7 +262,9 @@ class Server(Replies):
         if isinstance(message, protocol.LeaseRequest):
             if readable(line.messages.descriptor, 0.0):  # what it said before it asked
                 self._from_doorbell(line)
-            if not line.gone:
+            if line.leaving and not line.gone:
+                line.say(protocol.LeaseReply(stop=True))
+            elif not line.gone:
                 if self._peers is not None:
                     self._peers.settle(concluded=False)
                 self._program.lease(line.worker, line.incarnation, message, time.monotonic())
@@ -400,7 +414,8 @@ def main(job: Job, descriptors: list[int]) -> None:
     if job.evaluate is not None:
         evaluator = Channel.attach(next(rest), SnapshotRequest, "the evaluator")
     writer = JournalWriter.begun(next(rest), job.keeping.journal) if job.keeping.journal else None
-    lines: list[Line | None] = [None] * job.config.workers
+    lines: list[Line | None] = [None] * job.config.seats
     if job.listening is None:
-        lines = [Line.open(worker, job.incarnation, rest) for worker in range(job.config.workers)]
+        for worker in range(job.config.workers):
+            lines[worker] = Line.open(worker, job.incarnation, rest)
     Server(job, engine, evaluator, lines, writer).run()

@@ -59,6 +59,7 @@ class ProcessContext:
     ) -> None:
         self.rank = rank
         self.workers = job.config.workers
+        self._seats = job.config.seats
         self.seed = job.config.seed
         self.server_pid = server_pid
         self.state = WorkerState(rank, self.seed)
@@ -130,15 +131,15 @@ class ProcessContext:
         line = self._doorbell, pacer, used, self._timeout_s
         if via.in_shared_memory:
             shared = SharedReplica(layout, model, tensors, ring, ring[0])
-            board = Board.attach(descriptors[2], self.workers)
+            board = Board.attach(descriptors[2], self._seats)
             share = self._strategy.outer.scale(1, self.workers)
             return SharedMemoryExchange(state, optimizer, shared, *line, board, share)
         if via.by_collective:
             own = ParameterReplica(layout, model, tensors, ring, ring[0])
-            board = Board.attach(descriptors[2], self.workers)
+            board = Board.attach(descriptors[2], self._seats)
             return AllReduceExchange(state, optimizer, own, *line, board, ring, model, self._regrouped, self.hosts)
-        slots = SharedBlock(descriptors[1], layout.nbytes * self.workers)
-        slot = arenas(slots, layout, self.workers)[self.rank]
+        slots = SharedBlock(descriptors[1], layout.nbytes * self._seats)
+        slot = arenas(slots, layout, self._seats)[self.rank]
         renew: Callable[[int], None] | None = None
         if CopyOnWriteView.possible() and reads_in_place(self._strategy, layout, model):
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))

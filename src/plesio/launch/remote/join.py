@@ -199,6 +199,7 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
     config = RunConfig(
         strategy=Strategy.from_data(terms.name, terms.strategy),
         workers=terms.workers,
+        workers_max=terms.seats,
         seed=terms.seed,
         timeout_s=terms.timeout_s,
     )

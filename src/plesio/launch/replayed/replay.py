@@ -8,6 +8,7 @@ in time that its step was called off) is read from the journal as well.
 | record                      | what is done                                                              |
 | --------------------------- | ------------------------------------------------------------------------- |
 | Joined                      | a new greenlet runs up to where training begins                           |
+| Scaled                      | the sequencer and the folder hear of it                                   |
 | LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
 | Abandoned, Left             | the sequencer hears of it                                                 |
 | fold                        | ours must have the same checksum                                          |
@@ -41,7 +42,7 @@ from plesio.launch.replayed.recorded_worker import RecordedWorker
 from plesio.launch.torch_settings import TorchSettings
 from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.meter import Meter
-from plesio.protocol.journal import NO_END, Journal, JournalEvent, JournalHead, read_journal, records
+from plesio.protocol.journal import NO_END, Journal, JournalHead, WorkerEvent, read_journal, records
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.interfaces import Replies, answer_to
@@ -181,24 +182,24 @@ class _Replay(Replies):
         head = journal.head
         self._journal = journal
         self._strategy = strategy
-        self._train = own_copies(train, head.workers)
+        self._train = own_copies(train, head.seats)
         self._until = until
         self._checksums = _Checksums()
-        self._checkpointer = Checkpointer(Keeping(), strategy, head.workers, counts=True)
+        self._checkpointer = Checkpointer(Keeping(), strategy, head.workers, head.seats, counts=True)
         leases = DataLeases(head.workers, head.stealing)
         self._program = Program(
             strategy,
             Sequencer(strategy, head.workers, leases, head.silence_s),
             self,
-            Meter(head.workers, spans_max=0),
+            Meter(head.workers, spans_max=0, seats=head.seats),
             recorder=self._checksums,
             checkpointer=self._checkpointer,
             tell=lambda message: None,
         )
         self.seating = Seating(strategy, self._program)
-        self._seats = [RecordedWorker(deque()) for _ in range(head.workers)]
+        self._seats = [RecordedWorker(deque()) for _ in range(head.seats)]
         for record in journal:
-            if isinstance(record, records.Received) and not isinstance(record.event, events.Evict):
+            if isinstance(record, records.Received) and not isinstance(record.event, (events.Evict, events.Scaled)):
                 self._seats[record.event.worker].upcoming.append(record.event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
@@ -230,6 +231,8 @@ class _Replay(Replies):
         if isinstance(record, records.Received):
             if isinstance(record.event, events.Evict):
                 self._program.receive(events.Ticked(), record.time_s)
+            elif isinstance(record.event, events.Scaled):
+                self._program.scale(record.event.workers, record.time_s)
             else:
                 self._heard(record.event, record.time_s)
         elif isinstance(record, records.Resumed):
@@ -259,7 +262,7 @@ class _Replay(Replies):
         memory.folder.begin_anew()
         self._program.go_back(self._program.sequencer.state())
 
-    def _heard(self, event: JournalEvent, time_s: float) -> None:
+    def _heard(self, event: WorkerEvent, time_s: float) -> None:
         program, seat, worker = self._program, self._seats[event.worker], event.worker
         seat.upcoming.popleft()
         holds = seat.worker is not None and event.incarnation == seat.incarnation  # its process is still a member
@@ -290,7 +293,7 @@ class _Replay(Replies):
         if not self.seating.seat(seat.worker, time_s):
             raise self._otherwise(seat, event)
 
-    def _otherwise(self, seat: RecordedWorker, event: JournalEvent) -> _DifferentError:
+    def _otherwise(self, seat: RecordedWorker, event: WorkerEvent) -> _DifferentError:
         worker = seat.worker
         if worker is not None and worker.error is not None:
             return _DifferentError(f"the journal has {event}; here {worker.error}")

@@ -64,7 +64,7 @@ class SimulatedEngine:
         self._live = Live(time_s=0.0)
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
-        self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers)
+        self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
         self._recorder = Recorder(begun(job, THREADS)) if job.keeping.journal else None
         self.run_of = VirtualRun(
             job.config.strategy,

@@ -5,6 +5,7 @@ from plesio.protocol.journal.reader import Journal as Journal
 from plesio.protocol.journal.reader import read_journal as read_journal
 from plesio.protocol.journal.records import FILE_NAME as FILE_NAME
 from plesio.protocol.journal.records import FORMAT as FORMAT
+from plesio.protocol.journal.records import FORMAT_SCALED as FORMAT_SCALED
 from plesio.protocol.journal.records import Ended as Ended
 from plesio.protocol.journal.records import Folded as Folded
 from plesio.protocol.journal.records import FoldedMember as FoldedMember
@@ -15,4 +16,5 @@ from plesio.protocol.journal.records import Noted as Noted
 from plesio.protocol.journal.records import Received as Received
 from plesio.protocol.journal.records import Record as Record
 from plesio.protocol.journal.records import Resumed as Resumed
+from plesio.protocol.journal.records import WorkerEvent as WorkerEvent
 from plesio.protocol.journal.writer import JournalWriter as JournalWriter

@@ -14,7 +14,7 @@ change, a new kind too, is a new `FORMAT`.
 | kind          | body after the kind                                                                             |
 | ------------- | ----------------------------------------------------------------------------------------------- |
 | head          | msgpack of `JournalHead`                                                                        |
-| six events    | time, the event's fields; Pushed: and the loss                                                  |
+| events        | time, the event's fields; Pushed: and the loss                                                  |
 | fold          | version, checksum, scale, held; for each member: worker, incarnation, number, staleness, share  |
 | discard       | the fields of `Discard`                                                                         |
 | eviction      | time, the fields of `Evict`                                                                     |
@@ -36,19 +36,33 @@ import msgspec
 from msgspec.structs import astuple, replace
 from xxhash import xxh3_64_intdigest
 
-from plesio.core.events import Abandoned, Discard, Evict, Fold, Joined, LeaseWanted, Left, Pushed, Reported, Verdict
+from plesio.core.events import (
+    Abandoned,
+    Discard,
+    Evict,
+    Fold,
+    Joined,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Reported,
+    Scaled,
+    Verdict,
+)
 from plesio.errors import ConfigurationError
 
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT = 3
+FORMAT, FORMAT_SCALED = 3, 4
+"""The second is of runs whose number of workers may change: they have Scaled, which older readers do not know."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
 NAN = float("nan")
 
-JournalEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
+WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
+JournalEvent = WorkerEvent | Scaled
 """The events that are kept: all but Ticked."""
 
 
@@ -70,6 +84,7 @@ EVENTS: dict[type[JournalEvent | Evict], Layout] = {
     Reported: Layout(6, "dHHIH"),
     LeaseWanted: Layout(7, "dHHIIII"),
     Evict: Layout(10, "dHHd"),
+    Scaled: Layout(18, "dH"),
 }
 WIDE = 1 << 16
 WIDE_EVENTS: dict[type[JournalEvent | Evict], Layout] = {
@@ -96,6 +111,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         strategy: its name; `fields` are its answers.
         stealing: whether fast workers take data laid out for others.
+        workers_max: how many there may be at a time; unset: `workers`.
         silence_s: how long a worker may be silent while others wait for it.
         threads: of the server and of each worker.
         versions: of python, torch, numpy and plesio.
@@ -110,6 +126,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str = ""
     fields: dict[str, Any] = {}
     workers: int = 0
+    workers_max: int | msgspec.UnsetType = msgspec.UNSET
     seed: int = 0
     stealing: bool = False
     silence_s: float = 0.0
@@ -122,6 +139,11 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     layout_hash: str = ""
     local_steps: str = ""
     torch: dict[str, Any] = {}
+
+    @property
+    def seats(self) -> int:
+        """How many workers there may be at a time."""
+        return self.workers_max or self.workers
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -245,6 +267,8 @@ def decode_head(body: bytes) -> JournalHead:
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
     format = msgspec.msgpack.decode(body[1:])["format"]
-    if format != FORMAT:
-        raise JournalError(f"it is of format {format}, and this plesio reads {FORMAT}: use the plesio that wrote it")
+    if format not in (FORMAT, FORMAT_SCALED):
+        raise JournalError(
+            f"it is of format {format}, and this plesio reads {FORMAT} and {FORMAT_SCALED}: use the plesio that wrote it"
+        )
     return msgspec.msgpack.decode(body[1:], type=JournalHead)
