@@ -5,7 +5,7 @@
 
 Everything is on the loopback. 1,000 connections to the head's door say nothing until it closes them; meanwhile two workers
 exchange, one step after the other. Spans with and without take turns in one run. In runs of their own one of three workers, which
-rest between their steps as if they computed, is killed, and a successor starts.
+rest between their steps as if they computed, is killed; two seconds later the others are measured, and a successor starts.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ IDLE_PARAMS, IDLE_WORKERS = 10_000, 2
 KILL_PARAMS, KILL_WORKERS = 1_000_000, 3
 PAUSE_S = 0.02
 """How long a worker rests before each step: else the cores are all that limits the others, and a death lets them go faster."""
+RECOVERED_S = 2.0
+"""How long after a worker is killed the others have to be as fast as before."""
 SPANS = 3
 """How often a run of the first kind measures: its spans are short beside the moods of a machine that is shared."""
 IDLE_S = 30.0
@@ -160,7 +162,7 @@ def steady(rank: int, setup: Setup, strategy: list[str]) -> None:
 
 
 class Death(NamedTuple):
-    """Steps/s of the others in the seconds before and after; when its successor had its first answer, since its import."""
+    """Steps/s of the others before, and from `RECOVERED_S` on after; when its successor had its first answer after its import."""
 
     before: float
     after: float
@@ -179,6 +181,7 @@ def death(strategy: str, seconds: float) -> Death:
             others = [worker for worker in range(KILL_WORKERS) if worker != victim]
             before = rate(counts, others, seconds)
             processes[-1].kill()
+            time.sleep(RECOVERED_S)
             after = rate(counts, others, seconds)
             processes[-1].join()
             processes[-1] = network.start(body, KILL_WORKERS + 1, setup)
@@ -220,7 +223,7 @@ def death_rows(runs: int, seconds: float) -> list[Row]:
         interleave({name: one}, runs, "a worker is killed,")
         rows += [
             row(
-                f"{name}, the others in the {seconds:g} s after a worker is killed",
+                f"{name}, the others {RECOVERED_S:g} s after a worker is killed",
                 [each.after for each in deaths],
                 "steps/s",
                 against="before",

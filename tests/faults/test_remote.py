@@ -26,7 +26,7 @@ from plesio.core.events import Joined
 from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from plesio.transport.certificates import make_certificates
-from plesio.transport.limits import LEASE_S
+from plesio.transport.limits import LEASE_S, RETURN_S
 from support import remote
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
@@ -172,6 +172,36 @@ def test_connections_that_are_cut_lose_and_double_nothing(tmp_path: Path) -> Non
     assert (done.version, done.steps, done.batches_unvisited) == (960, 960, 0)
     assert not done.discarded
     assert [one.left for one in done.workers] == ["finished"] * 2
+
+
+def test_a_worker_whose_connection_is_closed_while_it_computes_keeps_its_seat(tmp_path: Path) -> None:
+    with remote.head() as head:
+        proxy = Proxy(head.port)
+        head.address = f"tcp://127.0.0.1:{proxy.port}"
+        head.fork(functools.partial(computing_for_long, computes=tmp_path / "computes", for_s=2 * RETURN_S))
+
+        def cut() -> None:
+            until((tmp_path / "computes").exists)
+            proxy.cut()
+
+        with meanwhile(cut):
+            done = head.run("async_sgd", workers=1, runs=tmp_path / "runs")
+        assert head.end() == [0]
+        proxy.close()
+    assert proxy.connections == 2
+    assert joined(done) == [(0, 1)]
+    assert done.steps == 3
+
+
+def computing_for_long(worker: Any, computes: Path, for_s: float) -> None:
+    model = nn.Linear(1, 1)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    for step in range(3):
+        model(torch.ones(1)).backward()
+        if step == 1:
+            computes.touch()
+            time.sleep(for_s)
+        optimizer.step()
 
 
 def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ BEAT_S = 1.0
 LEASE_S = 5.0
 """How long a side may be silent, or move no byte, until its connection counts as lost. A stopped or cut off worker holds up
 a synchronous round for that long; a pause of a few seconds (swapping, a busy link) costs nobody a place."""
+RETURN_S = 1.5
+"""How long a worker has to come back whose connection was closed: by its end, then, or by something on the way. One that lives
+notices within half a second, even while it computes, and needs a few of a slow link's round trips."""
 PROOF_S = 1.0
 """How long a connection has to prove the token. A proof is one exchange of 64 bytes: a second is ten times a slow link's
 round trip."""

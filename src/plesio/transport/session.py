@@ -11,6 +11,7 @@ version only after the worker's next contribution, or its word that it dropped a
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections import deque
@@ -52,6 +53,21 @@ class Session:
     def fileno(self) -> int:
         """The descriptor, for polling; -1 without a connection."""
         return self._wire.fileno() if self._wire else -1
+
+    @property
+    def connection(self) -> Wire | None:
+        """The connection of the moment."""
+        return self._wire
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether there is no connection, or the other side has closed it."""
+        with self.lock:
+            if self._wire is None:
+                return True
+            poller = select.poll()
+            poller.register(self._wire.fileno(), select.POLLRDHUP)
+            return bool(poller.poll(0))
 
     @property
     def unacknowledged(self) -> int:
@@ -195,7 +211,7 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._over.wait(BEAT_S / 2):
-            with suppress(ConnectionLostError):  # the main thread finds out by itself
+            with suppress(Exception):  # the main thread finds out by itself
                 self._beat()
 
     def close(self) -> None:

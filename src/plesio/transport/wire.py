@@ -76,6 +76,10 @@ class ConnectionLostError(Exception):
     """The connection ended, or no byte moved in time."""
 
 
+class HungUpError(ConnectionLostError):
+    """The other side closed the connection, or its system did: perhaps it ended."""
+
+
 class RemoteProtocolError(ProtocolError):
     """The other side sent what is no frame, or not one that may come now."""
 
@@ -197,7 +201,7 @@ class Wire:
                     self._lost(f"it took no byte for {LEASE_S:g} s")
                 continue
             except OSError as error:
-                self._lost(str(error))
+                self._lost(str(error), isinstance(error, ConnectionError))
             while batch and sent >= len(batch[0]):
                 sent -= len(batch.pop(0))
             if sent:
@@ -310,14 +314,15 @@ class Wire:
         except (BlockingIOError, ssl.SSLWantReadError):
             return 0
         except OSError as error:
-            self._lost(str(error))
-        return got or self._lost("it closed the connection")
+            self._lost(str(error), isinstance(error, ConnectionError))
+        return got or self._lost("it closed the connection", hung_up=True)
 
     # Failing
 
-    def _lost(self, why: str) -> NoReturn:
+    def _lost(self, why: str, hung_up: bool = False) -> NoReturn:
         self._break()
-        raise ConnectionLostError(f"the connection to {self.peer} is lost: {why}") from None
+        kind = HungUpError if hung_up else ConnectionLostError
+        raise kind(f"the connection to {self.peer} is lost: {why}") from None
 
     def refuse(self, what: str) -> NoReturn:
         """End the connection because of what came over it.

@@ -34,11 +34,11 @@ from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.doorbell import ANSWER_LAYOUT, Lookout, decode_answer
-from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, SEAT_S
+from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S, SEAT_S
 from plesio.transport.memory import SharedBlock
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
-from plesio.transport.wire import ConnectionLostError, Frame, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Wire
 from plesio.transport.wire import Kind as FrameKind
 
 TICK_S = 0.2
@@ -85,7 +85,7 @@ class Deputy:
         self._news = remote.BoardNews(0, 0)
         self._buffer = 0
         self._parted = False
-        self._lost_s = 0.0  # without a connection: when the worker was last heard
+        self._until_s = 0.0  # without a connection: when the worker's time to come back is over
         self._hear = {
             FrameKind.SESSION: self._part,
             FrameKind.CHANNEL: self._to_server,
@@ -105,7 +105,7 @@ class Deputy:
         for descriptor in (self._launcher.fileno(), self._server.fileno(), self._answer):
             poller.register(descriptor, select.POLLIN)
         lookout = Lookout(poller)
-        while not self._parted and not (self._lost_s and time.monotonic() - self._lost_s > LEASE_S):
+        while not self._parted and not (self._until_s and time.monotonic() > self._until_s):
             if watched != (now := self._session.fileno()):
                 if watched >= 0:
                     poller.unregister(watched)
@@ -124,19 +124,19 @@ class Deputy:
                 if self._answer in ready:
                     self._from_answer()
                 self._tick()
-            except ConnectionLostError:
-                self._cut()
+            except ConnectionLostError as lost:
+                self._cut(hung_up=isinstance(lost, HungUpError))
 
-    def _cut(self) -> None:
-        """The worker has the lease to come back. It may come to nothing while it does: then it has it anew."""
-        if not self._lost_s:
+    def _cut(self, hung_up: bool) -> None:
+        """The worker has the lease to come back, or less if it `hung_up`; anew, if its next connection comes to nothing."""
+        if not self._until_s:
             self._session.close()
-            self._lost_s = self._session.heard_s
+            self._until_s = time.monotonic() + RETURN_S if hung_up else self._session.heard_s + LEASE_S
             self._launcher.send(remote.Away(True))
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        if self._lost_s:
+        if self._until_s:
             return
         if now_s - self._session.heard_s > LEASE_S:
             raise ConnectionLostError(f"worker {self._worker} said nothing for {LEASE_S:g} s")
@@ -235,7 +235,7 @@ class Deputy:
         except (ConnectionLostError, ProtocolError):
             wire.close()
             return
-        self._lost_s = 0.0
+        self._until_s = 0.0
         self._session.resume(wire, knock.received)
         self._launcher.send(remote.Away(False))
 

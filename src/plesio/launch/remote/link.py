@@ -2,14 +2,17 @@
 
 | the connection is lost for | then                                                                                      |
 | -------------------------- | ----------------------------------------------------------------------------------------- |
-| less than the lease        | a new one takes its place, however often: what did not come is sent again, nobody notices |
+| less than the lease (1)    | a new one takes its place, however often: what did not come is sent again, nobody notices |
 | longer, or the head died   | the worker gets a seat anew, as a later incarnation: `Reseated`                           |
 | longer than `rejoin_s`     | `ServerLostError`                                                                         |
+
+(1) 5 s of silence, or 1.5 s once the other side hung up (`plesio.transport.limits`).
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -63,10 +66,11 @@ class Link:
         self._knock = knock
         self._rejoin_s = rejoin_s
         self._parting = False
+        self._reconnecting = threading.Lock()
         self._take_seat()
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _let_go(here()))
-        self._pulse = Pulse(lambda: self._session.beat())
+        self._pulse = Pulse(self._keep)
 
     def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
         """Send; if the connection is lost, the frame is sent again on the next.
@@ -74,10 +78,11 @@ class Link:
         Raises:
             Reseated, ServerLostError: it was lost for too long.
         """
+        connection = self._session.connection
         try:
             self._session.send(kind, body, payload)
         except ConnectionLostError:
-            self._reconnect()
+            self._reconnect(connection)
 
     def receive(self, timeout_s: float, place: Callable[[Frame], Sequence[memoryview]] = NOWHERE) -> Frame | None:
         """The next frame, with its payload where `place` says; None if none came in time.
@@ -88,6 +93,7 @@ class Link:
         """
         end_s = time.monotonic() + timeout_s
         while True:
+            connection = self._session.connection
             try:
                 frame = self._session.receive(min(max(0.0, end_s - time.monotonic()), BEAT_S))
                 if frame is not None:
@@ -99,7 +105,7 @@ class Link:
                 if time.monotonic() - self._session.heard_s > LEASE_S:
                     raise ConnectionLostError(f"{self._session.peer} said nothing for {LEASE_S:g} s")
             except ConnectionLostError:
-                self._reconnect()
+                self._reconnect(connection)
             if time.monotonic() >= end_s:
                 return None
 
@@ -125,26 +131,46 @@ class Link:
 
     # Staying connected
 
-    def _reconnect(self) -> None:
-        """Go on over a new connection.
+    def _keep(self) -> None:
+        """In a thread of its own: say that the worker is there. If the other side hung up, reconnect at once: the worker itself
+        would notice only when it has computed, and may have lost its seat by then."""
+        if self._parting or not self._session.hung_up:
+            self._session.beat()
+        elif self._reconnecting.acquire(blocking=False):
+            try:
+                self._session.close()
+                self._resume()
+            finally:
+                self._reconnecting.release()
+
+    def _reconnect(self, lost: Wire | None) -> None:
+        """Go on over a new connection than the one that is `lost`.
 
         Raises:
             Reseated: the seat was given up meanwhile; there is another, unless the worker parts.
         """
-        self._session.close()
-        persist(self._come_back, self._rejoin_s, self._knock.who)
+        with self._reconnecting:
+            if self._session.connection in (None, lost):  # else the other thread was quicker
+                self._session.close()
+                persist(self._come_back, self._rejoin_s, self._knock.who)
 
     def _come_back(self) -> None:
         """Go on with the deputy where it was or, if it is gone, take a seat anew; raises `Reseated` then."""
-        wire = self._dial(self.seated.ticket)
-        reply = _answer_to(remote.Resume(self._session.received), wire)
-        if isinstance(reply, remote.Resumed):
-            self._session.resume(wire, reply.received)
+        if self._resume():
             return
-        wire.close()
         if not self._parting:
             self._take_seat()
         raise Reseated
+
+    def _resume(self) -> bool:
+        """Go on with the deputy where it was; False if it is gone."""
+        wire = self._dial(self.seated.ticket)
+        reply = _answer_to(remote.Resume(self._session.received), wire)
+        if not isinstance(reply, remote.Resumed):
+            wire.close()
+            return False
+        self._session.resume(wire, reply.received)
+        return True
 
     def _take_seat(self) -> None:
         wire = self._dial(remote.NO_TICKET)
