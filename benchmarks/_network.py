@@ -7,15 +7,17 @@ clock is network.py's, so that nobody measures himself.
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import re
+import select
 import socket
 import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import rpc
+from xxhash import xxh3_64
 
 import rivals
 from exchange import exchanger, strategy
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 START_S = 60.0  # until a server says where it listens
 HOST = "127.0.0.1"
+PIECE_BYTES = 1 << 20
 # Without these, tensors go through shared memory, or are read out of the other process (the channel called cma). Of the two
 # channels that are left, mpt_uv does a third of the steps/s at 1e4, and as many from 1e6 on.
 ONLY_TCP = {"_transports": ["uv"], "_channels": ["basic"]}
@@ -151,6 +155,86 @@ def _receive(connection: socket.socket, into: memoryview) -> None:
         if count == 0:
             raise ConnectionResetError("the other side has closed")
         filled += count
+
+
+# --- the limit: what any such exchange does, by bare means --------------------------------------------------------------
+
+
+def limit(rank: int, setup: Setup) -> None:
+    """The raw bytes, each hashed at both ends; a process for each connection, and one that folds, which take turns by pipes."""
+    if rank == 0:
+        _fold_for_all(setup)
+        return
+    connection = socket.create_connection((HOST, int(setup.told("port", r"(\d+)"))))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    gradient, parameters = (memoryview(np.ones(setup.params, np.float32)).cast("B") for _ in range(2))
+
+    def step() -> None:
+        _send_hashed(connection, gradient)
+        _receive_hashed(connection, parameters)
+
+    setup.counts().repeat(step, rank - 1)
+
+
+def _fold_for_all(setup: Setup) -> None:
+    """A version is made of each gradient by one pass of SGD, in one of three buffers in turn."""
+    shared = [mmap.mmap(-1, 4 * setup.params) for _ in range(setup.workers + 3)]
+    tensors = [torch.frombuffer(one, dtype=torch.float32) for one in shared]
+    slots, ring = tensors[: setup.workers], tensors[setup.workers :]
+    poller, answers = select.poll(), {}
+    with socket.create_server((HOST, 0)) as listener:
+        setup.tell("port", str(listener.getsockname()[1]))
+        for worker in range(setup.workers):
+            connection, _ = listener.accept()
+            came, goes = os.pipe(), os.pipe()
+            if os.fork() == 0:
+                for _, other in answers.values():  # or nobody would see the end of this process
+                    os.close(other)
+                os.close(goes[1])
+                _relay(connection, goes[0], came[1], shared[worker], shared[setup.workers :])
+            poller.register(came[0], select.POLLIN)
+            answers[came[0]] = worker, goes[1]
+    current = 0
+    while True:
+        for descriptor, _ in poller.poll():
+            os.read(descriptor, 1)
+            worker, answer = answers[descriptor]
+            torch.sub(ring[current], slots[worker], alpha=rivals.LR, out=ring[(current + 1) % 3])
+            current = (current + 1) % 3
+            os.write(answer, bytes([current]))
+
+
+def _relay(connection: socket.socket, turn: int, done: int, slot: mmap.mmap, ring: list[mmap.mmap]) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    mine, versions = memoryview(slot), [memoryview(one) for one in ring]
+    with suppress(OSError, ValueError):  # the others have ended
+        while True:
+            _receive_hashed(connection, mine)
+            os.write(done, b"!")
+            (current,) = os.read(turn, 1)
+            _send_hashed(connection, versions[current])
+    os._exit(0)
+
+
+def _send_hashed(connection: socket.socket, view: memoryview) -> None:
+    hashed = xxh3_64()
+    for piece in _pieces(view):
+        hashed.update(piece)
+        connection.sendall(piece)
+    connection.sendall(hashed.digest())
+
+
+def _receive_hashed(connection: socket.socket, into: memoryview) -> None:
+    hashed, told = xxh3_64(), bytearray(8)
+    for piece in _pieces(into):
+        _receive(connection, piece)
+        hashed.update(piece)
+    _receive(connection, memoryview(told))
+    assert told == hashed.digest()
+
+
+def _pieces(view: memoryview) -> list[memoryview]:
+    return [view[at : at + PIECE_BYTES] for at in range(0, len(view), PIECE_BYTES)]
 
 
 def certify(folder: Path) -> ssl.SSLContext:

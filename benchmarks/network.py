@@ -7,6 +7,9 @@
 Everything is on the loopback: 2 workers and 1 server, in processes of their own. A step pushes a gradient that lies ready and
 pulls the parameters, 8P bytes. (DDP has no server; it moves half of that. GB are those of 8P a step for all.) Contestants take
 turns. Once all workers are warm, a window is measured: the steps of all workers, and the CPU time of all processes.
+
+`raw` moves the bytes and does nothing with them. `limit` does what any such exchange has to, by bare means: it hashes bytes at
+both ends, folds them, and has a process for each connection, which takes turns with the one that folds.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class Contestant(NamedTuple):
 CONTESTANTS = {
     "raw": Contestant(_network.raw),
     "raw_ssl": Contestant(_network.raw_ssl),
+    "limit": Contestant(_network.limit),
     "torch_rpc": Contestant(_network.torch_rpc),
     "ddp": Contestant(_network.ddp, first=1),
     "local": Contestant(_network.local, last=0, ends=True),
@@ -60,28 +64,32 @@ CONTESTANTS = {
     "async_tls": Contestant(_network.async_tls, ends=True),
     "sync_tls": Contestant(_network.sync_tls, ends=True),
 }
-RIVALS = ("raw", "raw_ssl", "torch_rpc", "ddp")
+RIVALS = ("raw", "raw_ssl", "limit", "torch_rpc", "ddp")
 
 
 class Bar(NamedTuple):
-    """One bar: steps/s of `ours` over those of `rival`."""
+    """One bar: steps/s of `ours` over those of `rival`; without a target it is for orientation."""
 
     params: int
     ours: str
     rival: str
-    target: str
+    target: str | None = None
 
 
 BARS = (
     Bar(10_000_000, "async_tcp", "raw", ">= 0.65"),
+    Bar(10_000_000, "limit", "raw"),
+    Bar(10_000_000, "async_tcp", "limit"),
     Bar(10_000_000, "async_tcp", "torch_rpc", ">= 2.5"),
     Bar(10_000_000, "sync_tcp", "ddp", ">= 1.7"),
     Bar(1_000_000, "async_tcp", "torch_rpc", ">= 1.3"),
     Bar(1_000_000, "async_tcp", "ddp", ">= 1.4"),
+    Bar(1_000_000, "async_tcp", "limit"),
     Bar(1_000_000, "async_tls", "raw_ssl", ">= 0.9"),
     Bar(10_000, "async_tcp", "torch_rpc", ">= 1.9"),
     Bar(10_000, "async_tcp", "ddp", ">= 3.5"),
     Bar(10_000, "async_tcp", "local", ">= 0.5"),  # a step takes at most twice as long
+    Bar(10_000, "limit", "local"),
     Bar(10_000, "async_tls", "async_tcp", ">= 0.75"),
 )
 CPU_TARGETS = {("async_tcp", 10_000_000): "<= 1.0"}
