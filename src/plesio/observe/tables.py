@@ -102,7 +102,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
         notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
     notes += [f"discarded, {reason}: {number:,}" for reason, number in summary.discarded.items()]
     if summary.missing_gradients:
-        notes.append(f"parameters that had no gradient in a step and contributed zero: {summary.missing_gradients:,}")
+        notes.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
     if summary.batches_unvisited:
         notes.append(f"batches that workers had taken and that are not in the model: {summary.batches_unvisited:,}")
     if summary.uncounted:

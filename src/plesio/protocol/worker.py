@@ -136,9 +136,10 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
-    `missing`: parameters that got no gradient; `settings`: of each optimizer whose hyper-parameters changed; `worked_s`:
-    seconds from the answer before it to when it was computed, but for those that it waited for data; `loss`: what the
-    training function last logged as that.
+    `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
+    (`plesio.tensors.tensor_set`); `settings`: of each optimizer whose hyper-parameters changed; `worked_s`: seconds from the
+    answer before it to when it was computed, but for those that it waited for data; `loss`: what the training function last
+    logged as that.
     """
 
     number: Count
@@ -147,6 +148,7 @@ class Contribution(Message):
     batches: Count = 0
     finite: bool = True
     missing: Count = 0
+    absent: bytes = b""
     settings: tuple[Settings, ...] = ()
     worked_s: Seconds = 0.0
     loss: float = nan

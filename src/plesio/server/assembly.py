@@ -27,7 +27,6 @@ from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.outer import check_carried
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
@@ -58,8 +57,6 @@ class Assembly:
             self.check(hello)
         self._carried = self._spec.carried if self._spec is not None else None
         carried = len(self._carried.keys) if self._carried is not None else 0
-        if self._spec is not None:
-            check_carried(self._spec, self.layout)
         read = most_read(strategy, seats) + evaluates
         own = 2 + evaluates if self.mirrored else 1
         buffers = max(read + 2, 1 + carried) if self.folds else own

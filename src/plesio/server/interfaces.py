@@ -17,6 +17,9 @@ class Folder(Protocol):
     def set_groups(self, worker: int, groups: Groups) -> None:
         return
 
+    def came(self, worker: int, absent: int) -> None:
+        return
+
     def hold(self, worker: int, weight: float) -> None:
         return
 

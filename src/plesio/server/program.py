@@ -47,6 +47,7 @@ from plesio.server.non_finite import NonFinite
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
+from plesio.tensors.tensor_set import of_bits
 
 WHOLE_ROUND_S = 1.0
 """How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
@@ -265,6 +266,7 @@ class Program:
             self._counts.came(worker, made.number, made.steps, made.samples)
         for settings in made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(settings.groups))
+        self._folder.came(worker, of_bits(made.absent))
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.missing_gradients += made.missing

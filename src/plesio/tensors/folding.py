@@ -7,6 +7,8 @@ barrier's workers, which still pin the version before, hold a whole one to save 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from plesio.core.events import Fold
@@ -19,6 +21,7 @@ from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies, scale_for
+from plesio.tensors.tensor_set import ALL
 from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]
@@ -56,6 +59,8 @@ class Folding:
         self._in_rounds = strategy.gather.in_rounds
         build = CORRECTIONS[type(strategy.correct)]
         self._correction = build(strategy.correct, new_arena) if build is not None else None
+        self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
+        self._held_absent = ALL  # of all that is in the buffer
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
     def share_among(self, workers: int) -> None:
@@ -68,10 +73,15 @@ class Folding:
         if self._optimizer is not None:
             self._optimizer.sent_groups(worker, groups)
 
+    def came(self, worker: int, absent: int) -> None:
+        """In what lies in `worker`'s slot these tensors have no gradient."""
+        self._absent[worker] = absent
+
     def hold(self, worker: int, weight: float) -> None:
         """Add a contribution to the buffer; its slot is free again."""
         assert self._held is not None, "only a buffer that lets workers go on holds"
         self._held.add(self._slots[worker], weight)
+        self._held_absent &= self._absent.get(worker, 0)
 
     def fold(self, fold: Fold) -> None:
         """Make the next version of the contributions of `fold`."""
@@ -105,9 +115,19 @@ class Folding:
         folded = len(fold.members)
         optimizer.step_as(fold.members[0].worker)
         share = self._share[min(folded, self._workers) - 1]
-        optimizer.step(target, current, mean, scale_for(optimizer.kind, fold.scale, share))
+        absent = self._absent_in(fold)
+        if optimizer.has_to_split(absent):
+            optimizer.split()
+        optimizer.step(target, current, mean, scale_for(optimizer.kind, fold.scale, share), absent)
         if target.layout.buffer_segments:
             blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
+
+    def _absent_in(self, fold: Fold) -> int:
+        """The tensors that nobody has a gradient for: they are left alone, as torch leaves them."""
+        if fold.held:
+            absent, self._held_absent = self._held_absent, ALL
+            return absent
+        return reduce(and_, [self._absent.get(one.worker, 0) for one in fold.members])
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""
@@ -144,6 +164,7 @@ class Folding:
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything, and the buffer is empty."""
         self._versions.release_all()
+        self._held_absent = ALL
         if self._held is not None:
             self._held.empty()
 

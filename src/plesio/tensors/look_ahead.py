@@ -87,6 +87,8 @@ class LookAheadFolding:
         self._share = scale_of(1, workers)
         self._live: set[int] = set()
         self._master = versions.buffers[versions.current]  # never published itself
+        self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
+        self._held_absent = [0] * held
         self._held = [new_arena("buffer") for _ in range(held)]
         self._waiting = 0
         self._momenta = [new_arena("momentum") for _ in slots]
@@ -120,10 +122,14 @@ class LookAheadFolding:
         """The settings of a group, with a second moment that covers as many samples as in synchronous training."""
         return _paced(self._workers, group)
 
+    def came(self, worker: int, absent: int) -> None:
+        self._absent[worker] = absent
+
     def hold(self, worker: int, weight: float) -> None:
         """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
         self._damp(worker)
         self._held[self._waiting].copy_from(self._slots[worker])
+        self._held_absent[self._waiting] = self._absent.get(worker, 0)
         self._waiting += 1
 
     def fold(self, fold: Fold) -> None:
@@ -132,7 +138,9 @@ class LookAheadFolding:
             if not fold.held and member.worker in self._live:  # a departed worker's base version is unknown
                 self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
-            self._step(member.worker, gradient, scale_for(self._optimizer.kind, fold.scale * member.share, self._share))
+            absent = self._held_absent[place] if fold.held else self._absent.get(member.worker, 0)
+            scale = scale_for(self._optimizer.kind, fold.scale * member.share, self._share)
+            self._step(member.worker, gradient, scale, absent)
             if member.worker not in self._live:  # departed since: its momentum will not act again
                 self._forget_momentum(member.worker)
         self._waiting = 0
@@ -141,15 +149,18 @@ class LookAheadFolding:
         self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
 
     @quiet
-    def _step(self, worker: int, gradient: Arena, scale: float) -> None:
+    def _step(self, worker: int, gradient: Arena, scale: float, absent: int) -> None:
         self._optimizer.step_as(worker)
+        if self._optimizer.has_to_split(absent):
+            was = self._optimizer.split()
+            self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own = self._optimizer.select(self._momenta[worker])
         self._scale += (scale - self._scale) / self._workers if self._scale else scale
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole -= part
         self._swap_in(own, self._begun[worker])
-        self._optimizer.step(self._master, self._master, gradient, scale)
-        self._swap_out(own, self._begun[worker])
+        self._optimizer.step(self._master, self._master, gradient, scale, absent)
+        self._swap_out(own, self._begun[worker], self._optimizer.lacking(absent))
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole += part
         blend_buffers(self._master, self._master, gradient, 1.0 / self._workers)
@@ -164,11 +175,11 @@ class LookAheadFolding:
                 damped = self._optimizer.group_of(position).get("dampening")  # torch does not dampen a first gradient:
                 state[self._key] = momentum if not damped or position in begun else None  # None makes it start one
 
-    def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
+    def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int], lacking: Sequence[bool]) -> None:
         """At the first step the optimizer makes its own momentum: copy it."""
         for position, momentum in enumerate(own):
             value = self._optimizer.state_of(position).get(self._key)
-            if value is None:
+            if value is None or lacking[position]:
                 continue
             if value.data_ptr() != momentum.data_ptr():
                 self._optimizer.state_of(position)[self._key] = momentum.copy_(value)

@@ -8,6 +8,7 @@ tensors one by one.
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -80,11 +81,13 @@ class ServerOptimizer:
 
     def __init__(self, spec: OptimizerSpec, arena: Arena, new_arena: Callable[[], Arena]) -> None:
         self.kind = spec.kind
+        self._arena = arena
         self._new_arena = new_arena
         self._state_arenas: dict[str, Arena] = {}
         self._selected: dict[int, list[torch.Tensor]] = {}
         self.swapped: str | None = None  # the key that look-ahead swaps for each worker's own state
         self._pieces = _pieces(arena.layout, spec.kind in ELEMENTWISE)
+        self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
         self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
@@ -101,7 +104,7 @@ class ServerOptimizer:
         """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
         known = self._selected.get(id(arena))
         if known is None:
-            known = [(arena.flat if piece.flat else arena.views)[piece.place] for piece in self._pieces]
+            known = [piece.of(arena) for piece in self._pieces]
             self._selected[id(arena)] = known
         return known
 
@@ -128,10 +131,14 @@ class ServerOptimizer:
         self._set_at: float | None = None
         self._directly = self._flat and steps_directly(type(self.optimizer), groups)
 
-    def step(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
-        """`target` = `current` after one step with `gradient`, at `scale` times the learning rate; both may be one."""
+    def step(self, target: Arena, current: Arena, gradient: Arena, scale: float, absent: int = 0) -> None:
+        """`target` = `current` after one step with `gradient`, at `scale` times the learning rate; both may be one.
+
+        The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
+        """
+        lacking = self.lacking(absent)
         if self._directly:
-            self._step_directly(target, current, gradient, scale)
+            self._step_directly(target, current, gradient, scale, lacking)
             return
         if target is not current:
             target.copy_from(current, Kind.TRAINED)
@@ -140,12 +147,45 @@ class ServerOptimizer:
             self._apply_groups()
             for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
                 group["lr"] = settings["lr"] * scale
-        for parameter, weight, slope in zip(self.parameters, self.select(target), self.select(gradient), strict=True):
+        for parameter, weight, slope, lacks in zip(
+            self.parameters, self.select(target), self.select(gradient), lacking, strict=True
+        ):
             parameter.data = weight
-            parameter.grad = slope
+            parameter.grad = None if lacks else slope
         with _no_global_hooks():
             self.optimizer.step()
         self._move_state()
+
+    def lacking(self, absent: int) -> list[bool]:
+        """By position, whether all of it is absent."""
+        known = self._lacking.get(absent)
+        if known is None:
+            known = self._lacking[absent] = [absent & piece.bits == piece.bits for piece in self._pieces]
+        return known
+
+    def has_to_split(self, absent: int) -> bool:
+        """Whether these are only a part of the tensors that are stepped on as one."""
+        return absent not in self._lacking and any(0 < absent & piece.bits < piece.bits for piece in self._pieces)
+
+    def split(self) -> list[int]:
+        """Step on each of the model's tensors by itself from now on; by its new position, the position that it was a part of."""
+        pieces, parameters, states = self._pieces, self.parameters, self.optimizer.state
+        was = [position for position, piece in enumerate(pieces) for _ in piece.tensors]
+        self._pieces = [part for piece in pieces for part in piece.parts()]
+        self._lacking, self._selected = {0: [False] * len(self._pieces)}, {}
+        self._group_of = [piece.group for piece in self._pieces]
+        self.parameters = [torch.nn.Parameter(one, requires_grad=False) for one in self.select(self._arena)]
+        self.optimizer.state = defaultdict(dict)
+        for index, group in enumerate(self.optimizer.param_groups):
+            group["params"] = [one for one, of in zip(self.parameters, self._group_of, strict=True) if of == index]
+        for position, (parameter, old) in enumerate(zip(self.parameters, was, strict=True)):
+            for key, value in states.get(parameters[old], {}).items():
+                if not is_whole(key, value, parameters[old]):
+                    part = copy.deepcopy(value)
+                else:
+                    part = torch.zeros_like(parameter) if key == self.swapped else self._home(key)[position]
+                self.optimizer.state[parameter][key] = part
+        return was
 
     def _apply_groups(self) -> None:
         """Update changed settings only: some optimizers keep values of their own, such as a step count, in a group."""
@@ -166,9 +206,15 @@ class ServerOptimizer:
             )
         return own
 
-    def _step_directly(self, target: Arena, current: Arena, gradient: Arena, scale: float) -> None:
-        tensors = zip(self.select(target), self.select(current), self.select(gradient), strict=True)
-        for position, (new, old, slope) in enumerate(tensors):
+    def _step_directly(
+        self, target: Arena, current: Arena, gradient: Arena, scale: float, lacking: Sequence[bool]
+    ) -> None:
+        tensors = zip(self.select(target), self.select(current), self.select(gradient), lacking, strict=True)
+        for position, (new, old, slope, lacks) in enumerate(tensors):
+            if lacks:
+                if target is not current:
+                    new.copy_(old)
+                continue
             group = self.group_of(position)
             momentum, first = None, False
             if group["momentum"]:
@@ -203,6 +249,7 @@ class ServerOptimizer:
         return Kept(
             tensors,
             {
+                "split": len(held),
                 "whole": [[key for key in one.whole if key != self.swapped] for one in held],
                 "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
                 "groups": self.groups,
@@ -222,6 +269,8 @@ class ServerOptimizer:
                 f"the checkpoint holds the state of {kept}, and this run prepared {kind}; prepare the same optimizer, or "
                 "begin a new run and load weights.safetensors in the training function"
             )
+        if numbers.get("split", 0) > len(self.parameters):
+            self.split()
         self.set_groups(numbers["groups"])
         self._apply_groups()
         for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
@@ -237,11 +286,14 @@ class ServerOptimizer:
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
+        held = carried.held
+        if any(not held[piece.tensors[0]].same(held[other]) for piece in self._pieces for other in piece.tensors):
+            self.split()  # one count would not do for them
         given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
         for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
-            held = carried.held[piece.tensors[0]]
-            state: dict[str, Any] = {key: copy.deepcopy(from_plain(value)) for key, value in held.rest.items()}
-            for key in held.whole:
+            first = held[piece.tensors[0]]
+            state: dict[str, Any] = {key: copy.deepcopy(from_plain(value)) for key, value in first.rest.items()}
+            for key in first.whole:
                 own = torch.zeros_like(parameter) if key == self.swapped else self._home(key)[position]
                 state[key] = own.copy_(given[key][position])
             if state:
@@ -283,12 +335,28 @@ def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
 
 
 class _Piece(NamedTuple):
-    """One tensor to step on: a segment (`flat`) or a single tensor, and the model's tensors in it."""
+    """One tensor to step on: a segment (`flat`), a part of it (`split`), or a single tensor; and the model's tensors in it."""
 
     flat: bool
     place: int
     group: int
     tensors: tuple[int, ...]
+    split: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Its tensors as a set (`plesio.tensors.tensor_set`)."""
+        return sum(1 << tensor for tensor in self.tensors)
+
+    def of(self, arena: Arena) -> torch.Tensor:
+        """What there is of it in `arena`."""
+        if self.flat and not self.split:
+            return arena.flat[self.place]
+        return arena.views[self.place].view(-1) if self.flat else arena.views[self.place]
+
+    def parts(self) -> list[_Piece]:
+        """Its tensors by themselves."""
+        return [_Piece(self.flat, tensor, self.group, (tensor,), split=True) for tensor in self.tensors]
 
 
 def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
@@ -306,23 +374,6 @@ def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
         else:
             pieces.extend(_Piece(False, tensor, segment.group, (tensor,)) for tensor in segment.tensors)
     return pieces
-
-
-def check_carried(spec: OptimizerSpec, layout: Layout) -> None:
-    """Raise `ConfigurationError` if tensors that are stepped as one have unequal state."""
-    if spec.carried is None:
-        return
-    held = spec.carried.held
-    for piece in _pieces(layout, spec.kind in ELEMENTWISE):
-        first = piece.tensors[0]
-        for other in piece.tensors[1:]:
-            if not held[first].same(held[other]):
-                names = [layout.specs[index].name for index in (first, other)]
-                raise ConfigurationError(
-                    f"the {spec.kind.__name__} given to prepare holds {held[first]} for {names[0]} and {held[other]} for "
-                    f"{names[1]}; the server, which steps a group of parameters as one, can keep one count for it: put them "
-                    f"into groups of their own, prepare a fresh one, or {STAY}"
-                )
 
 
 def _build(spec: OptimizerSpec, group_of: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> Optimizer:

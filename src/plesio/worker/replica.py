@@ -17,7 +17,6 @@ from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.lost_writes import LostWrites, buffers_of
-from plesio.worker.warn import warn
 
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_MEAN_BYTES = 1 << 16
@@ -33,7 +32,8 @@ class Replica:
     Attributes:
         copies: the kinds of tensors that are copied from each version.
         trained: the parameters that the optimizer moves.
-        missing: how many of them got no gradient since the last version.
+        missing: how many of them got no gradient since the last version;
+        absent: which tensors these are, of a contribution of gradients: bit i is tensor i's.
         writes: what the loop wrote since then.
     """
 
@@ -51,7 +51,7 @@ class Replica:
         self.layout = layout
         self.tensors = tuple(tensors)
         self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring[0]
-        self.missing = 0
+        self.missing = self.absent = 0
         self.writes = LostWrites(model, layout, self.tensors)
         self._ring = ring
         self._sent = slot
@@ -130,11 +130,10 @@ class GradientReplica(Replica):
         self._buffer: int | None = None  # read in place
         self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
         self._buffers = list(zip(self._sent.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
-        self._told_frozen = False
 
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
-        self.missing = 0
+        self.missing = self.absent = 0
         self.bring_back()
         for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
@@ -153,14 +152,10 @@ class GradientReplica(Replica):
         return self._finite()
 
     def _no_gradient(self, index: int) -> None:
-        """A parameter without a gradient contributes zeros and is counted. The fold wrote into the slot, so it is zeroed anew."""
+        """A parameter without a gradient counts as zeros beside others' gradients, and is left alone where nobody has one. The
+        fold wrote into the slot, so it is zeroed anew."""
         self.missing += 1
-        if not self.tensors[index].requires_grad and not self._told_frozen:
-            self._told_frozen = True
-            warn(
-                f"{self.layout.specs[index].name} was frozen after prepare: it contributes zeros, and weight decay and "
-                "momentum at the server go on moving it; freeze it before prepare"
-            )
+        self.absent |= 1 << index
         self._slot.views[index].zero_()
 
     def adopt(self, buffer: int) -> None:

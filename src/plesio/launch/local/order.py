@@ -29,7 +29,7 @@ from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Kind, Layout
 from plesio.tensors.optimizer_spec import Groups
-from plesio.tensors.outer import check_carried, kept_copies
+from plesio.tensors.outer import kept_copies
 
 decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
 SIZE_MAX = 1 << 40
@@ -157,7 +157,6 @@ class Order:
                 and (optimizer.carried is None or len(optimizer.carried.held) == len(specs))
             )
             if sound and self._strategy.steps_at_server:
-                check_carried(optimizer, layout)
                 kept_copies(optimizer, layout)
         except PlesioError:
             return

@@ -12,6 +12,7 @@ from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewel
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
+from plesio.tensors.tensor_set import bits
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import warn_not_finite
 
@@ -127,6 +128,7 @@ class ServerExchange(Exchange):
                 batches=batches,
                 finite=finite,
                 missing=self.replica.missing,
+                absent=bits(self.replica.absent),
                 settings=self._changed_groups(),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
