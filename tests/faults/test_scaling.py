@@ -61,7 +61,7 @@ def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     assert Counter(left) == {(0, False): 1, (1, False): 2, (2, False): 2, (3, False): 1}
     told = [one.what for one in done.incidents if "scaled" in one.what]
     assert told == [f"scaled from {a} to {b} workers" for a, b in ((2, 4), (4, 1), (1, 3))]
-    assert [one.left for one in done.workers] == ["finished"] * 4
+    assert [one.left for one in done.workers] == ["finished"] * 3 + ["told to"]
     assert ps.replay(done.folder, train).identical
     assert read_journal(done.folder).head.format == FORMAT_SCALED
 
@@ -130,6 +130,27 @@ def kills_itself_when_told(worker: ps.Worker, folder: Path) -> None:
         if worker.rank == 3 and worker.server_pid and (folder / "now").exists():  # not in a replay
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
+
+
+def test_a_run_whose_last_worker_dies_after_it_was_scaled_down_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(ps.WorkerLostError, match="every worker died"):
+        trained(dies_alone, ps.async_sgd(), tmp_path, Scaler((10, 1)))
+
+
+def dies_alone(worker: ps.Worker) -> None:
+    """Worker 0 does, once it has been alone for some steps."""
+    model = torch.nn.Linear(2, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4000, 2)), batch_size=2)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    alone = 0
+    for (inputs,) in loader:
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        time.sleep(0.005)
+        optimizer.step()
+        alone = alone + 1 if worker.staleness == 0 else 0
+        if worker.rank == 0 and alone > 20:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)

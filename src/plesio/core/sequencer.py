@@ -137,7 +137,8 @@ class Sequencer:
         elif isinstance(event, events.Joined):
             self._joined(event)
         elif isinstance(event, events.Left):
-            self._left(event.worker, event.incarnation, finished=not event.died)
+            finished = not event.died and event.worker < self.workers  # others were told to leave
+            self._left(event.worker, event.incarnation, finished)
         elif isinstance(event, events.Reported):
             self._reported(event)
         elif isinstance(event, events.Abandoned):

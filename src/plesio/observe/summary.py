@@ -110,7 +110,10 @@ def limit_reached(name: str, limit: float) -> str:
     return f"{all_digits(limit)} {name} were up" if limit != 1 else f"1 {name.removesuffix('s')} was up"
 
 
-GONE = ("died", "evicted", "raised")
+TOLD = "told to"
+"""How workers leave when the run is scaled down."""
+
+GONE = ("died", "evicted", "raised", TOLD)
 """How workers leave before their work is done, while others go on."""
 
 SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)

@@ -36,7 +36,7 @@ from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError
 from plesio.observe.meter import Meter
-from plesio.observe.summary import Incident
+from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
@@ -313,10 +313,10 @@ class Program:
             events.LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused), now_s
         )
 
-    def over(self, worker: int, died: bool, how: str = "died") -> None:
-        """A process works no more: it finished, or it died. What it had sent may still be on its way."""
+    def over(self, worker: int, died: bool, how: str = "died", told: bool = False) -> None:
+        """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
         self.listening[worker] = False
-        self._meter.workers[worker].left = "died" if died else "finished"
+        self._meter.workers[worker].left = "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self._meter.seated)
             others = "" if alone else "; the others go on, its data goes to them"

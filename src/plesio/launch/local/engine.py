@@ -24,7 +24,7 @@ from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for
 from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
-from plesio.observe.summary import Incident, Logged
+from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import ProtocolError
 from plesio.server.assembly import arenas
@@ -43,7 +43,7 @@ class LocalEngine:
         self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome()
-        self._live = Live()
+        self._live = Live(workers=job.config.workers)
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -343,7 +343,8 @@ class LocalEngine:
         """Take the weights over; the server may go."""
         self._patience.judged_s = time.monotonic()
         self._outcome.final = message
-        all_died = all(one.left == "died" for one in message.workers)
+        left = {one.left for one in message.workers}
+        all_died = "died" in left and left <= {"died", TOLD}
         if message.model is None:
             if all_died:
                 self._fail(WorkerLostError(f"all {len(message.workers)} workers died before training began"))

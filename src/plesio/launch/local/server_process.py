@@ -324,7 +324,7 @@ class Server(Replies):
         self._close(line)
         self._emptied_s = time.monotonic()
         died, now_s = not line.finished, time.monotonic()
-        self._program.over(line.worker, died, how)
+        self._program.over(line.worker, died, how, told=line.leaving)
         if self._peers is not None:
             self._peers.gone(line.worker, died, now_s)
         elif self._program.begun:

@@ -78,7 +78,7 @@ ANEW = (
     "the run's head died, and there is no checkpoint to go on from: everything begins anew. checkpoint=ps.Checkpoint(every_s=60) "
     "with runs= would have kept the run"
 )
-NOT_HERE = ("engine", "faults", "pace", "watch")
+NOT_HERE = ("engine", "workers_max", "faults", "pace", "watch")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         insecure: talk between hosts in the clear. Otherwise TLS is used, with certificates that the head makes for this run
             and hands out over Ray's own connections, as it does the token: they are as safe as these.
         rejoin_s: how long the head waits when all workers are gone.
-        options: those of `ps.run`, but engine, faults, pace and watch. There are as many workers as Ray starts.
+        options: those of `ps.run`, but engine, workers_max, faults, pace and watch. There are as many workers as Ray starts.
             `on_worker_error` is "continue" if it is not given: what to do about a worker that raises is Ray's to say. `runs`
             gets a folder for this run, which has a run folder for each life of the head. The head is on the driver's host,
             or, if that is lost, on any.

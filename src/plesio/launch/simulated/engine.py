@@ -61,7 +61,7 @@ class SimulatedEngine:
         self._watch = watch
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
-        self._live = Live(time_s=0.0)
+        self._live = Live(time_s=0.0, workers=job.config.workers)
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
