@@ -73,6 +73,10 @@ class Run:
         self.state_dict = state_dict
         self.folder = folder
 
+    def __dir__(self) -> list[str]:
+        """Also the summary's figures, for whoever asks by the tab key."""
+        return [*super().__dir__(), *(name for name in dir(self.summary) if not name.startswith("_"))]
+
     def __getattr__(self, name: str) -> Any:
         """Any figure of the summary: `run.history`, `run.staleness.mean`, `run.steps_per_s`, ..."""
         if name.startswith("_"):
@@ -265,12 +269,30 @@ def _check_functions(config: RunConfig, train: object, evaluate: object, watch: 
     for (name, what), given in zip(takes.items(), (watch, evaluate), strict=True):
         if given is not None and not callable(given):
             raise ConfigurationError(f"{name}={given!r}: a function that takes {what}")
+    if evaluate is not None:
+        _check_takes_a_model(evaluate)
     if config.until.metrics and evaluate is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
         )
     if train is not None:
         _check_runs_when_called(train)
+
+
+def _check_takes_a_model(evaluate: Any) -> None:
+    """Raise `ConfigurationError` for a function that cannot be called with a model alone, such as one of the script's own."""
+    try:
+        signature = inspect.signature(evaluate)
+    except (TypeError, ValueError):  # not every callable tells
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(evaluate, "__name__", "evaluate")
+        raise ConfigurationError(
+            f"{name}{signature} is called with the model and nothing else, as {name}(model); give a function that takes one "
+            f"argument, such as functools.partial or lambda model: {name}(model, ...), or give this one another name"
+        ) from None
 
 
 def _check_runs_when_called(train: Callable[..., object]) -> None:

@@ -237,7 +237,7 @@ def test_a_model_that_changes_after_prepare_is_refused(how: str, words: str) -> 
     ("action", "words"),
     [
         ("empty loader", "the loader is empty"),
-        ("no optimizer", "NoneType for an optimizer; allowed"),
+        ("no optimizer", r"given no optimizer; it is worker\.prepare\(model, optimizer, loader\)"),
         ("twice", r"prepare was called before; .*for several folds call ps\.run once each"),
         ("closure", r"step\(closure\) evaluates the loss several times"),
         ("group", "add_param_group after prepare: .* one that is to join later with lr=0"),

@@ -29,13 +29,13 @@ STRATEGIES = [ps.async_sgd(), ps.sync_sgd(), buffered(3), ps.bounded_staleness(2
 
 
 class Scaler:
-    """Scales a run: to so many workers once it has got to that version."""
+    """Scales a run: to so many workers once it has got to that step."""
 
     def __init__(self, *steps: tuple[int, int]) -> None:
         self._steps = list(steps)
 
     def __call__(self, live: Live) -> None:
-        if self._steps and live.version >= self._steps[0][0]:
+        if self._steps and live.steps >= self._steps[0][0]:
             live.scale(self._steps.pop(0)[1])
             self.now = live.workers
 
@@ -54,7 +54,7 @@ def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     strategy: Strategy, tmp_path: Path
 ) -> None:
     train = functools.partial(visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS, pause_s=0.01, batch=BATCH)
-    done = trained(train, strategy, tmp_path, Scaler((8, 4), (40, 1), (50, 3)))
+    done = trained(train, strategy, tmp_path, Scaler((20, 4), (150, 1), (220, 3)))
     assert [one.workers for one in events(done) if isinstance(one, Scaled)] == [4, 1, 3]
     assert (done.batches_unvisited, done.steps - sum(done.discarded.values())) == (0, EPOCHS * ROWS // BATCH)
     left = [(one.worker, one.died) for one in events(done) if isinstance(one, Left)]
@@ -79,7 +79,7 @@ def test_each_update_moves_by_its_share_of_the_workers_that_there_are(tmp_path: 
 
 
 def test_rounds_of_sync_sgd_are_of_all_that_are_there(tmp_path: Path) -> None:
-    done = trained(functools.partial(chancy, epochs=16), ps.sync_sgd(), tmp_path, Scaler((10, 3), (30, 1)))
+    done = trained(functools.partial(chancy, epochs=16), ps.sync_sgd(), tmp_path, Scaler((20, 3), (80, 1)))
     there: set[int] = set()
     sizes = Counter[int]()
     for record in read_journal(done.folder):
@@ -162,7 +162,7 @@ def test_a_scaled_run_resumes_with_its_first_number_of_workers(strategy: Strateg
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
         trained(train, strategy, tmp_path, Scaler((2, 4)), **options)
     (broken,) = (one for one in (tmp_path / "runs").iterdir() if one.is_dir())
-    resumed = trained(train, strategy, tmp_path, Scaler((60, 3)), resume=broken, **options)
+    resumed = trained(train, strategy, tmp_path, Scaler((30, 3)), resume=broken, **options)
     assert [one.workers for one in events(resumed) if isinstance(one, Scaled)] == [4, 2, 3]
     assert resumed.batches_unvisited == 0
     assert ps.replay(resumed.folder, train).identical

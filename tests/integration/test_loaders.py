@@ -27,6 +27,7 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -517,3 +518,40 @@ def test_next_on_an_empty_epoch_is_explained(engine: str | ps.Simulated) -> None
         ps.run(impatient, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
     with pytest.raises(ps.WorkerError, match=r"raised StopIteration: \n"):
         ps.run(by_next_alone, "async_sgd", workers=1, engine=engine, timeout_s=30.0)
+
+
+def looks_again(worker: ps.Worker, processes: int, epochs: int = 2) -> None:
+    """Trains, and after each epoch passes over the data for the statistics of its norm and for its accuracy."""
+    model = nn.Sequential(nn.Linear(loops.FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, loops.CLASSES))
+    inputs, labels = loops.data(96)
+    source = TensorDataset(torch.arange(96), inputs, labels)
+    loader = DataLoader(source, batch_size=8, shuffle=True, num_workers=processes)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader)
+    for _ in range(epochs):
+        for number, (_, rows, wanted) in enumerate(loader):
+            optimizer.zero_grad()
+            cross_entropy(model(rows), wanted).backward()
+            optimizer.step()
+            if number == 1:  # in the middle of an epoch
+                with torch.inference_mode():
+                    assert sum(len(rows) for _, rows, _ in loader) == 96
+        seen: list[int] = []
+        with torch.no_grad():
+            for rows_seen, rows, _ in loader:
+                model(rows)
+                seen += rows_seen.tolist()
+        assert sorted(seen) == list(range(96))
+    worker.log(epoch=worker.epoch)
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd"])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_pass_without_gradients_sees_all_data_and_counts_nowhere(
+    strategy: str, processes: int, tmp_path: Path
+) -> None:
+    train = partial(looks_again, processes=processes)
+    run = ps.run(train, strategy, workers=3, runs=tmp_path)
+    assert (run.samples, run.batches_unvisited) == (2 * 96, 0)
+    assert {one.metrics["epoch"] for one in run.logged} == {2.0}
+    if not processes:
+        assert ps.replay(run.folder, train).identical

@@ -191,21 +191,6 @@ def test_rounds_start_from_worker_0s_optimizer_state(name: str) -> None:
     goes_on_as_without_plesio(name, ps.sync_sgd(), workers=3, engine=ps.Simulated("uniform"))
 
 
-def test_partial_initial_optimizer_state_is_refused() -> None:
-    wanted = r"holds nothing for 0\.weight and exp_avg, exp_avg_sq, step=3 for 0\.bias; .*groups of their own"
-    with pytest.raises(ps.ConfigurationError, match=wanted):
-        ps.run(half_warm, ps.async_sgd(), workers=1, engine=ps.Simulated("uniform"))
-    with pytest.raises(ps.ConfigurationError, match=wanted):
-        ps.run(half_warm, ps.async_sgd(), workers=1)
-
-
-def half_warm(worker: ps.Worker) -> None:
-    model = loops.mlp()
-    optimizer = warm(model, "Adam")
-    del optimizer.state[next(model.parameters())]
-    worker.prepare(model, optimizer, None)
-
-
 def test_shared_memory_matches_the_formula() -> None:
     """N + 2 versions (one more to evaluate), N slots, and the state of optimizer and correction."""
     model = loops.mlp()
@@ -499,3 +484,33 @@ def test_metric_names_outside_utf8_are_escaped(engine: Any, tmp_path: Path) -> N
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert {line[written] for line in lines} == {1.0, 2.0}
     assert f"{written}, evaluated on".replace("\\", "\\\\") in (run.folder / "report.html").read_text()
+
+
+def logs_in_both_ways(worker: ps.Worker) -> None:
+    model = nn.Linear(1, 1)
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    worker.log({"val/loss": 2.0, "loss": torch.tensor(1.0)}, seen=3)
+
+
+def test_a_dict_of_numbers_is_logged_like_keywords() -> None:
+    with pytest.warns(RuntimeWarning, match="no worker called step"):
+        run = ps.run(logs_in_both_ways, "sync_sgd", workers=1)
+    assert run.logged[0].metrics == {"val/loss": 2.0, "loss": 1.0, "seen": 3.0}
+    assert {"logged", "history", "steps_per_s", "summary", "state_dict"} <= set(dir(run))
+
+
+@pytest.mark.parametrize("evaluate", [lambda model, loader: {}, lambda: {"a": 1.0}, lambda *, model: {}])
+def test_an_evaluate_that_takes_other_arguments_is_refused_before_anything_starts(evaluate: Any) -> None:
+    with pytest.raises(ps.ConfigurationError, match="is called with the model and nothing else"):
+        ps.run(logs_in_both_ways, "sync_sgd", workers=1, evaluate=evaluate)
+
+
+def compiles(worker: ps.Worker) -> None:
+    model = torch.compile(nn.Sequential(nn.Linear(2, 1)), backend="eager")
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_weights_of_a_compiled_model_have_the_names_of_the_plain_one() -> None:
+    assert set(ps.run(compiles, "sync_sgd", workers=1).state_dict) == {"0.weight", "0.bias"}

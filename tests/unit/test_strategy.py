@@ -284,7 +284,7 @@ BAD_NUMBERS = [
     (lambda: recipes.ringmaster(1.0), "ringmaster(r=1.0): r must be a whole number of at least 1"),
     (lambda: recipes.local_sgd(0), "Steps(steps=0): steps must be a whole number of at least 1"),
     (lambda: recipes.local_sgd(0.3), "local_sgd(every=0.3): whole steps, such as every=16, or every=ps.Seconds(0.3)"),
-    (lambda: recipes.local_sgd("8"), "Steps(steps='8'): steps must be a whole number of at least 1"),
+    (lambda: recipes.local_sgd("8h"), "every=8h: write whole steps, such as every=16, or seconds, such as every=0.3s"),
     (lambda: Seconds(0), "Seconds(seconds=0): seconds must be a number above 0"),
     (lambda: Seconds(float("inf")), "Seconds(seconds=inf): seconds must be a number above 0"),
     (lambda: Seconds(float("nan")), "Seconds(seconds=nan): seconds must be a number above 0"),

@@ -11,6 +11,7 @@ import msgspec
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Seconds, Steps
+from plesio.strategy.answers.work import span
 from plesio.strategy.recipes import RECIPES, recipe, usual_first
 
 Value = int | float | bool | str | Steps | Seconds
@@ -85,17 +86,8 @@ def _setting(name: str, text: str, position: int | None) -> tuple[str, Value]:
 def _value(key: str, text: str) -> Value:
     """A whole number, a number, true or false, or the text itself; for `every` steps or seconds."""
     if key == "every":
-        return _span(text)
+        return span(text)
     try:
         return msgspec.convert(text, int | float | bool, strict=False)
     except msgspec.ValidationError:
         return text.strip("'\"")
-
-
-def _span(text: str) -> Steps | Seconds:
-    try:
-        return Seconds(float(text.removesuffix("s"))) if text.endswith("s") else Steps(int(text))
-    except ValueError:
-        raise StrategyError(
-            f"every={text}: write whole steps, such as every=16, or seconds, such as every=0.3s"
-        ) from None

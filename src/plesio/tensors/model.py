@@ -34,10 +34,10 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     for name, parameter in model.named_parameters():
         group = groups.pop(id(parameter), -1)
         kind = Kind.TRAINED if parameter.requires_grad and group >= 0 else Kind.FROZEN
-        specs.append(_spec(name, parameter, kind, group if kind is Kind.TRAINED else -1))
+        specs.append(_spec(_plain(name), parameter, kind, group if kind is Kind.TRAINED else -1))
         tensors.append(parameter)
     for name, buffer in model.named_buffers():
-        specs.append(_spec(name, buffer, Kind.BUFFER, -1))
+        specs.append(_spec(_plain(name), buffer, Kind.BUFFER, -1))
         tensors.append(buffer)
     if not any(spec.kind is not Kind.BUFFER for spec in specs):
         raise ConfigurationError(f"{type(model).__name__} has no parameters: there is nothing to train")
@@ -94,7 +94,16 @@ def _state_names(model: nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[s
     """The state_dict's keys with the index of each tensor, without keys of other values."""
     where = {id(tensor): index for index, tensor in enumerate(tensors)}
     live = model.state_dict(keep_vars=True)
-    return tuple((key, where[id(value)]) for key, value in live.items() if id(value) in where)
+    return tuple((_plain(key), where[id(value)]) for key, value in live.items() if id(value) in where)
+
+
+def _plain(name: str) -> str:
+    """The name that a tensor had before its module was compiled.
+
+    >>> _plain("encoder._orig_mod.weight")
+    'encoder.weight'
+    """
+    return name.replace("_orig_mod.", "")
 
 
 def check_same(wanted: Layout, got: Layout, worker: int, reference: int) -> None:

@@ -11,6 +11,9 @@ that is split already must not be given to `prepare`.
 
 An iteration that is left early gives back what it did not use. If no step followed, it was a look at the data: what it showed
 goes back, too, and the next iteration is of the same epoch.
+
+An iteration that begins without gradients (`torch.no_grad()`, `torch.inference_mode()`) trains nothing: it is a pass over all the
+data, as for `update_bn` or the accuracy on the training set. Nothing is leased for it, and it counts nowhere.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -92,7 +96,14 @@ class LeasedLoader:
         return getattr(self._source, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch's worth of this worker's batches."""
+        """One epoch's worth of this worker's batches; without gradients all of an epoch, for no training."""
+        return self._part() if torch.is_grad_enabled() else self._whole()
+
+    def _whole(self) -> Iterator[Any]:
+        indices = iter(self._order.batches(max(0, self._epoch - 1)))
+        return iter(_Relay(self._source).over(indices)) if self._relay else map(partial(_fetch, self._source), indices)
+
+    def _part(self) -> Iterator[Any]:
         self.leave()
         epoch = self._epoch
         self._epoch += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
@@ -27,6 +28,7 @@ from plesio.worker.state import WorkerState
 LOG_S = 0.1
 """How often logged numbers are sent on."""
 SEVERAL = "a run trains one model with one optimizer; several, as a GAN's two, are not supported yet"
+ORDER = "worker.prepare(model, optimizer, loader)"
 ALL_TAKEN = (
     "an epoch may hold no batch for a worker: others took all of them, or it was done before the run was resumed. Then next() "
     "of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look at the data "
@@ -191,15 +193,15 @@ class Worker:
         finally:
             self._in_step = False
 
-    def log(self, **metrics: Any) -> None:
-        """Record numbers (or one-element tensors), such as loss=loss.
+    def log(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Record numbers (or one-element tensors), such as loss=loss or {"val/loss": loss}.
 
         `run.logged` has their means over 0.1 s each, or over longer spans where these would be more than 100,000.
 
         Raises:
             ConfigurationError: something that is no number.
         """
-        for name, value in metrics.items():
+        for name, value in {**(metrics or {}), **named}.items():
             try:
                 number = float(value.detach() if isinstance(value, torch.Tensor) else value)
             except (TypeError, ValueError, RuntimeError) as error:
@@ -301,14 +303,23 @@ class Worker:
 
 
 def _check_arguments(optimizer: Any, loader: Any, more: tuple[Any, ...]) -> None:
-    """Raise `ConfigurationError` unless `prepare` was given an optimizer, and at most one loader."""
+    """Raise `ConfigurationError` unless `prepare` was given one optimizer, and at most one loader."""
+    given = (optimizer, loader, *more)
+    if sum(isinstance(one, Optimizer) for one in given) > 1:
+        raise ConfigurationError(f"prepare was given two optimizers; {SEVERAL}")
+    schedule = next((one for one in given if isinstance(one, LRScheduler)), None)
+    if schedule is not None:
+        raise ConfigurationError(
+            f"prepare was given a {type(schedule).__name__}; it takes no schedules: make it with the optimizer that prepare "
+            "returns, and step it as always"
+        )
+    if optimizer is None:
+        raise ConfigurationError(f"prepare was given no optimizer; it is {ORDER}")
     if not isinstance(optimizer, Optimizer):
-        given = f"prepare was given {type(optimizer).__name__} for an optimizer"
-        if isinstance(loader, Optimizer) and not isinstance(optimizer, nn.Module):
-            raise ConfigurationError(
-                f"{given} and {type(loader).__name__} for a loader; it takes model, optimizer and loader in this order"
-            )
-        raise ConfigurationError(f"{given}; allowed: any torch.optim.Optimizer; {SEVERAL}")
+        said = f"prepare was given {type(optimizer).__name__} for an optimizer"
+        if isinstance(loader, Optimizer):
+            raise ConfigurationError(f"{said} and {type(loader).__name__} for a loader; it is {ORDER}")
+        raise ConfigurationError(f"{said}; allowed: any torch.optim.Optimizer")
     if any(isinstance(one, DataLoader) for one in more):
         raise ConfigurationError(
             "prepare was given a second loader; it shares out the data of one, that of the training: iterate another, such "

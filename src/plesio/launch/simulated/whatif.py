@@ -261,9 +261,14 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
     """What to run and why, in words; where other workers or links are assumed, `ran` is one of the `others`, its replay."""
     best = choose(ran, others)
     if best is ran:
-        more = max(CLOSE, _off(ran, others)) - 1
-        why = ", and by less than that the replay cannot tell" if more > CLOSE - 1 else ""
-        return f"Keep {ran.strategy}: no other of these would have been {more:.0%} faster{why}."
+        off = _off(ran, others)
+        if off <= CLOSE:
+            return f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
+        replayed, took = duration(_replay(ran, others).time_s, 1), duration(ran.time_s, 1)
+        return (
+            f"Keep {ran.strategy}: no other of these would have been {off:.1f} times faster. Less cannot be told: the replay of "
+            f"what ran takes {replayed} instead of {took}."
+        )
     took = f"{'at least ' if best.at_least else ''}{duration(best.time_s, 1)}"
     waited = "would have waited" if any(one is ran for one in others) else "waited"
     again = f" ({duration(_replay(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, POSITIVE, Answer
 
 
@@ -54,6 +55,23 @@ class Seconds(Answer):
 
 
 Every = Steps | Seconds
+
+
+def span(text: str) -> Every:
+    """As people write it.
+
+    Raises:
+        StrategyError: it is neither steps nor seconds.
+
+    >>> span("16"), span("0.3s")
+    (Steps(steps=16), Seconds(seconds=0.3))
+    """
+    try:
+        return Seconds(float(text.removesuffix("s"))) if text.endswith("s") else Steps(int(text))
+    except ValueError:
+        raise StrategyError(
+            f"every={text}: write whole steps, such as every=16, or seconds, such as every=0.3s"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

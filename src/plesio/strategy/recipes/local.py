@@ -5,28 +5,31 @@ from __future__ import annotations
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Every, Seconds, Steps
+from plesio.strategy.answers.work import span
 from plesio.strategy.recipes.naming import call
 
 __all__ = ["local_sgd", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
 
 
-def local_sgd(every: int | Every = 16) -> Strategy:
+def local_sgd(every: int | str | Every = 16) -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
 
     Rule: every H steps, w = mean_i w_i. With `Seconds(t)` each worker takes as many steps as fit into t seconds, so a
     straggler does not set the pace; the mean is then weighted by samples.
 
     Args:
-        every: `Steps(h)`, `Seconds(t)`, or a whole number of steps.
+        every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
 
     Source: Stich 2018, arXiv 1805.09767.
 
     Raises:
         StrategyError: `every` is no whole number of at least 1, nor steps or seconds.
 
-    >>> local_sgd(every=8).name, local_sgd(every=Seconds(0.3)).name
+    >>> local_sgd(every=8).name, local_sgd(every="0.3s").name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
     """
+    if isinstance(every, str):
+        every = span(every)
     if not isinstance(every, (Steps, Seconds)):
         if isinstance(every, float):
             raise StrategyError(
