@@ -15,6 +15,7 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.observe.meter import Meter
 from plesio.protocol.worker import Contribution, LeaseReply
+from plesio.server.interfaces import NoFolder
 from plesio.server.program import Program
 from torture.model import Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S
@@ -52,7 +53,7 @@ class Watched:
         return effects
 
 
-class Server:
+class Server(NoFolder):
     """One life of the server, from its start to its crash: it drives the program, folds for it, and answers for it."""
 
     def __init__(self, world: World, epoch: int, clock: Clock) -> None:
@@ -191,16 +192,6 @@ class Server:
         if self.world.story is not None:
             self.world.tell(f"server folds {', '.join(f'{m.worker}:{m.number}' for m in fold.members)} "
                             f"into version {fold.version}")  # fmt: skip
-
-    def publish(self, reader: int, unasked: bool = False) -> int:
-        """Versions travel as their numbers."""
-        return 0
-
-    def forget(self, worker: int) -> None:
-        """What it sent may still be folded."""
-
-    def set_groups(self, worker: int, groups: object) -> None:
-        """Nothing is stepped."""
 
     # What workers are answered (`plesio.server.interfaces.Replies`): letters, which the sessions write
 

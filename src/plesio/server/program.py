@@ -92,6 +92,7 @@ class Program:
         self._folder: Folder = folder or NoFolder()
         self._in_rounds = strategy.gather.in_rounds
         self._seen: set[int] = set()  # workers that have joined
+        self._absent = [b""] * len(meter.workers)  # of what each sent last
         self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
@@ -266,7 +267,9 @@ class Program:
             self._counts.came(worker, made.number, made.steps, made.samples)
         for settings in made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(settings.groups))
-        self._folder.came(worker, of_bits(made.absent))
+        if made.absent != self._absent[worker]:
+            self._absent[worker] = made.absent
+            self._folder.came(worker, of_bits(made.absent))
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.missing_gradients += made.missing

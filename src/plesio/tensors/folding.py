@@ -115,8 +115,8 @@ class Folding:
         folded = len(fold.members)
         optimizer.step_as(fold.members[0].worker)
         share = self._share[min(folded, self._workers) - 1]
-        absent = self._absent_in(fold)
-        if optimizer.has_to_split(absent):
+        absent = self._absent_in(fold) if self._absent or fold.held else 0
+        if absent and optimizer.has_to_split(absent):
             optimizer.split()
         optimizer.step(target, current, mean, scale_for(optimizer.kind, fold.scale, share), absent)
         if target.layout.buffer_segments:

@@ -79,15 +79,13 @@ class Seats:
 
     def knocked(self, process: Process, knock: remote.Knock) -> None:
         """Give it a seat, or tell it why not."""
-        worker, refusal = None, self._unlike(knock) or self._late(knock)
-        if refusal is None:
-            worker = self._free(knock.rank)
-            refusal = self._taken(knock) if worker is None else None
         with suppress(ChannelClosedError):  # the others do not care
-            if refusal is not None or worker is None:
-                process.channel.send(refusal)
-                return
-            self._seat(process, worker, knock)
+            refusal = self._unlike(knock) or self._late(knock)
+            worker = self._free(knock.rank) if refusal is None else None
+            if worker is None:
+                process.channel.send(refusal or self._taken(knock))
+            else:
+                self._seat(process, worker, knock)
 
     def _seat(self, process: Process, worker: int, knock: remote.Knock) -> None:
         config, ticket = self._job.config, secrets.token_bytes(16)
