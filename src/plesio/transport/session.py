@@ -61,13 +61,17 @@ class Session:
 
     @property
     def hung_up(self) -> bool:
-        """Whether there is no connection, or the other side has closed it."""
-        with self.lock:
-            if self._wire is None:
+        """Whether there is no connection, or the other side has closed it. Not while another thread uses it, which finds out."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if self.fileno() < 0:
                 return True
             poller = select.poll()
-            poller.register(self._wire.fileno(), select.POLLRDHUP)
+            poller.register(self.fileno(), select.POLLRDHUP)
             return bool(poller.poll(0))
+        finally:
+            self.lock.release()
 
     @property
     def unacknowledged(self) -> int:

@@ -67,6 +67,7 @@ class Link:
         self._rejoin_s = rejoin_s
         self._parting = False
         self._reconnecting = threading.Lock()
+        self._given_up = False  # the seat; another has to be taken
         self._take_seat()
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _let_go(here()))
@@ -134,7 +135,7 @@ class Link:
     def _keep(self) -> None:
         """In a thread of its own: say that the worker is there. If the other side hung up, reconnect at once: the worker itself
         would notice only when it has computed, and may have lost its seat by then."""
-        if self._parting or not self._session.hung_up:
+        if self._parting or self._given_up or not self._session.hung_up:
             self._session.beat()
         elif self._reconnecting.acquire(blocking=False):
             try:
@@ -168,6 +169,7 @@ class Link:
         reply = _answer_to(remote.Resume(self._session.received), wire)
         if not isinstance(reply, remote.Resumed):
             wire.close()
+            self._given_up = True
             return False
         self._session.resume(wire, reply.received)
         return True
@@ -178,7 +180,7 @@ class Link:
         if not isinstance(reply, remote.Seated):
             wire.close()
             raise refusal(reply)
-        self.seated = reply
+        self.seated, self._given_up = reply, False
         self._knock = msgspec.structs.replace(self._knock, rank=reply.worker)  # from now on that seat and no other
         self.hosts = wire.hosts
         self._session = Session(wire, wire.peer)
