@@ -32,7 +32,7 @@ rooms: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not ray'
+	$(BIN)/python -m pytest -q -n 3 -m 'not slow and not ray'
 
 test-long: setup
 	$(BIN)/python -m pytest -q -m 'not ray'

@@ -162,11 +162,22 @@ def _receive(connection: socket.socket, into: memoryview) -> None:
 
 def limit(rank: int, setup: Setup) -> None:
     """The raw bytes, each hashed at both ends; a process for each connection, and one that folds, which take turns by pipes."""
+    _least(rank, setup, secure=False)
+
+
+def limit_ssl(rank: int, setup: Setup) -> None:
+    """The same in mutual TLS 1.3, which hashes by itself."""
+    _least(rank, setup, secure=True)
+
+
+def _least(rank: int, setup: Setup, secure: bool) -> None:
     if rank == 0:
-        _fold_for_all(setup)
+        _fold_for_all(setup, certify(setup.folder) if secure else None)
         return
     connection = socket.create_connection((HOST, int(setup.told("port", r"(\d+)"))))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if secure:
+        connection = _tls(setup.folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(connection)
     gradient, parameters = (memoryview(np.ones(setup.params, np.float32)).cast("B") for _ in range(2))
 
     def step() -> None:
@@ -176,7 +187,7 @@ def limit(rank: int, setup: Setup) -> None:
     setup.counts().repeat(step, rank - 1)
 
 
-def _fold_for_all(setup: Setup) -> None:
+def _fold_for_all(setup: Setup, context: ssl.SSLContext | None) -> None:
     """A version is made of each gradient by one pass of SGD, in one of three buffers in turn."""
     shared = [mmap.mmap(-1, 4 * setup.params) for _ in range(setup.workers + 3)]
     tensors = [torch.frombuffer(one, dtype=torch.float32) for one in shared]
@@ -191,7 +202,7 @@ def _fold_for_all(setup: Setup) -> None:
                 for _, other in answers.values():  # or nobody would see the end of this process
                     os.close(other)
                 os.close(goes[1])
-                _relay(connection, goes[0], came[1], shared[worker], shared[setup.workers :])
+                _relay(connection, context, goes[0], came[1], shared[worker], shared[setup.workers :])
             poller.register(came[0], select.POLLIN)
             answers[came[0]] = worker, goes[1]
     current = 0
@@ -204,8 +215,17 @@ def _fold_for_all(setup: Setup) -> None:
             os.write(answer, bytes([current]))
 
 
-def _relay(connection: socket.socket, turn: int, done: int, slot: mmap.mmap, ring: list[mmap.mmap]) -> None:
+def _relay(
+    connection: socket.socket,
+    context: ssl.SSLContext | None,
+    turn: int,
+    done: int,
+    slot: mmap.mmap,
+    ring: list[mmap.mmap],
+) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is not None:
+        connection = context.wrap_socket(connection, server_side=True)
     mine, versions = memoryview(slot), [memoryview(one) for one in ring]
     with suppress(OSError, ValueError):  # the others have ended
         while True:
@@ -217,6 +237,9 @@ def _relay(connection: socket.socket, turn: int, done: int, slot: mmap.mmap, rin
 
 
 def _send_hashed(connection: socket.socket, view: memoryview) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        connection.sendall(view)
+        return
     hashed = xxh3_64()
     for piece in _pieces(view):
         hashed.update(piece)
@@ -225,6 +248,9 @@ def _send_hashed(connection: socket.socket, view: memoryview) -> None:
 
 
 def _receive_hashed(connection: socket.socket, into: memoryview) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        _receive(connection, into)
+        return
     hashed, told = xxh3_64(), bytearray(8)
     for piece in _pieces(into):
         _receive(connection, piece)

@@ -56,6 +56,7 @@ CONTESTANTS = {
     "raw": Contestant(_network.raw),
     "raw_ssl": Contestant(_network.raw_ssl),
     "limit": Contestant(_network.limit),
+    "limit_ssl": Contestant(_network.limit_ssl),
     "torch_rpc": Contestant(_network.torch_rpc),
     "ddp": Contestant(_network.ddp, first=1),
     "local": Contestant(_network.local, last=0, ends=True),
@@ -64,7 +65,7 @@ CONTESTANTS = {
     "async_tls": Contestant(_network.async_tls, ends=True),
     "sync_tls": Contestant(_network.sync_tls, ends=True),
 }
-RIVALS = ("raw", "raw_ssl", "limit", "torch_rpc", "ddp")
+RIVALS = ("raw", "raw_ssl", "limit", "limit_ssl", "torch_rpc", "ddp")
 
 
 class Bar(NamedTuple):
@@ -81,16 +82,21 @@ BARS = (
     Bar(10_000_000, "limit", "raw"),
     Bar(10_000_000, "async_tcp", "limit"),
     Bar(10_000_000, "async_tcp", "torch_rpc", ">= 2.5"),
+    Bar(10_000_000, "limit", "torch_rpc"),
     Bar(10_000_000, "sync_tcp", "ddp", ">= 1.7"),
+    Bar(10_000_000, "limit", "ddp"),
     Bar(1_000_000, "async_tcp", "torch_rpc", ">= 1.3"),
     Bar(1_000_000, "async_tcp", "ddp", ">= 1.4"),
     Bar(1_000_000, "async_tcp", "limit"),
     Bar(1_000_000, "async_tls", "raw_ssl", ">= 0.9"),
+    Bar(1_000_000, "limit_ssl", "raw_ssl"),
+    Bar(1_000_000, "limit", "torch_rpc"),
     Bar(10_000, "async_tcp", "torch_rpc", ">= 1.9"),
     Bar(10_000, "async_tcp", "ddp", ">= 3.5"),
     Bar(10_000, "async_tcp", "local", ">= 0.5"),  # a step takes at most twice as long
     Bar(10_000, "limit", "local"),
     Bar(10_000, "async_tls", "async_tcp", ">= 0.75"),
+    Bar(10_000, "limit_ssl", "limit"),
 )
 CPU_TARGETS = {("async_tcp", 10_000_000): "<= 1.0"}
 
