@@ -178,6 +178,8 @@ def test_more_workers_join_than_the_run_began_with(tmp_path: Path) -> None:
         assert head.end() == [0, 0, 0]
     assert [one.workers for one in events(done) if isinstance(one, Scaled)] == [3]
     assert len(done.workers) == 3
+    joined_s = next(one.time_s for one in done.incidents if "scaled" in one.what)
+    assert min(one.time_s for one in done.logged if one.worker == 2) >= joined_s
     assert done.batches_unvisited == 0
     assert ps.replay(done.folder, train).identical
 

@@ -85,6 +85,10 @@ def _train_of(
     from plesio.cli.script import load
     from plesio.launch.provenance import source_of, train_hash
 
+    if script is None and not head.script:
+        raise ConfigurationError(
+            "the run's workers joined it from elsewhere, and its journal does not know their script: name it with --script FILE"
+        )
     path = script or Path(head.script)
     if not path.is_file():
         raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from plesio.observe.tables import run_table
 from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
+    from plesio.launch.job import Live
     from plesio.runner import Run
 
 
@@ -37,9 +38,17 @@ def train(
     context: typer.Context, console: Console, script: Path, arguments: list[str] | None, config: RunConfig
 ) -> Run:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
+    loaded = load(script, arguments, config)
+    return to_its_end(context, console, config, lambda watch: loaded.run(config, watch))
+
+
+def to_its_end(
+    context: typer.Context, console: Console, config: RunConfig, run: Callable[[Callable[[Live], object]], Run]
+) -> Run:
+    """Show how `run`, which is told what to call meanwhile, goes, and its table; if it is cut short, also how to go on."""
     try:
         with Board(console, [config.strategy.name], config.until, says=False) as board:
-            done = load(script, arguments, config).run(config, board.watch(0))
+            done = run(board.watch(0))
     except RunInterrupted as stop:
         _show(console, stop.run)
         if stop.run is not None or stop.resume is not None:

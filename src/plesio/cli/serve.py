@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from plesio.cli.live import Board, terminal
+from plesio.cli.live import terminal
 from plesio.cli.options import takes_settings
+from plesio.cli.run import to_its_end
 from plesio.cli.typed import config_of
-from plesio.observe.tables import run_table
+from plesio.errors import ConfigurationError
 
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where workers find it; port 0 takes any.")]
 Certs = Annotated[Path | None, typer.Option("--certs", metavar="DIR", help="What `plesio certs` made, for TLS.")]
@@ -23,8 +24,9 @@ EVERYWHERE = ("0.0.0.0", "::")
 """All addresses of this host: no worker can go there."""
 
 
-@takes_settings(but=["engine", "faults", "pace"])
+@takes_settings(but=["engine", "faults", "pace", "evaluate_every_s"])
 def serve(
+    context: typer.Context,
     *,
     listen: Listen = "127.0.0.1:7070",
     certs: Certs = None,
@@ -43,12 +45,16 @@ def serve(
     from plesio.transport import secure
 
     config, console = config_of(typed), terminal()
+    if config.until.metrics:
+        raise ConfigurationError(
+            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; take steps, samples. "
+            "Measure in the training function, which may end the run by worker.stop(why), or have a worker's process start the "
+            "head (torchrun, SLURM, Ray) with ps.join(evaluate=...)"
+        )
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)
     door = Door.open(Listening(host=host, port=port, token=token_of(None), credentials=credentials, rejoin_s=rejoin_s))
     told = socket.gethostname() if host in EVERYWHERE else host
     console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
-    with Board(console, [config.strategy.name], config.until, says=False) as board:
-        done = start(config, None, watch=board.watch(0), door=door)
-    console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
+    to_its_end(context, console, config, lambda watch: start(config, None, watch=watch, door=door))
     return 0

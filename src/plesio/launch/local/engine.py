@@ -177,6 +177,8 @@ class LocalEngine:
                 self._patience.begun_s = time.monotonic()
                 self._outcome.start_up_s = self._patience.begun_s - self._patience.started_s
                 self._live.time_s = 0.0
+                for one in self._processes.workers:
+                    one.began_s = 0.0 if self._job.listening is None else None
                 self._seats.begun = True
             case launcher.Progress(time_s, version, steps, samples):
                 live = self._live
@@ -184,7 +186,9 @@ class LocalEngine:
                 live.workers = self._seats.workers
             case launcher.Logged(time_s, steps, metrics):
                 if self._patience.begun_s is not None and process.worker is not None:
-                    self._outcome.logged.add(Logged(time_s, process.worker, steps, metrics))
+                    if process.began_s is None:  # it came late: what it logged first, it logged just now
+                        process.began_s = time.monotonic() - self._patience.begun_s - time_s
+                    self._outcome.logged.add(Logged(process.began_s + time_s, process.worker, steps, metrics))
             case launcher.Evaluated():
                 self._outcome.judged(message.evaluation, message.raised, self._live)
                 self._patience.judged_s = time.monotonic()

@@ -39,6 +39,8 @@ class Process:
     gone: bool = False
     ours: bool = True
     """Whether the run started it."""
+    began_s: float | None = None
+    """When its worker began to train, since training began; by this its own times become the run's."""
     replaced: bool = False
     """Whether another has its seat by now."""
     leaving: bool = False

@@ -11,7 +11,7 @@ Those that somebody else starts knock, and are given a seat or told why not:
 | a dead worker's         | it is its own, as the next incarnation                           |
 | of one that is away     | the same: whoever is away for so long that another comes has left |
 | taken                   | refused                                                          |
-| above the run's workers | the run is scaled, up to `workers_max`                           |
+| above the run's workers | the server scales the run, up to `workers_max`, once it takes part |
 
 A run that starts its workers itself starts those that are missing when it is scaled up. Scaled down, those in the highest seats
 are told to leave. They do, even if the run is scaled up meanwhile: then others take their seats.
@@ -120,15 +120,13 @@ class Seats:
         return own_ends
 
     def _free(self, wish: int) -> int | None:
-        """The seat for one that would like `wish` (any, if that is -1); the run is scaled for it, if it may be."""
+        """The seat for one that would like `wish` (any, if that is -1)."""
         seats = range(self._job.config.seats)
         if wish >= 0:
             found = wish if wish in seats and self._is_free(wish) else None
         else:
             empty = [worker for worker in seats[: self.workers] if worker not in self._holders]
             found = next((worker for worker in (*empty, *seats) if self._is_free(worker)), None)
-        if found is not None and found >= self.workers:
-            self.scale(found + 1)
         return found
 
     # Scaling

@@ -292,7 +292,13 @@ class Server(Replies):
         for line in [one for one in self._late if one.gone or not self._program.sequencer.holds_slot_of(one.worker)]:
             self._late.remove(line)
             if not line.gone:
-                self._program.joined(line.worker, line.incarnation, time.monotonic())
+                self._joined(line, time.monotonic())
+
+    def _joined(self, line: Line, now_s: float) -> None:
+        """A worker takes part. The run has one more, if nobody was to have that seat."""
+        if line.worker >= self._program.sequencer.workers and not line.leaving:
+            self._program.scale(line.worker + 1, now_s)
+        self._program.joined(line.worker, line.incarnation, now_s)
 
     def _from_doorbell(self, line: Line) -> None:
         try:
@@ -362,7 +368,7 @@ class Server(Replies):
             if line.gone:
                 self._program.left(line.worker, line.incarnation, not line.finished, now_s)
             else:
-                self._program.joined(line.worker, line.incarnation, now_s)
+                self._joined(line, now_s)
         self._snapshots.serve(memory)
 
     # Ending

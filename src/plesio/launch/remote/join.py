@@ -34,6 +34,7 @@ from plesio.transport.doorbell import Doorbell
 from plesio.transport.limits import SEAT_S
 from plesio.transport.wire import Wire
 from plesio.worker.seeding import seed_everything
+from plesio.worker.warn import warn
 from plesio.worker.worker import Worker, taking_part
 
 REJOIN_S = 60.0
@@ -88,6 +89,11 @@ def join(
         raise ConfigurationError(
             f"workers={config.workers}: {where.workers} processes were started; leave workers= out"
         )
+    if evaluate is not None and not (where.starts or where.workers or where.actor):
+        warn(
+            "ps.join(evaluate=...) is for the process that starts the head; this one joins a head that is there, which evaluates "
+            "nothing"
+        )
     knock = _knock(config, where, options, strategy is not None)
 
     def start(secret: str) -> Head:
@@ -109,8 +115,9 @@ def join(
             return _beside(near, knock, head.host)
         return RemoteContext(Link(dial, knock, rejoin_s))
 
+    target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
     context: NeighbourContext | RemoteContext = persist(
-        enter, max(rejoin_s, START_S) if where.workers else rejoin_s, knock.who
+        enter, max(rejoin_s, START_S) if where.workers else rejoin_s, target
     )
     seed_everything(context.seed)
     worker = Worker(context)

@@ -153,7 +153,7 @@ class Link:
         with self._reconnecting:
             if self._session.connection in (None, lost):  # else the other thread was quicker
                 self._session.close()
-                persist(self._come_back, self._rejoin_s, self._knock.who)
+                persist(self._come_back, self._rejoin_s, self._session.peer)
 
     def _come_back(self) -> None:
         """Go on with the deputy where it was or, if it is gone, take a seat anew; raises `Reseated` then."""
@@ -194,7 +194,7 @@ def _let_go(link: Link | None) -> None:
         os.close(nowhere)
 
 
-def persist(attempt: Callable[[], T], within_s: float, who: str) -> T:
+def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
     """What an attempt to connect comes to: it is repeated while the head cannot be reached, and for two leases while all seats
     are taken.
 
@@ -213,7 +213,7 @@ def persist(attempt: Callable[[], T], within_s: float, who: str) -> T:
             why = str(error) or type(error).__name__
         if time.monotonic() + pause_s > began_s + within_s:
             raise ServerLostError(
-                f"no server: {who} tried for {within_s:g} s ({why}); is the head running, and is the address reachable from "
+                f"no server: tried to reach {head} for {within_s:g} s ({why}); is it running, and is that address reachable from "
                 "this host?"
             )
         time.sleep(pause_s)
