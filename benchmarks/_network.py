@@ -113,7 +113,18 @@ def raw_ssl(rank: int, setup: Setup) -> None:
 def _sockets(rank: int, setup: Setup, secure: bool) -> None:
     if rank == 0:
         _serve(setup, secure)
-        return
+    else:
+        _exchange(rank, setup, secure, lambda connection, data: connection.sendall(data), _receive)
+
+
+def _exchange(
+    rank: int,
+    setup: Setup,
+    secure: bool,
+    send: Callable[[socket.socket, memoryview], None],
+    receive: Callable[[socket.socket, memoryview], None],
+) -> None:
+    """A worker of bare sockets."""
     connection = socket.create_connection((HOST, int(setup.told("port", r"(\d+)"))))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if secure:
@@ -121,8 +132,8 @@ def _sockets(rank: int, setup: Setup, secure: bool) -> None:
     gradient, parameters = (memoryview(np.ones(setup.params, np.float32)).cast("B") for _ in range(2))
 
     def step() -> None:
-        connection.sendall(gradient)
-        _receive(connection, parameters)
+        send(connection, gradient)
+        receive(connection, parameters)
 
     setup.counts().repeat(step, rank - 1)
 
@@ -173,18 +184,8 @@ def limit_ssl(rank: int, setup: Setup) -> None:
 def _least(rank: int, setup: Setup, secure: bool) -> None:
     if rank == 0:
         _fold_for_all(setup, certify(setup.folder) if secure else None)
-        return
-    connection = socket.create_connection((HOST, int(setup.told("port", r"(\d+)"))))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if secure:
-        connection = _tls(setup.folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(connection)
-    gradient, parameters = (memoryview(np.ones(setup.params, np.float32)).cast("B") for _ in range(2))
-
-    def step() -> None:
-        _send_hashed(connection, gradient)
-        _receive_hashed(connection, parameters)
-
-    setup.counts().repeat(step, rank - 1)
+    else:
+        _exchange(rank, setup, secure, _send_hashed, _receive_hashed)
 
 
 def _fold_for_all(setup: Setup, context: ssl.SSLContext | None) -> None:

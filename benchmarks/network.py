@@ -8,8 +8,8 @@ Everything is on the loopback: 2 workers and 1 server, in processes of their own
 pulls the parameters, 8P bytes. (DDP has no server; it moves half of that. GB are those of 8P a step for all.) Contestants take
 turns. Once all workers are warm, a window is measured: the steps of all workers, and the CPU time of all processes.
 
-`raw` moves the bytes and does nothing with them. `limit` does what any such exchange has to, by bare means: it hashes bytes at
-both ends, folds them, and has a process for each connection, which takes turns with the one that folds.
+`raw` moves the bytes and does nothing with them. `limit` does what any such exchange has to, by bare means. It hashes bytes at
+both ends and folds them. Each connection has a process of its own, beside the one that folds.
 """
 
 from __future__ import annotations

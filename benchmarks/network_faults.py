@@ -4,8 +4,9 @@
     python benchmarks/network_faults.py --quick
 
 Everything is on the loopback. 1,000 connections to the head's door say nothing until it closes them; meanwhile two workers
-exchange, one step after the other. Spans with and without take turns in one run. In runs of their own one of three workers, which
-rest between their steps as if they computed, is killed; two seconds later the others are measured, and a successor starts.
+exchange, one step after the other. Spans with and without take turns in one run. Other runs have
+three workers, which rest between their steps as if they computed. One is killed. Two seconds later the others are measured, and a
+successor starts.
 """
 
 from __future__ import annotations
