@@ -107,7 +107,8 @@ def serving(folder: Path) -> Iterator[str]:
         except BaseException:
             head.terminate()
             raise
-        head.stdout.read()
+        said = head.stdout.read()
+        assert all(one in said for one in (b"2 of 2 are here", b"training began"))
     assert head.returncode == 0
 
 

@@ -204,7 +204,8 @@ def computing_for_long(worker: Any, computes: Path, for_s: float) -> None:
         optimizer.step()
 
 
-def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path) -> None:
+def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "plesio")
     with remote.head() as head:
         train = functools.partial(counting, into=tmp_path, epochs=4)
         pids = [head.fork(train, rank=rank) for rank in range(2)]
@@ -222,6 +223,9 @@ def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path) -> None:
     assert joined(done) == [(0, 1), (1, 1), (1, 2)]
     assert any("worker 1 died" in one.what for one in done.incidents)
     assert any("worker 1 is back" in one.what for one in done.incidents)
+    told = [one.getMessage() for one in caplog.records if one.name == "plesio"]
+    assert [one.split(" is ")[0] for one in told if "of 2 are here" in one][2:] == ["worker 1"]
+    assert [one.what for one in done.incidents] == [one for one in told if "are here" not in one][1:]
 
 
 def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.logging import RichHandler
 
 from plesio.cli.live import terminal
 from plesio.cli.options import takes_settings
@@ -54,6 +56,9 @@ def serve(
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)
     door = Door.open(Listening(host=host, port=port, token=token_of(None), credentials=credentials, rejoin_s=rejoin_s))
+    log = logging.getLogger("plesio")
+    log.setLevel(logging.INFO)
+    log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
     told = socket.gethostname() if host in EVERYWHERE else host
     console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
     to_its_end(context, console, config, lambda watch: start(config, None, watch=watch, door=door))

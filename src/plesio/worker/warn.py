@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
-INSIDE = ("plesio.", "torch.")
-"""Modules whose frames may lie between the training loop and the warning: a torch scheduler wraps `step`, too."""
+INSIDE = ("plesio.", "torch.", "contextlib")
+"""Modules whose frames may lie between the training loop and the warning: a torch scheduler wraps `step`, `with` calls contextlib."""
 
 
 def warn(message: str) -> None:

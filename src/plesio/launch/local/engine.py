@@ -7,6 +7,7 @@ workers are done, a target, a budget, an error, Ctrl-C), it asks the others to e
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import time
@@ -32,6 +33,8 @@ from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
 from plesio.transport.memory import SharedBlock
+
+log = logging.getLogger("plesio")
 
 
 class LocalEngine:
@@ -149,7 +152,7 @@ class LocalEngine:
         self._processes.evaluator.kill()
         if final is not None and final.model is not None:
             what = f"the last evaluation, of version {final.version}, was given up: {why}"
-            self._outcome.incidents.append(Incident(final.wall_s, None, what))
+            self._happened(None, what, final.wall_s)
         return True
 
     def _fork_server_died(self, fork_server: ForkServer) -> None:
@@ -167,7 +170,7 @@ class LocalEngine:
         except (ProtocolError, DeadlineError) as error:
             if self._job.listening is None or process is self._processes.server:
                 raise
-            self._outcome.incidents.append(Incident(self._live.time_s, process.worker, f"{error}: hung up on"))
+            self._happened(process.worker, f"{error}: hung up on")
             self._hung_up(process)
             return False
         if process is self._processes.server:
@@ -180,6 +183,7 @@ class LocalEngine:
                 for one in self._processes.workers:
                     one.began_s = 0.0 if self._job.listening is None else None
                 self._seats.begun = True
+                log.info("training began")
             case launcher.Progress(time_s, version, steps, samples):
                 live = self._live
                 live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples
@@ -198,7 +202,7 @@ class LocalEngine:
             case launcher.StopRequest(why):
                 self._ask_to_stop(why)
             case launcher.Trouble():
-                self._outcome.incidents.append(message.incident)
+                self._happened(message.incident.worker, message.incident.what, message.incident.time_s)
                 if message.died:
                     self._deaths.append(message.incident)
                 if message.fatal:
@@ -209,16 +213,13 @@ class LocalEngine:
             case launcher.Arrived():
                 self._seats.arrived(message, descriptors)
             case launcher.TurnedAway(address, why):
-                self._outcome.incidents.append(
-                    Incident(self._live.time_s, None, f"{address} knocked and was turned away: {why}")
-                )
+                self._happened(None, f"{address} knocked and was turned away: {why}")
             case remote.Knock():
                 self._seats.knocked(process, message)
             case remote.Away(is_away):
                 self._seats.away(process, is_away)
             case remote.Refused(_, why):
-                what = f"{process.title} was hung up on: {why}"
-                self._outcome.incidents.append(Incident(self._live.time_s, process.worker, what))
+                self._happened(process.worker, f"{process.title} was hung up on: {why}")
             case launcher.Failed():
                 process.done = True
                 self._failed(process.worker, message)
@@ -243,7 +244,7 @@ class LocalEngine:
         elif self._patience.begun_s is not None and (self._stopping or self._job.config.on_worker_error == "continue"):
             alone = self._stopping or all(one.done for one in self._processes.workers)
             others = "" if alone else "; the others go on"
-            self._outcome.incidents.append(Incident(self._live.time_s, worker, what + others))
+            self._happened(worker, what + others)
             self._raised[worker] = what
         else:
             kind = error_class(message.kind) if message.own else None
@@ -261,10 +262,14 @@ class LocalEngine:
             self._fail(error)
         elif process.title == EVALUATOR_TITLE:
             if not self._final_judged and not process.done:
-                what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
-                self._outcome.incidents.append(Incident(self._live.time_s, None, what))
+                self._happened(None, "the evaluator died: nothing is evaluated from here on, and no target is noticed")
             self._final_judged = True
         process.done = process.gone = True
+
+    def _happened(self, worker: int | None, what: str, time_s: float | None = None) -> None:
+        """Keep it for the summary, and tell whoever listens while the run goes on."""
+        self._outcome.incidents.append(Incident(self._live.time_s if time_s is None else time_s, worker, what))
+        log.info("%s", what)
 
     def _fail(self, error: PlesioError) -> None:
         """Keep the first error: the others are its consequences."""
@@ -295,8 +300,9 @@ class LocalEngine:
         if silence_s is not None and self._outcome.final is None:
             self._give_up_on_server(silence_s, workers_left)
         if self._job.listening is not None and patience.server_fell_silent(LEASE_S):
-            what = f"the server has said nothing for {LEASE_S:g} s: it is stopped, or hangs; the workers wait"
-            self._outcome.incidents.append(Incident(self._live.time_s, None, what))
+            self._happened(
+                None, f"the server has said nothing for {LEASE_S:g} s: it is stopped, or hangs; the workers wait"
+            )
         if patience.begun_s is not None:
             while self._kills and time.monotonic() - patience.begun_s >= self._kills[0].after_s:
                 worker = self._kills.pop(0).worker
@@ -364,5 +370,5 @@ class LocalEngine:
             self._fail(WorkerLostError(f"every worker died; {last}{raised}"))
         elif message.lost:
             self._outcome.state_dict = {}
-            self._outcome.incidents.append(Incident(message.wall_s, None, message.lost))
+            self._happened(None, message.lost, message.wall_s)
             self._fail(WorkerLostError(message.lost))

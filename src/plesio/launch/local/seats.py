@@ -20,6 +20,7 @@ are told to leave. They do, even if the run is scaled up meanwhile: then others 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -33,6 +34,8 @@ from plesio.launch.local.processes import Process, Processes, line
 from plesio.protocol import launcher, remote
 from plesio.strategy import Strategy
 from plesio.transport.channel import ChannelClosedError, close_quietly
+
+log = logging.getLogger("plesio")
 
 
 class Seats:
@@ -82,10 +85,14 @@ class Seats:
         with suppress(ChannelClosedError):  # the others do not care
             refusal = self._unlike(knock) or self._late(knock)
             worker = self._free(knock.rank) if refusal is None else None
-            if worker is None:
-                process.channel.send(refusal or self._taken(knock))
-            else:
+            if worker is not None:
                 self._seat(process, worker, knock)
+                here = sum(not one.gone for one in self._holders.values())
+                log.info("worker %d is %s; %d of %d are here", worker, knock.who, here, self.workers)
+            else:
+                refusal = refusal or self._taken(knock)
+                process.channel.send(refusal)
+                log.info("%s was refused: %s", knock.who, refusal.why)
 
     def _seat(self, process: Process, worker: int, knock: remote.Knock) -> None:
         config, ticket = self._job.config, secrets.token_bytes(16)

@@ -28,9 +28,12 @@ from plesio.transport.channel import ChannelClosedError
 from plesio.transport.limits import BEAT_S, LEASE_S, SEAT_S
 from plesio.transport.session import Pulse, Session
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
+from plesio.worker.warn import warn
 
 RETRY_S = (0.05, 2.0)
 """How long to wait before the next attempt to connect: at first, and at most."""
+SILENT_S = 3.0
+"""How long to try before saying so."""
 PART_S = 10.0
 """How long the last words of a worker may take,"""
 GLANCE_S = 0.01
@@ -201,7 +204,7 @@ def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
     Raises:
         ServerLostError: it could not be reached for so long.
     """
-    began_s, pause_s = time.monotonic(), RETRY_S[0]
+    began_s, pause_s, silent = time.monotonic(), RETRY_S[0], True
     while True:
         try:
             return attempt()
@@ -216,6 +219,9 @@ def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
                 f"no server: tried to reach {head} for {within_s:g} s ({why}); is it running, and is that address reachable from "
                 "this host?"
             )
+        if silent and time.monotonic() - began_s > SILENT_S:
+            warn(f"trying to reach {head} for up to {within_s:g} s: {why}")
+            silent = False
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_S[1])
 
