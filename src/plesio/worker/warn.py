@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 INSIDE = ("plesio.", "torch.", "contextlib")
-"""Modules whose frames may lie between the training loop and the warning: a torch scheduler wraps `step`, `with` calls contextlib."""
+"""Modules whose frames may lie between the training loop and the warning: a torch scheduler wraps `step`, too."""
 
 
 def warn(message: str) -> None:
