@@ -40,7 +40,7 @@ def ours(strategy: ps.Strategy, optimizer: str) -> Callable[[], None]:
     ring = Versions([Arena.private(layout) for _ in range(WORKERS + 2)])
     slots = [Arena.private(layout) for _ in range(WORKERS)]
     spec = OptimizerSpec.of(OPTIMIZERS[optimizer]([torch.nn.Parameter(torch.zeros(PARAMETERS))]))
-    folder = build_folder(strategy, spec, ring, slots, WORKERS, lambda _: Arena.private(layout))
+    folder = build_folder(strategy, [spec], ring, slots, WORKERS, lambda _: Arena.private(layout))
     for worker in range(WORKERS):
         folder.publish(worker)
     numbers = itertools.count()

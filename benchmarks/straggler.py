@@ -89,7 +89,7 @@ import torch
 
 def train(worker):
     model = torch.nn.Linear(64, 10)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     Path({stamp!r}, f"{{worker.rank}}.stamp").write_text(str(time.time()))

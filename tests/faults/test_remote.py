@@ -370,7 +370,7 @@ def one_step(worker: Any, gradient: float, into: Path, waits_for: str = "") -> N
     """One step with this gradient, once that file is there."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     until(lambda: not waits_for or (into / waits_for).exists())
     model(torch.ones(1, 1)).sum().backward()
     model.weight.grad.fill_(gradient)
@@ -405,7 +405,7 @@ def large(worker: Any, into: Path) -> None:
     """Trains nothing (lr=0), with a model that is read in place."""
     torch.manual_seed(0)
     model = nn.Linear(600, 600)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
     for step in range(300):
         model(torch.ones(1, 600)).sum().backward()
         time.sleep(0.01)

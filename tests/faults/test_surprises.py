@@ -329,7 +329,7 @@ NAME = b"caf\xe9.png".decode(errors="surrogateescape")
 
 def stumbles(worker: ps.Worker, how: str) -> None:
     model = loops.mlp()
-    model, optimizer, _ = worker.prepare(model, loops.sgd(model))
+    model, optimizer = worker.prepare(model, loops.sgd(model))
     for step in itertools.count():
         if how == "raises":
             raise ValueError(f"cannot read {NAME}")
@@ -368,7 +368,7 @@ def leaving_a_child(worker: Any, note: str) -> None:
     child.start()
     Path(note).write_text(str(child.pid))
     model = torch.nn.Linear(1, 1)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model(torch.ones(1, 1)).sum().backward()
     optimizer.step()
 

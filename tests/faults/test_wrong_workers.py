@@ -31,7 +31,6 @@ from plesio.protocol.worker import (
     LeaseRequest,
     MirrorFilled,
     Ready,
-    Settings,
     WorkDone,
 )
 from plesio.tensors.arena import Layout
@@ -90,7 +89,7 @@ def says(kind: Kind, message: object, payload: int = 0) -> Callable[[Wrong], Non
 
 
 BELL, CHANNEL, LAUNCHER = Kind.DOORBELL, Kind.CHANNEL, Kind.LAUNCHER
-OTHER_SETTINGS = (Settings(0, msgspec.msgpack.encode([{"lr": "fast"}])),)
+OTHER_SETTINGS = msgspec.msgpack.encode([{"lr": "fast"}])
 TURN = "out of turn"
 IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
     (hellos, TURN),
@@ -98,7 +97,7 @@ IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
     (pushes(1, payload=8), "8 bytes with Contribution; .* were expected"),
     (pushes(1, payload=0), "0 bytes with Contribution; .* were expected"),
     (pushes(1, settings=OTHER_SETTINGS), "the settings of its optimizer are not like"),
-    (pushes(1, settings=(Settings(0, b"\xc1"),)), "no message"),
+    (pushes(1, settings=b"\xc1"), "no message"),
     (pushes(1, batches=-1), "no message"),
     (pushes(1, worked_s=float("nan")), "no message"),
     (says(CHANNEL, Ready()), TURN),

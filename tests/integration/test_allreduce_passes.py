@@ -365,7 +365,7 @@ def by_a_scale(model: Any) -> torch.Tensor:
 
 def follow_policy(worker: ps.Worker, loss: Callable[[Any], torch.Tensor]) -> None:
     own = Policy()
-    model, optimizer, _ = worker.prepare(own, loops.sgd(own))
+    model, optimizer = worker.prepare(own, loops.sgd(own))
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss(model).backward()

@@ -95,7 +95,7 @@ def by_rank(worker: ps.Worker, what: str) -> None:
     if other and what == "values":  # as one that was loaded from a file, a scheduler's notes in it
         optimizer.param_groups[0]["initial_lr"] = 1.0
     inputs, labels = loops.data()
-    model, optimizer, _ = worker.prepare(model, optimizer)
+    model, optimizer = worker.prepare(model, optimizer)
     for _ in range(4):
         optimizer.zero_grad()
         cross_entropy(model(inputs), labels).backward()
@@ -126,7 +126,7 @@ def changed_amid(worker: ps.Worker, how: str) -> None:
     """After three steps the model is another."""
     inputs, labels = loops.data()
     model = loops.mlp()
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     for step in range(6):
         if step == 3 and how == "dtype":
             model.double()
@@ -194,7 +194,7 @@ def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
     """At that step the model gets other tensors; under all-reduce it is the user's own that does."""
     inputs, labels = loops.data()
     own = loops.mlp()
-    model, optimizer, _ = worker.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
+    model, optimizer = worker.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
     for step in range(5):
         if step == at:
             how(own)
@@ -264,7 +264,7 @@ def test_caches_and_wrappers_are_allowed(strategy: ps.Strategy) -> None:
     def train(worker: ps.Worker) -> None:
         inputs, labels = loops.data()
         own = Caching()
-        model, optimizer, _ = worker.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
+        model, optimizer = worker.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
         for step in range(5):
             if step == 3 and worker.rank == 0:
                 wrap(own)
@@ -280,7 +280,7 @@ def unfreezing(worker: ps.Worker, own: bool) -> None:
     inputs, labels = loops.data()
     model = loops.mlp()
     model[0].requires_grad_(False)
-    model, optimizer, _ = worker.prepare(model, loops.sgd(model if own else model[2]))
+    model, optimizer = worker.prepare(model, loops.sgd(model if own else model[2]))
     for step in range(5):
         if step == 3:
             model[0].weight.requires_grad_(True)
@@ -379,7 +379,7 @@ def saving(worker: ps.Worker, load: bool, at_server: bool) -> None:
     old = loops.adam(warm)
     cross_entropy(warm(inputs), labels).backward()
     old.step()
-    model, optimizer, _ = worker.prepare(model, loops.adam(model))
+    model, optimizer = worker.prepare(model, loops.adam(model))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kept = optimizer.state_dict()
@@ -412,7 +412,7 @@ def scheduled(worker: ps.Worker, first: bool) -> None:
     model = loops.mlp()
     optimizer = loops.sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    model, optimizer, _ = worker.prepare(model, optimizer)
+    model, optimizer = worker.prepare(model, optimizer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if first:

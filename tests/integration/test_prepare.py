@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -49,7 +48,7 @@ def half_prepared(worker: ps.Worker, told: bool, frozen: bool = False) -> None:
     if told and worker.rank == 0:
         (message,) = messages
         assert "holds 1.0.weight, 1.0.bias, 1.1.weight and 1 more, with requires_grad=True" in message
-        assert "A run has one optimizer so far: add a group for them" in message
+        assert "Give prepare that optimizer, too" in message
     else:
         assert messages == []
 
@@ -87,15 +86,15 @@ def test_one_group_per_submodel_trains_both(strategy: str) -> None:
     assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
 
 
-def prepared_twice(worker: ps.Worker, how: str) -> None:
+def misprepared_pair(worker: ps.Worker, how: str) -> None:
     first, second = line(), line()
     one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second))
     if how == "listed":
-        worker.prepare(nn.ModuleList([first, second]), [one, other], None)  # type: ignore[arg-type]
-    if how == "in a row":
-        worker.prepare(first, second, one, other, None)  # type: ignore[arg-type]
-    if how == "with a schedule":
-        worker.prepare(first, one, None, torch.optim.lr_scheduler.StepLR(one, 10))
+        worker.prepare(nn.ModuleList([first, second]), [one, other])
+    if how == "with a schedule of another":
+        worker.prepare(first, one, torch.optim.lr_scheduler.StepLR(other, 10))
+    if how == "of one model":
+        worker.prepare(first, one, torch.optim.Adam(first.parameters()))
     worker.prepare(first, one, None)
     worker.prepare(second, other, None)
 
@@ -103,18 +102,18 @@ def prepared_twice(worker: ps.Worker, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("listed", "given list for an optimizer; allowed: any"),
-        ("in a row", "given two optimizers; a run trains one model with one optimizer; several.* not supported yet"),
-        ("with a schedule", "given a StepLR; it takes no schedules: make it with the optimizer that prepare returns"),
+        ("listed", "given a list of SGD: give them one by one; it takes modules, optimizers"),
+        ("with a schedule of another", "given a StepLR of another SGD than it was given: give it that one, too"),
+        ("of one model", "1 parameters are in more than one of the optimizers"),
         (
             "one after the other",
-            "prepare was called before; .*one model with one optimizer; several.* not supported yet",
+            "prepare was called before, and takes only schedulers then",
         ),
     ],
 )
-def test_several_optimizers_are_refused(how: str, words: str) -> None:
+def test_wrong_pairs_are_refused(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(prepared_twice, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
+        ps.run(partial(misprepared_pair, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
 def two_layers() -> nn.Sequential:
@@ -267,35 +266,6 @@ def test_an_optimizer_wrapped_before_prepare_is_refused() -> None:
         ps.run(wrapped, ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
-def closing(worker: ps.Worker, as_hinted: bool) -> None:
-    """As Lightning calls it: always with a closure, unless the module overrides `optimizer_step`."""
-    model = line()
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(torch.ones(1, 4)).sum()
-        loss.backward()
-        return loss
-
-    if not as_hinted:
-        optimizer.step(closure)
-    closure()
-    optimizer.step()
-
-
-def test_a_closure_is_refused_with_a_remedy() -> None:
-    hint = re.escape(
-        "def optimizer_step(self, epoch, batch_idx, optimizer, closure): closure(); optimizer.optimizer.step()"
-    )
-    with pytest.raises(
-        ps.ConfigurationError, match=rf"one gradient; call loss.backward\(\) and then step\(\)\. .*{hint}"
-    ):
-        ps.run(partial(closing, as_hinted=False), ps.sync_sgd(), workers=1, timeout_s=30.0)
-    run = ps.run(partial(closing, as_hinted=True), ps.sync_sgd(), workers=1, timeout_s=30.0)
-    assert torch.allclose(run.state_dict["weight"], torch.full((1, 4), 0.9))
-
-
 # Trainers
 
 
@@ -371,21 +341,18 @@ def misprepared(worker: ps.Worker, how: str) -> None:
     if how == "complex":
         model.register_buffer("phases", torch.ones(3, dtype=torch.complex64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if how == "the loader before":
-        worker.prepare(model, loader, optimizer)  # type: ignore[arg-type]
     if how == "another module's":
         optimizer.add_param_group({"params": line().parameters()})
-    worker.prepare(model, optimizer, loader, *([loader] if how == "two loaders" else []))
+    if how == "a class":
+        worker.prepare(model, torch.optim.SGD)
+    worker.prepare(model, optimizer, loader, *([loader] if how == "a loader twice" else []))
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (
-            "the loader before",
-            r"given DataLoader for an optimizer and SGD for a loader; it is worker\.prepare\(model, optimizer, loader\)",
-        ),
-        ("two loaders", "a second loader.*iterate another, such as that of the validation, as it is"),
+        ("a class", "given the class SGD, not an object of it"),
+        ("a loader twice", "given the same DataLoader twice"),
         (
             "another module's",
             "parameters of the optimizer are not in the model.*or put all modules that it trains into one",

@@ -125,7 +125,7 @@ def test_sys_argv_reaches_train_evaluate_and_their_imports(tmp_path: Path) -> No
 
 def usual_loop(worker: Any, steps: int) -> None:
     """Two parameter groups, a scheduler, two backward passes a step, clipping: as in any training script."""
-    run_loop(steps, lambda model, optimizer: worker.prepare(model, optimizer, None)[:2])
+    run_loop(steps, lambda model, optimizer: worker.prepare(model, optimizer))
 
 
 def run_loop(steps: int, prepare: Any) -> nn.Module:

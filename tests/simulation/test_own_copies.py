@@ -71,7 +71,7 @@ class Noisy:
     def train(self, worker: Any) -> None:
         self.noise = float(worker.rank)
         model = nn.Linear(4, 1)
-        model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for _ in range(3):
             optimizer.zero_grad()
             model(self.add(INPUTS)).mean().backward()
@@ -102,7 +102,7 @@ BACKBONE = nn.Linear(4, 4).requires_grad_(False)
 
 def with_a_frozen_global(worker: Any) -> None:
     model = nn.Sequential(BACKBONE, nn.Linear(4, 1))
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model[1].parameters(), lr=0.1))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model[1].parameters(), lr=0.1))
     model(INPUTS).sum().backward()
     optimizer.step()
 
@@ -112,7 +112,7 @@ MODEL = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
 
 def with_a_global(worker: Any) -> None:
     model = nn.Sequential(MODEL[0], nn.Linear(4, 1))
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model(INPUTS).sum().backward()
     optimizer.step()
 

@@ -228,7 +228,7 @@ def test_cancelled_steps_are_unknown_for_local_steps() -> None:
 
 def endless(worker: ps.Worker) -> None:
     model = torch.nn.Linear(4, 1)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     while True:
         optimizer.zero_grad()
         model(torch.ones(8, 4)).square().mean().backward()
@@ -317,7 +317,7 @@ def test_a_worker_without_finished_steps_takes_its_longest_cancelled_one() -> No
 
 def train(worker: ps.Worker) -> None:
     model = torch.nn.Linear(4, 1)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     for _ in range(12):
         optimizer.zero_grad()
         model(torch.ones(8, 4)).square().mean().backward()

@@ -149,7 +149,7 @@ def training(table: SharedEmbedding, dies_at: int | None = None) -> Any:
     def train(worker: ps.Worker) -> None:
         torch.manual_seed(0)
         model = Tagger(table)
-        model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
         generator = torch.Generator().manual_seed(worker.rank)
         for step in range(150):
             if worker.rank == 1 and step == dies_at:

@@ -300,9 +300,6 @@ def one_step(worker: Any, action: str) -> None:
     elif action == "twice":
         model, optimizer, _ = worker.prepare(model, optimizer, None)
         worker.prepare(model, optimizer, None)
-    elif action == "closure":
-        model, optimizer, _ = worker.prepare(model, optimizer, None)
-        optimizer.step(lambda: 0.0)
     elif action == "group":
         model, optimizer, _ = worker.prepare(model, optimizer, None)
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})

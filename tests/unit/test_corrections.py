@@ -198,7 +198,7 @@ def test_each_worker_is_compensated_from_its_own_backup() -> None:
     groups = [{"params": [torch.zeros(8)]}, {"params": [torch.zeros(16)]}]
     spec = OptimizerSpec.of(torch.optim.SGD(groups, lr=0.1))
     strategy = async_sgd(DelayCompensated(lam=0.5, adaptive=False))
-    folder = build_folder(strategy, spec, ring, slots, 2, lambda _: Arena.private(LAYOUT))
+    folder = build_folder(strategy, [spec], ring, slots, 2, lambda _: Arena.private(LAYOUT))
     for worker in (0, 1):
         folder.publish(worker)
     w = [part.copy() for part in start[:2]]

@@ -62,7 +62,9 @@ class Server:
         self.version = 0
         trained = [one.clone() for one, spec in zip(start, specs, strict=True) if spec.kind is Kind.TRAINED]
         spec = OptimizerSpec.of(make(trained))
-        self.folder = build_folder(strategy or async_sgd(), spec, ring, self.slots, workers, partial(self._new, layout))
+        self.folder = build_folder(
+            strategy or async_sgd(), [spec], ring, self.slots, workers, partial(self._new, layout)
+        )
         for worker in range(workers):
             self.folder.publish(worker)
 

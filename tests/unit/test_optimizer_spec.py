@@ -11,7 +11,7 @@ from torch import nn
 from plesio.errors import ConfigurationError
 from plesio.protocol.coding import decoder_of, encode
 from plesio.tensors.carrying import from_plain
-from plesio.tensors.optimizer_spec import OptimizerSpec, class_named
+from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers, class_named
 
 
 class Mine(torch.optim.SGD):
@@ -48,7 +48,7 @@ def test_class_settings_and_small_state_round_trip(
                     kept = from_plain(after.rest[key])
                     assert torch.equal(value, kept) if torch.is_tensor(value) else value == kept, key
     assert encode(now.groups) == encode(was.groups)
-    was.check_same(OptimizerSpec.names_of(optimizer), 1, 0)
+    check_same_optimizers([was], [OptimizerSpec.names_of(optimizer)], 1, 0)
 
 
 def test_an_optimizer_that_stays_in_the_worker_is_sent_as_names() -> None:

@@ -30,7 +30,6 @@ from plesio.protocol.worker import (
     MirrorFilled,
     Ready,
     RollCalled,
-    Settings,
     Welcome,
     WorkDone,
 )
@@ -47,8 +46,8 @@ def made(number: int, **fields: Any) -> Contribution:
     return Contribution(number=number, steps=1, **fields)
 
 
-def groups(*settings: dict[str, Any]) -> tuple[Settings, ...]:
-    return (Settings(0, msgspec.msgpack.encode(settings)),)
+def groups(*settings: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode(settings)
 
 
 ASKS = LeaseRequest(0, 10, 1, 0, 7)
@@ -102,7 +101,7 @@ OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (*TOLD, Finished(), FAILED)),
     ("async_sgd", (*TOLD, Finished(), made(1))),
     ("async_sgd", (*TOLD, made(1, settings=groups({"lr": 0.1})))),
-    ("async_sgd", (*TOLD, made(1, settings=(Settings(0, b"\xc1"),)))),
+    ("async_sgd", (*TOLD, made(1, settings=b"\xc1"))),
     ("first_of(k=1)", (*TOLD, CALLED_OFF, Pull(), Pull())),
     ("first_of(k=1)", (*TOLD, CALLED_OFF, made(1), DroppedStep(1))),
     ("allreduce", (*TOLD, made(1))),

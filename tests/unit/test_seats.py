@@ -40,7 +40,7 @@ def answer_to(
         seats.knocked(held, remote.Knock("node6:41", plesio, rank=worker))
     seats.finished = set(told.pop("finished", ()))
     rank, protocol = told.pop("rank", -1), told.pop("protocol", remote.PROTOCOL)
-    process: Any = SimpleNamespace(channel=channel, worker=None, title="")
+    process: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False)
     seats.knocked(process, remote.Knock("node7:42", plesio, protocol, rank, data, told))
     return answers[-1]
 

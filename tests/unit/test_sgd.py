@@ -46,14 +46,14 @@ def test_sgd_equals_torch_bit_for_bit(
     current, target, gradient = (Arena.private(layout) for _ in range(3))
     for view, parameter in zip(current.views, plain, strict=True):
         view.copy_(parameter.detach())
-    ours = ServerOptimizer(OptimizerSpec.of(torchs), current, lambda: Arena.private(layout))
+    ours = ServerOptimizer([OptimizerSpec.of(torchs)], current, lambda: Arena.private(layout))
     for _ in range(3):
         for view, parameter in zip(gradient.views, plain, strict=True):
             parameter.grad = torch.randn_like(parameter)
             view.copy_(parameter.grad)
         torchs.step()
         out = current if in_place else target
-        ours.step(out, current, gradient, 1.0)
+        ours.step(out, current, gradient, [1.0])
         current, target = out, current
         for view, parameter in zip(current.views, plain, strict=True):
             assert torch.equal(view, parameter)
@@ -70,11 +70,11 @@ def test_chunked_sgd_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) ->
     torchs = SGD([parameter], lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
     weights, gradient = Arena.private(layout), Arena.private(layout)
     weights.views[0].copy_(parameter.detach())
-    ours = ServerOptimizer(OptimizerSpec.of(torchs), weights, lambda: Arena.private(layout))
+    ours = ServerOptimizer([OptimizerSpec.of(torchs)], weights, lambda: Arena.private(layout))
     for _ in range(3):
         parameter.grad = gradient.views[0].copy_(torch.randn(64, dtype=torch.float64)).clone()
         torchs.step()
-        ours.step(weights, weights, gradient, 1.0)
+        ours.step(weights, weights, gradient, [1.0])
     torch.testing.assert_close(weights.views[0], parameter.detach(), rtol=1e-15, atol=1e-15)
 
 
@@ -82,6 +82,6 @@ def test_chunked_sgd_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_other_settings_and_classes_are_left_to_torch(other: str) -> None:
     """Another kernel, `maximize`, a differentiable step, and classes of the user's own."""
     groups = SGD([torch.ones(1)], lr=0.1).param_groups
-    assert steps_directly(SGD, groups)
-    assert not steps_directly(SGD, [{**groups[0], other: True}])
-    assert not steps_directly(type("Mine", (SGD,), {}), groups)
+    assert steps_directly(SGD, groups[0])
+    assert not steps_directly(SGD, {**groups[0], other: True})
+    assert not steps_directly(type("Mine", (SGD,), {}), groups[0])

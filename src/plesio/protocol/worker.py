@@ -43,8 +43,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the server, from `prepare`: its model, and its optimizers, of which there is one today. `structure`: for the
-    evaluator, the model without its tensors, pickled. It never leaves the host; empty without one."""
+    """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
+    without its tensors, pickled. It never leaves the host; empty without one."""
 
     worker: int
     model: Described
@@ -126,20 +126,13 @@ class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
     """One that a worker's pipes carry."""
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The hyper-parameters of optimizer number `optimizer`, as `plesio.tensors.optimizer_spec.packed` has them."""
-
-    optimizer: int
-    groups: bytes
-
-
 class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
-    (`plesio.tensors.tensor_set`); `settings`: of each optimizer whose hyper-parameters changed; `worked_s`: seconds from the
-    answer before it to when it was computed, but for those that it waited for data; `loss`: what the training function last
-    logged as that.
+    (`plesio.tensors.tensor_set`); `optimizer`: which one stepped, of several; `settings`: the hyper-parameters of all groups
+    (`plesio.tensors.optimizer_spec.packed`), if they changed; `worked_s`: seconds from the answer before it to when it was
+    computed, but for those that it waited for data; `loss`: what the training function last logged as that.
     """
 
     number: Count
@@ -149,7 +142,8 @@ class Contribution(Message):
     finite: bool = True
     missing: Count = 0
     absent: bytes = b""
-    settings: tuple[Settings, ...] = ()
+    optimizer: Count = 0
+    settings: bytes = b""
     worked_s: Seconds = 0.0
     loss: float = nan
     payload: Payload = ()
@@ -223,13 +217,14 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 
 
 class Beginning(Message):
-    """Training begins from `version` (`stop`: it is over at once). `contributions`, `steps`: what the worker had made before the
-    run was resumed, and the local steps in them."""
+    """Training begins from `version` (`stop`: it is over at once). `contributions`, `steps`, `samples`: what the
+    worker had made before the run was resumed, and what was in it."""
 
     version: int
     stop: bool
     contributions: int
     steps: int
+    samples: int = 0
     payload: Payload = ()
 
 

@@ -26,7 +26,7 @@ from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.optimizer_spec import check_same_optimizers
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
@@ -52,16 +52,16 @@ class Assembly:
         self.layout = Layout(self.model.specs)
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
-        self._spec = optimizer_of(self._first) if strategy.steps_at_server else None
+        self._specs = self._first.optimizers if strategy.steps_at_server else ()
         for hello in hellos[1:]:
             self.check(hello)
-        self._carried = self._spec.carried if self._spec is not None else None
+        self._carried = self._specs[0].carried if self._specs else None
         carried = len(self._carried.keys) if self._carried is not None else 0
         read = most_read(strategy, seats) + evaluates
         own = 2 + evaluates if self.mirrored else 1
         buffers = max(read + 2, 1 + carried) if self.folds else own
         slots = seats if self.folds else 0
-        kept = state_copies(strategy, self._spec, self.layout, seats) if self.folds else 0
+        kept = state_copies(strategy, self._specs, self.layout, seats) if self.folds else 0
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
@@ -81,7 +81,7 @@ class Assembly:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
         if not self._strategy.outer.averages:
-            optimizer_of(self._first).check_same(optimizer_of(hello), hello.worker, self._first.worker)
+            check_same_optimizers(self._first.optimizers, hello.optimizers, hello.worker, self._first.worker)
 
     @property
     def folder(self) -> Folder:
@@ -116,7 +116,7 @@ class Assembly:
             # not a method of ours: in a cycle, memory would wait for the collector
             new_arena = partial(_new_arena, self._state, self.layout, self._strategy.name)
             self._folder = build_folder(
-                self._strategy, self._spec, self._versions, self.slots, self._workers, new_arena
+                self._strategy, self._specs, self._versions, self.slots, self._workers, new_arena
             )
             if carry and self._carried is not None:
                 self._folder.begin_from(self._carried, self.ring[1:])
@@ -129,12 +129,13 @@ class Assembly:
     def advice(self) -> str:
         """What the user should know of the way this run folds; empty if it is as the strategy says."""
         asked = self._strategy.adopt.looks_ahead and self._workers > 1  # one has nobody to look ahead to
-        if not asked or self._spec is None or isinstance(self._folder, LookAheadFolding):
+        if not asked or isinstance(self._folder, LookAheadFolding):
             return ""
-        if not keeps_momentum(self._spec.groups):
+        kept = [spec for spec in self._specs if keeps_momentum(spec.groups)]
+        if not kept:
             return ""
         return (
-            f"{self._spec.kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
+            f"{kept[0].kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
             "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
         )
 
@@ -156,11 +157,6 @@ def most_read(strategy: Strategy, workers: int) -> int:
     """How many versions workers read at once, at most: one each; two, who was called off and does not know yet."""
     late = workers - strategy.gather.size(workers) if strategy.release.cancel_late else 0
     return workers + late
-
-
-def optimizer_of(hello: Hello) -> OptimizerSpec:
-    (optimizer,) = hello.optimizers
-    return optimizer
 
 
 def arenas(block: SharedBlock | CopyOnWriteView, layout: Layout, count: int) -> tuple[Arena, ...]:

@@ -55,9 +55,8 @@ class Checkpointer:
         self._workers = workers
         seats = seats or workers
         self.before = [Progress()] * seats
-        self._contributions = [0] * seats
-        self._steps = [0] * seats
-        self._coming = [0] * seats  # steps in a contribution that came and is not answered
+        self._made = [Progress()] * seats
+        self._coming = [Taken()] * seats  # in a contribution that came and is not answered
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
@@ -67,14 +66,15 @@ class Checkpointer:
     def came(self, worker: int, number: int, steps: int, samples: int) -> None:
         """A contribution came; it may have crossed its own cancellation."""
         self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
-        if self.before[worker].contributions + number > self._contributions[worker]:
-            self._coming[worker] = steps
+        if self.before[worker].contributions + number > self._made[worker].contributions:
+            self._coming[worker] = Taken(steps, samples)
 
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
-        self._contributions[worker] = self.before[worker].contributions + number
-        self._steps[worker] += self._coming[worker] or 1
-        self._coming[worker] = 0
+        made, (steps, samples) = self._made[worker], self._coming[worker]
+        contributions = self.before[worker].contributions + number
+        self._made[worker] = Progress(contributions, made.steps + (steps or 1), made.samples + samples)
+        self._coming[worker] = Taken()
 
     def done(self, sequencer: Sequencer) -> Taken:
         """What a run that goes on from here need not do again: all that came, but for what waits to be folded."""
@@ -104,7 +104,7 @@ class Checkpointer:
             layout=_words(built.layout),
             order=sequencer.state(),
             numbers=kept.numbers,
-            progress=tuple(map(Progress, self._contributions, self._steps)),
+            progress=tuple(self._made),
             steps=done.steps,
             samples=done.samples,
             journal=self._keeping.journal,
@@ -145,10 +145,9 @@ class Checkpointer:
         built.build_folder(carry=False)
         _load_state(saved, built)
         manifest = saved.manifest
-        if len(manifest.progress) != len(self._steps):
-            raise ValueError(f"progress of {len(manifest.progress)} workers, of {len(self._steps)}")
-        self._contributions = [one.contributions for one in manifest.progress]
-        self._steps = [one.steps for one in manifest.progress]
+        if len(manifest.progress) != len(self._made):
+            raise ValueError(f"progress of {len(manifest.progress)} workers, of {len(self._made)}")
+        self._made = list(manifest.progress)
         self.go_on()
         self.taken = Taken(manifest.steps, manifest.samples)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
@@ -156,13 +155,13 @@ class Checkpointer:
 
     def again(self, worker: int) -> None:
         """Another process has this worker's seat: it counts its contributions from 1."""
-        self.before[worker] = Progress(self._contributions[worker], self._steps[worker])
-        self._coming[worker] = 0
+        self.before[worker] = self._made[worker]
+        self._coming[worker] = Taken()
 
     def go_on(self) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again."""
-        self.before = list(map(Progress, self._contributions, self._steps))
-        self._coming = [0] * len(self.before)
+        self.before = list(self._made)
+        self._coming = [Taken()] * len(self.before)
 
 
 def _reason(error: CheckpointError) -> str:

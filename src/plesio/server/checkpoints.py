@@ -34,10 +34,11 @@ FOLDER = "checkpoints"
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How many contributions of a worker were dealt with, and the local steps in them."""
+    """How many contributions of a worker were dealt with, and the local steps and samples in them."""
 
     contributions: int = 0
     steps: int = 0
+    samples: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

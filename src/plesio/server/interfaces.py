@@ -80,4 +80,4 @@ def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, stop: bool 
         return Located(GoOn(effect.version, stop, Verdict.CANCELLED), buffer)
     if effect.number:
         return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness), buffer)
-    return Located(Beginning(effect.version, stop, before.contributions, before.steps), buffer)
+    return Located(Beginning(effect.version, stop, before.contributions, before.steps, before.samples), buffer)

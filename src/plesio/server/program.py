@@ -25,7 +25,7 @@ One object under every clock. It reads no clock and knows no pipe: drivers bring
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
@@ -51,6 +51,10 @@ from plesio.tensors.tensor_set import of_bits
 
 WHOLE_ROUND_S = 1.0
 """How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
+
+
+TURNS = 6
+"""Of how many contributions it is remembered whose they were, to say in which orders workers step."""
 
 
 class Program:
@@ -93,6 +97,8 @@ class Program:
         self._in_rounds = strategy.gather.in_rounds
         self._seen: set[int] = set()  # workers that have joined
         self._absent = [b""] * len(meter.workers)  # of what each sent last
+        self._turns: list[list[int]] = [[] for _ in meter.workers]  # of which optimizers its last contributions are
+        self._came_late = self._out_of_turn = False
         self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
@@ -250,6 +256,7 @@ class Program:
     def joined(self, worker: int, incarnation: int, now_s: float) -> None:
         if worker in self._seen and self._checkpointer is not None:
             self._checkpointer.again(worker)
+        self._came_late = self._came_late or self.version > 0
         self._seen.add(worker)
         self.listening[worker] = True
         self._meter.workers[worker].came = True
@@ -265,8 +272,9 @@ class Program:
         meter.pushed(ready_s, made.steps, made.samples, made.number)
         if self._counts is not None:
             self._counts.came(worker, made.number, made.steps, made.samples)
-        for settings in made.settings:
-            self._folder.set_groups(worker, msgspec.msgpack.decode(settings.groups))
+        if made.settings:
+            self._folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
+        self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
         if made.absent != self._absent[worker]:
             self._absent[worker] = made.absent
             self._folder.came(worker, of_bits(made.absent))
@@ -376,7 +384,24 @@ class Program:
         self._made_s = self._now_s
         for member in fold.members:
             self._meter.folded(member.worker, member.staleness)
+        if self._in_rounds and not self._out_of_turn and not self._strategy.send.stepped:
+            self._check_turns([member.worker for member in fold.members])
         self._folder.fold(fold)
+
+    def _check_turns(self, workers: Sequence[int]) -> None:
+        """In a round everybody's contribution is of the same optimizer. Whoever came late, or was called off, may be at
+        another."""
+        if len({self._turns[worker][-1] for worker in workers}) == 1:
+            return
+        self._out_of_turn = True
+        orders = (f"worker {worker}: {', '.join(str(1 + one) for one in self._turns[worker])}" for worker in workers)
+        why = (
+            f"the workers step their optimizers in different orders ({'; '.join(orders)}, counted as prepare was given them): a "
+            "round would take the mean of one's gradient and another's zeros; step them in the same order on every worker"
+        )
+        everybody = self.sequencer.workers
+        excused = self._came_late or self._strategy.gather.size(everybody) < everybody
+        self.trouble(None, why, "" if excused else why, "ConfigurationError")
 
     def _hold(self, hold: events.Hold) -> None:
         self._folder.hold(hold.worker, hold.weight)

@@ -17,10 +17,10 @@ from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMom
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
-from plesio.tensors.look_ahead import LookAheadFolding, momentum_key
+from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
-from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies, scale_for
+from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
 from plesio.tensors.tensor_set import ALL
 from plesio.tensors.versions import Versions
 
@@ -118,7 +118,7 @@ class Folding:
         absent = self._absent_in(fold) if self._absent or fold.held else 0
         if absent and optimizer.has_to_split(absent):
             optimizer.split()
-        optimizer.step(target, current, mean, scale_for(optimizer.kind, fold.scale, share), absent)
+        optimizer.step(target, current, mean, optimizer.scales(fold.scale, share), absent)
         if target.layout.buffer_segments:
             blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
 
@@ -179,9 +179,9 @@ def _held(strategy: Strategy) -> int:
     return together if together > 1 and not strategy.release.after_fold else 0
 
 
-def state_copies(strategy: Strategy, spec: OptimizerSpec | None, layout: Layout, workers: int) -> int:
+def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Layout, workers: int) -> int:
     """How many times the size of the model is kept at the server beside versions and slots."""
-    kept = kept_copies(spec, layout) if spec is not None else 0
+    kept = kept_copies(specs, layout) if specs else 0
     if strategy.adopt.looks_ahead and kept:
         return kept + workers + _held(strategy)
     return kept + strategy.correct.state_copies + min(1, _held(strategy))
@@ -189,22 +189,22 @@ def state_copies(strategy: Strategy, spec: OptimizerSpec | None, layout: Layout,
 
 def build_folder(
     strategy: Strategy,
-    spec: OptimizerSpec | None,
+    specs: Sequence[OptimizerSpec],
     versions: Versions,
     slots: Sequence[Arena],
     workers: int,
     new_arena: NewArena,
 ) -> Folder:
-    """The folder for a strategy and a user's optimizer.
+    """The folder for a strategy and a user's optimizers; for none, what averages parameters.
 
     An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
     first = versions.buffers[versions.current]
-    optimizer = ServerOptimizer(spec, first, lambda: new_arena("optimizer")) if spec is not None else None
+    optimizer = ServerOptimizer(specs, first, lambda: new_arena("optimizer")) if specs else None
     if strategy.adopt.looks_ahead and optimizer is not None:
-        key = momentum_key(optimizer)
-        if key is not None:
+        keys = momentum_keys(optimizer)
+        if any(keys):
             return LookAheadFolding(
-                key, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena
+                keys, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena
             )
     return Folding(strategy, optimizer, versions, slots, workers, new_arena)

@@ -33,21 +33,19 @@ from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
-from plesio.tensors.outer import Kept, ServerOptimizer, scale_for
+from plesio.tensors.outer import Kept, ServerOptimizer
 from plesio.tensors.versions import Versions
 
 RESUM_EVERY = 1024
 """Folds after which the sum of the momenta is recomputed, against accumulated rounding."""
 
 
-def momentum_key(optimizer: ServerOptimizer) -> str | None:
-    """The optimizer's key for its momentum; None if it has none that look-ahead supports."""
-    kind, groups = type(optimizer.optimizer), optimizer.groups
-    if kind in (SGD, RMSprop) and any(group["momentum"] for group in groups):
-        return "momentum_buffer"
-    if kind in (Adam, AdamW):
-        return "exp_avg"
-    return None
+def momentum_keys(optimizer: ServerOptimizer) -> list[str | None]:
+    """By group: its optimizer's key for its momentum; None if it has none that look-ahead supports."""
+    kinds = optimizer.kinds
+    moved = {kind for kind, group in zip(kinds, optimizer.groups, strict=True) if group.get("momentum")}
+    keys = {Adam: "exp_avg", AdamW: "exp_avg"} | dict.fromkeys(moved & {SGD, RMSprop}, "momentum_buffer")
+    return [keys.get(kind) for kind in kinds]
 
 
 def keeps_momentum(groups: Groups) -> bool:
@@ -62,13 +60,13 @@ def keeps_momentum(groups: Groups) -> bool:
 class LookAheadFolding:
     """Folds contributions one after the other into a master copy and publishes it with look-ahead.
 
-    `key`: the optimizer's for its momentum; `share`: the part of the learning rate of one contribution; `held`: how many
-    contributions are buffered until the fold.
+    `keys`: by group, its optimizer's for its momentum; `share`: the part of the learning rate of one contribution; `held`: how
+    many contributions are buffered until the fold.
     """
 
     def __init__(
         self,
-        key: str,
+        keys: list[str | None],
         optimizer: ServerOptimizer,
         versions: Versions,
         slots: Sequence[Arena],
@@ -77,9 +75,8 @@ class LookAheadFolding:
         held: int,
         new_arena: Callable[[str], Arena],
     ) -> None:
-        self._key = key
         self._optimizer = optimizer
-        optimizer.swapped = key
+        optimizer.swapped = keys
         self._versions = versions
         self._slots = slots
         self._workers = workers
@@ -95,9 +92,9 @@ class LookAheadFolding:
         self._begun: list[set[int]] = [set() for _ in slots]  # by worker: positions whose momentum has started
         self._sum = new_arena("sum of momenta")
         self._damping = GapDamping()
-        self._scale = 0.0  # running mean of the folds' learning-rate scales
+        self._scale = [0.0] * len(keys)  # by group: running mean of the folds' learning-rate scales
         self._steps = 0
-        optimizer.set_groups([self._shared(group) for group in optimizer.groups])
+        optimizer.set_groups(self._paced(workers, optimizer.groups))
 
     def share_among(self, workers: int) -> None:
         """The run has so many workers from now on: the second moment, and its count of steps, go on at the pace of as many."""
@@ -105,22 +102,26 @@ class LookAheadFolding:
             return
         ratio = workers / self._workers
         self._workers, self._share = workers, self._scale_of(1, workers)
-        self._optimizer.change_groups(partial(_paced, ratio))
+        self._optimizer.change_groups(partial(self._paced, ratio))
         self._count_steps(ratio)
 
     def _count_steps(self, ratio: float) -> None:
         """Adam's count of steps goes with its second moment."""
         for position in range(len(self._optimizer.parameters)):
             state = self._optimizer.state_of(position)
-            if self._key == "exp_avg" and "step" in state:
+            if self._optimizer.swapped_of(position) == "exp_avg" and "step" in state:
                 state["step"] = state["step"] * ratio
 
     def set_groups(self, worker: int, groups: Groups) -> None:
-        self._optimizer.sent_groups(worker, [self._shared(group) for group in groups])
+        self._optimizer.sent_groups(worker, self._paced(self._workers, groups))
 
-    def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a group, with a second moment that covers as many samples as in synchronous training."""
-        return _paced(self._workers, group)
+    def _paced(self, workers: float, groups: Groups) -> Groups:
+        """The settings, with second moments that take so many times as many steps to forget: they cover as many samples as in
+        synchronous training."""
+        return [
+            _paced(workers, group) if key == "exp_avg" else group
+            for group, key in zip(groups, self._optimizer.swapped, strict=True)
+        ]
 
     def came(self, worker: int, absent: int) -> None:
         self._absent[worker] = absent
@@ -139,8 +140,8 @@ class LookAheadFolding:
                 self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
             absent = self._held_absent[place] if fold.held else self._absent.get(member.worker, 0)
-            scale = scale_for(self._optimizer.kind, fold.scale * member.share, self._share)
-            self._step(member.worker, gradient, scale, absent)
+            scales = self._optimizer.scales(fold.scale * member.share, self._share)
+            self._step(member.worker, gradient, scales, absent)
             if member.worker not in self._live:  # departed since: its momentum will not act again
                 self._forget_momentum(member.worker)
         self._waiting = 0
@@ -149,17 +150,20 @@ class LookAheadFolding:
         self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
 
     @quiet
-    def _step(self, worker: int, gradient: Arena, scale: float, absent: int) -> None:
+    def _step(self, worker: int, gradient: Arena, scales: Sequence[float], absent: int) -> None:
         self._optimizer.step_as(worker)
         if self._optimizer.has_to_split(absent):
             was = self._optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own = self._optimizer.select(self._momenta[worker])
-        self._scale += (scale - self._scale) / self._workers if self._scale else scale
+        self._scale = [
+            mean + ((scale - mean) / self._workers if mean else scale)
+            for mean, scale in zip(self._scale, scales, strict=True)
+        ]
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole -= part
         self._swap_in(own, self._begun[worker])
-        self._optimizer.step(self._master, self._master, gradient, scale, absent)
+        self._optimizer.step(self._master, self._master, gradient, scales, absent)
         self._swap_out(own, self._begun[worker], self._optimizer.lacking(absent))
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole += part
@@ -170,19 +174,19 @@ class LookAheadFolding:
 
     def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
         for position, momentum in enumerate(own):
-            state = self._optimizer.state_of(position)
-            if self._key in state:
+            state, key = self._optimizer.state_of(position), self._optimizer.swapped_of(position)
+            if key in state:
                 damped = self._optimizer.group_of(position).get("dampening")  # torch does not dampen a first gradient:
-                state[self._key] = momentum if not damped or position in begun else None  # None makes it start one
+                state[key] = momentum if not damped or position in begun else None  # None makes it start one
 
     def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int], lacking: Sequence[bool]) -> None:
         """At the first step the optimizer makes its own momentum: copy it."""
         for position, momentum in enumerate(own):
-            value = self._optimizer.state_of(position).get(self._key)
-            if value is None or lacking[position]:
+            state, key = self._optimizer.state_of(position), self._optimizer.swapped_of(position)
+            if key is None or lacking[position] or (value := state.get(key)) is None:
                 continue
             if value.data_ptr() != momentum.data_ptr():
-                self._optimizer.state_of(position)[self._key] = momentum.copy_(value)
+                state[key] = momentum.copy_(value)
             if self._optimizer.group_of(position).get("momentum"):
                 begun.add(position)
 
@@ -210,14 +214,14 @@ class LookAheadFolding:
 
     def _look_ahead(self, position: int, out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> None:
         """out = weight - rate * total [/ root of the second moment], a chunk at a time."""
-        state = self._optimizer.state_of(position)
+        state, key = self._optimizer.state_of(position), self._optimizer.swapped_of(position)
         group = self._optimizer.group_of(position)
-        rate = group["lr"] * self._scale * (1.0 - 1.0 / len(self._live))
-        if self._key == "momentum_buffer":
+        rate = group["lr"] * self._scale[self._optimizer.group_at(position)] * (1.0 - 1.0 / len(self._live))
+        if key == "momentum_buffer":
             momentum = group["momentum"]
             torch.add(weight, total, alpha=-rate * (momentum**2 if group.get("nesterov") else momentum), out=out)
             return
-        if "exp_avg_sq" not in state:
+        if key is None or "exp_avg_sq" not in state:
             out.copy_(weight)
             return
         first, second = group["betas"]
@@ -259,7 +263,7 @@ class LookAheadFolding:
     def restore(self, numbers: dict[str, Any]) -> None:
         own = numbers["look-ahead"]
         self._optimizer.restore(numbers["optimizer"])
-        self._scale, self._steps = own["scale"], own["steps"]
+        self._scale, self._steps = list(own["scale"]), own["steps"]
         self._workers = own.get("workers", self._workers)
         self._share = self._scale_of(1, self._workers)
         self._damping.restore(own["damping"])
@@ -273,14 +277,17 @@ class LookAheadFolding:
         self._optimizer.begin_from(carried, arenas)
         positions = range(len(self._optimizer.parameters))
         self._count_steps(self._workers)
-        momentum = dict(zip(carried.keys, arenas, strict=False)).get(self._key)
-        if momentum is not None:
-            brought = [position for position in positions if self._key in self._optimizer.state_of(position)]
-            for worker in range(self._workers):
-                self._momenta[worker].copy_from(momentum, Kind.TRAINED)
-                self._begun[worker] = set(brought)
+        given = dict(zip(carried.keys, arenas, strict=False))
+        brought = [one for one in positions if self._optimizer.swapped_of(one) in self._optimizer.state_of(one)]
+        for worker in range(self._workers if brought else 0):
+            own = self._optimizer.select(self._momenta[worker])
+            for position in brought:
+                momentum = given[str(self._optimizer.swapped_of(position))]
+                own[position].copy_(self._optimizer.select(momentum)[position])
+            self._begun[worker] = set(brought)
+        if brought:
             self._resum()
-            self._scale = scale_for(self._optimizer.kind, self._share, self._share)
+            self._scale = list(self._optimizer.scales(self._share, self._share))
 
     def begin_anew(self) -> None:
         self._versions.release_all()
@@ -289,8 +296,5 @@ class LookAheadFolding:
 
 
 def _paced(workers: float, group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a group whose second moment takes so many times as many steps to forget."""
-    if "betas" not in group:
-        return group
     first, second = group["betas"]
     return {**group, "betas": (first, second ** (1.0 / workers))}

@@ -25,6 +25,10 @@ class Described(msgspec.Struct, frozen=True):
     names: tuple[tuple[str, int], ...]
 
 
+class Models(nn.ModuleList):
+    """Several modules that are trained as one model."""
+
+
 def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, list[torch.Tensor]]:
     """The description of `model` under `optimizer`, and its tensors in the same order."""
     param_groups = optimizer.param_groups if optimizer is not None else ()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.carrying import Carried
@@ -44,10 +44,6 @@ class OptimizerSpec(msgspec.Struct, frozen=True, dict=True):
     def of(cls, optimizer: Optimizer, tensors: Sequence[torch.Tensor] = ()) -> OptimizerSpec:
         """Describe `optimizer`; if it is to step at the server, with the state it holds for these tensors of a model."""
         kind = type(optimizer)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(
-                f"{kind.__name__} evaluates the loss inside its step, which no worker is there for; use SGD, Adam, AdamW, ..."
-            )
         accepted = inspect.signature(kind.__init__).parameters
         defaults = {key: number(value) for key, value in optimizer.defaults.items() if key in accepted}
         name, groups = f"{kind.__module__}:{kind.__qualname__}", hyper_parameters(optimizer)
@@ -72,16 +68,8 @@ class OptimizerSpec(msgspec.Struct, frozen=True, dict=True):
         """Its class; `ConfigurationError` where that is not to be had."""
         return class_named(self.name)
 
-    def check_same(self, other: OptimizerSpec, worker: int, reference: int) -> None:
-        """Raise `ConfigurationError` if `other`, of worker `worker`, is no optimizer like this one. Values may differ."""
-        difference = self._difference(other)
-        if difference:
-            raise ConfigurationError(
-                f"worker {worker} does not hold the same optimizer as worker {reference}: {difference}; build it the same "
-                "way on every worker (values, such as lr, may differ)"
-            )
-
-    def _difference(self, other: OptimizerSpec) -> str:
+    def difference(self, other: OptimizerSpec) -> str:
+        """What makes `other` an optimizer unlike this one; values may differ."""
         wanted, got = (one.name.replace(":", ".") for one in (self, other))
         if wanted != got:
             return f"{wanted} was wanted, got {got}"
@@ -91,6 +79,20 @@ class OptimizerSpec(msgspec.Struct, frozen=True, dict=True):
             if want.keys() - SCHEDULED != have.keys() - SCHEDULED:
                 return f"group {number}: wanted the settings {sorted(want)}, got {sorted(have)}"
         return ""
+
+
+def check_same_optimizers(
+    ours: Sequence[OptimizerSpec], theirs: Sequence[OptimizerSpec], worker: int, reference: int
+) -> None:
+    """Raise `ConfigurationError` if `theirs`, of worker `worker`, are no optimizers like `ours`, of worker `reference`."""
+    difference = f"{len(ours)} optimizers were wanted, got {len(theirs)}" if len(ours) != len(theirs) else ""
+    for one, other in zip(ours, theirs, strict=False):
+        difference = difference or one.difference(other)
+    if difference:
+        raise ConfigurationError(
+            f"worker {worker} does not hold the same optimizer as worker {reference}: {difference}; build it the same "
+            "way on every worker (values, such as lr, may differ)"
+        )
 
 
 def class_named(name: str) -> type[Optimizer]:
@@ -132,6 +134,8 @@ def full_name(kind: type) -> str:
 def _check_moves(optimizer: Optimizer) -> None:
     """Raise `ConfigurationError` for an optimizer that cannot step at the server, for a reason of its kind."""
     name, inner = type(optimizer).__name__, getattr(optimizer, "optimizer", None)
+    if isinstance(optimizer, LBFGS):
+        raise ConfigurationError(f"{name} evaluates the loss inside its step, and the server has no data: {STAY}")
     if isinstance(optimizer, SparseAdam):
         raise ConfigurationError(
             f"{name} takes sparse gradients only, and to the server they travel dense; use Adam, or {STAY}"

@@ -22,6 +22,7 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec, full_name, number, unsendable
+from plesio.tensors.several import Several, parts_of
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -83,25 +84,30 @@ def _no_global_hooks() -> Iterator[None]:
 class ServerOptimizer:
     """A user's optimizer over the trained segments of `arena`, whose values some optimizers read when they are built."""
 
-    def __init__(self, spec: OptimizerSpec, arena: Arena, new_arena: Callable[[], Arena]) -> None:
-        self.kind = spec.kind
+    def __init__(self, specs: Sequence[OptimizerSpec], arena: Arena, new_arena: Callable[[], Arena]) -> None:
+        given = [group for spec in specs for group in spec.groups]
+        self.kinds = kinds_of(specs)
+        """Of which class each group's optimizer is."""
         self._arena = arena
         self._new_arena = new_arena
         self._state_arenas: dict[str, Arena] = {}
         self._selected: dict[int, list[torch.Tensor]] = {}
-        self.swapped: str | None = None  # the key that look-ahead swaps for each worker's own state
-        self._pieces = _pieces(arena.layout, spec.kind in ELEMENTWISE)
+        self.swapped: list[str | None] = [None] * len(
+            given
+        )  # by group: the key that look-ahead swaps for each worker's own
+        self._pieces = _pieces(arena.layout, self.kinds)
+        self._scales: dict[tuple[float, float], list[float]] = {}
         self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
         self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
-        chose = any(group.get("fused") is not None or group.get("foreach") for group in spec.groups)
+        chose = any(group.get("fused") is not None or group.get("foreach") for group in given)
         large = sum(one.numel() for one in self.parameters) >= FUSED_FROM
-        self._fused = spec.kind in FUSED and large and not chose
-        self.optimizer = _build(spec, self._group_of, self.parameters)
-        self._applied = spec.groups  # the settings last written into the optimizer's groups
+        self._fused = [kind in FUSED and large and not chose for kind in self.kinds]
+        self.optimizer = _build(specs, self._group_of, self.parameters)
+        self._applied = given  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
-        self.set_groups(spec.groups)
+        self.set_groups(given)
         self._move_state()  # some (Adagrad) allocate state before their first step
 
     def select(self, arena: Arena) -> list[torch.Tensor]:
@@ -116,12 +122,12 @@ class ServerOptimizer:
         """Fold `worker`'s contributions with these hyper-parameters from now on (it may have a scheduler)."""
         self._sent[worker] = self._given if groups == self._given else groups
 
-    def change_groups(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Change the settings of every group, whoever sent them."""
+    def change_groups(self, change: Callable[[Groups], Groups]) -> None:
+        """Change the settings of all groups, whoever sent them."""
         sent = self._sent
-        self.set_groups([change(group) for group in self._given])
+        self.set_groups(change(self._given))
         for worker, groups in sent.items():
-            self.sent_groups(worker, [change(group) for group in groups])
+            self.sent_groups(worker, change(groups))
 
     def step_as(self, worker: int) -> None:
         """Step with the settings of `worker`; others may be at another point of their schedules."""
@@ -131,25 +137,38 @@ class ServerOptimizer:
 
     def set_groups(self, groups: Groups) -> None:
         self._given = groups
-        self.groups = [{**group, "fused": True} for group in groups] if self._fused else groups
-        self._set_at: float | None = None
-        self._directly = self._flat and steps_directly(type(self.optimizer), groups)
+        self.groups = groups
+        if any(self._fused):
+            self.groups = [
+                {**one, "fused": True} if fused else one for one, fused in zip(groups, self._fused, strict=True)
+            ]
+        self._set_at: Sequence[float] = ()
+        self._directly = self._flat and all(map(steps_directly, self.kinds, groups))
 
-    def step(self, target: Arena, current: Arena, gradient: Arena, scale: float, absent: int = 0) -> None:
-        """`target` = `current` after one step with `gradient`, at `scale` times the learning rate; both may be one.
+    def scales(self, scale: float, share: float) -> Sequence[float]:
+        """By group: the factor of the learning rate, as `scale_for` has it."""
+        known = self._scales.get((scale, share))
+        if known is None:
+            if len(self._scales) > LACKING_MAX:
+                self._scales.clear()
+            known = self._scales[scale, share] = [scale_for(kind, scale, share) for kind in self.kinds]
+        return known
+
+    def step(self, target: Arena, current: Arena, gradient: Arena, scales: Sequence[float], absent: int = 0) -> None:
+        """`target` = `current` after one step with `gradient`, at `scales` times the groups' learning rates; both may be one.
 
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
         """
         lacking = self.lacking(absent)
         if self._directly:
-            self._step_directly(target, current, gradient, scale, lacking)
+            self._step_directly(target, current, gradient, scales, lacking)
             return
         if target is not current:
             target.copy_from(current, Kind.TRAINED)
-        if scale != self._set_at:
-            self._set_at = scale
+        if scales != self._set_at:
+            self._set_at = scales
             self._apply_groups()
-            for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
+            for group, settings, scale in zip(self.optimizer.param_groups, self.groups, scales, strict=True):
                 group["lr"] = settings["lr"] * scale
         for parameter, weight, slope, lacks in zip(
             self.parameters, self.select(target), self.select(gradient), lacking, strict=True
@@ -189,7 +208,8 @@ class ServerOptimizer:
                 if not is_whole(key, value, parameters[old]):
                     part = copy.deepcopy(value)
                 else:
-                    part = torch.zeros_like(parameter) if key == self.swapped else self._home(key)[position]
+                    own = key == self.swapped_of(position)
+                    part = torch.zeros_like(parameter) if own else self._home(key)[position]
                 self.optimizer.state[parameter][key] = part
         return was
 
@@ -213,7 +233,7 @@ class ServerOptimizer:
         return own
 
     def _step_directly(
-        self, target: Arena, current: Arena, gradient: Arena, scale: float, lacking: Sequence[bool]
+        self, target: Arena, current: Arena, gradient: Arena, scales: Sequence[float], lacking: Sequence[bool]
     ) -> None:
         tensors = zip(self.select(target), self.select(current), self.select(gradient), lacking, strict=True)
         for position, (new, old, slope, lacks) in enumerate(tensors):
@@ -227,16 +247,16 @@ class ServerOptimizer:
                 state = self.optimizer.state[self.parameters[position]]
                 momentum = state.get(MOMENTUM)
                 if first := momentum is None:
-                    own = self.swapped == MOMENTUM
+                    own = self.swapped_of(position) == MOMENTUM
                     momentum = state[MOMENTUM] = torch.empty_like(slope) if own else self._home(MOMENTUM)[position]
-            sgd_step(new, old, slope, momentum, first, group, group["lr"] * scale)
+            sgd_step(new, old, slope, momentum, first, group, group["lr"] * scales[self._group_of[position]])
 
     def _move_state(self) -> None:
         """Move the optimizer's state, made at its first step, into arenas; it stays there."""
         for position, parameter in enumerate(self.parameters):
             state = self.optimizer.state.get(parameter, {})
             for key, value in state.items():
-                if is_whole(key, value, parameter) and key != self.swapped:
+                if is_whole(key, value, parameter) and key != self.swapped_of(position):
                     home = self._home(key)[position]
                     if value.data_ptr() != home.data_ptr():
                         state[key] = home.copy_(value)
@@ -249,6 +269,7 @@ class ServerOptimizer:
     def kept(self) -> Kept:
         tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
         held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
+        swapped = [self.swapped_of(position) for position in range(len(held))]
         for position, one in enumerate(held):
             small = {key: value for key, value in one.rest.items() if torch.is_tensor(value) and value.dim()}
             tensors |= {f"optimizer {key} of {position}": value for key, value in small.items()}
@@ -256,18 +277,18 @@ class ServerOptimizer:
             tensors,
             {
                 "split": len(held),
-                "whole": [[key for key in one.whole if key != self.swapped] for one in held],
+                "whole": [[key for key in one.whole if key != own] for one, own in zip(held, swapped, strict=True)],
                 "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
                 "groups": self.groups,
                 "own": self._own(),
-                "swapped": [self.swapped in one.whole for one in held],
-                "kind": full_name(self.kind),
+                "swapped": [own in one.whole for one, own in zip(held, swapped, strict=True)],
+                "kind": self._named(),
             },
         )
 
     def restore(self, numbers: dict[str, Any]) -> None:
         """Restore the numbers of `kept`; the caller then fills its tensors. `CheckpointError` for another optimizer's."""
-        kind = full_name(self.kind)
+        kind = self._named()
         kept = str(numbers["kind"])
         ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
         if kept != kind and not ours:  # a script's class has another module, depending on how the script was started
@@ -286,7 +307,7 @@ class ServerOptimizer:
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
             if swapped[position]:
-                state[str(self.swapped)] = torch.zeros_like(parameter)
+                state[str(self.swapped_of(position))] = torch.zeros_like(parameter)
             if state:
                 self.optimizer.state[parameter] = state
 
@@ -300,7 +321,8 @@ class ServerOptimizer:
             first = held[piece.tensors[0]]
             state: dict[str, Any] = {key: copy.deepcopy(from_plain(value)) for key, value in first.rest.items()}
             for key in first.whole:
-                own = torch.zeros_like(parameter) if key == self.swapped else self._home(key)[position]
+                swapped = key == self.swapped_of(position)
+                own = torch.zeros_like(parameter) if swapped else self._home(key)[position]
                 state[key] = own.copy_(given[key][position])
             if state:
                 self.optimizer.state[parameter] = state
@@ -309,31 +331,42 @@ class ServerOptimizer:
         """The hyper-parameters of parameter `position`, as the user gave them."""
         return self.groups[self._group_of[position]]
 
+    def group_at(self, position: int) -> int:
+        """The number of its group."""
+        return self._group_of[position]
+
+    def swapped_of(self, position: int) -> str | None:
+        return self.swapped[self._group_of[position]]
+
+    def _named(self) -> str:
+        """The optimizers' classes, as a checkpoint names them."""
+        return ", ".join(full_name(type(one)) for one in parts_of(self.optimizer))
+
     def state_of(self, position: int) -> dict[str, Any]:
         """The state of parameter `position`; empty before its first step."""
         state: dict[str, Any] = self.optimizer.state.get(self.parameters[position], {})
         return state
 
 
-def kept_copies(spec: OptimizerSpec, layout: Layout) -> int:
-    """How many tensors of the model's size this optimizer keeps, found by a step on tiny tensors.
+def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
+    """How many tensors of the model's size these optimizers keep, found by a step on tiny tensors.
 
     These have the groups, dtypes and numbers of dimensions of the real ones.
     """
-    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, spec.kind in ELEMENTWISE))
+    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, kinds_of(specs)))
     forms = dict.fromkeys((piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)) for piece, one in pieces)
     parameters = [torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype)) for _, dtype, dimensions in forms]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     try:
-        optimizer = _build(spec, [group for group, *_ in forms], parameters)
+        optimizer = _build(specs, [group for group, *_ in forms], parameters)
         with _no_global_hooks():
             optimizer.step()
     except ConfigurationError:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"{spec.kind.__name__} cannot step at the server: tried there on small tensors of zeros, it raised "
+            f"{named(specs)} cannot step at the server: tried there on small tensors of zeros, it raised "
             f"{type(error).__name__}: {error}; take another optimizer, or {STAY}"
         ) from error
     state = optimizer.state.items()
@@ -365,7 +398,16 @@ class _Piece(NamedTuple):
         return [_Piece(self.flat, tensor, self.group, (tensor,), split=True) for tensor in self.tensors]
 
 
-def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
+def kinds_of(specs: Sequence[OptimizerSpec]) -> list[type[Optimizer]]:
+    """By group: the class of its optimizer."""
+    return [spec.kind for spec in specs for _ in spec.groups]
+
+
+def named(specs: Sequence[OptimizerSpec]) -> str:
+    return " and ".join(spec.kind.__name__ for spec in specs)
+
+
+def _pieces(layout: Layout, kinds: Sequence[type[Optimizer]]) -> list[_Piece]:
     """The tensors to step on: whole segments for an elementwise optimizer, single tensors otherwise.
 
     In half precision a kernel rounds its vector part and its rest differently: there only the user's own tensors give
@@ -375,17 +417,26 @@ def _pieces(layout: Layout, elementwise: bool) -> list[_Piece]:
     for index, segment in enumerate(layout.segments):
         if segment.kind is not Kind.TRAINED:
             continue
-        if elementwise and segment.dtype in FLAT_DTYPES:
+        if kinds[segment.group] in ELEMENTWISE and segment.dtype in FLAT_DTYPES:
             pieces.append(_Piece(True, index, segment.group, segment.tensors))
         else:
             pieces.extend(_Piece(False, tensor, segment.group, (tensor,)) for tensor in segment.tensors)
     return pieces
 
 
-def _build(spec: OptimizerSpec, group_of: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> Optimizer:
-    groups: Groups = [{**copy.deepcopy(settings), "params": []} for settings in spec.groups]  # it may write into them
+def _build(
+    specs: Sequence[OptimizerSpec], group_of: Sequence[int], parameters: Sequence[torch.nn.Parameter]
+) -> Optimizer:
+    given = [group for spec in specs for group in spec.groups]
+    groups: Groups = [{**copy.deepcopy(settings), "params": []} for settings in given]  # it may write into them
     for group, parameter in zip(group_of, parameters, strict=True):
         groups[group]["params"].append(parameter)
+    rest = iter(groups)
+    built = [_build_one(spec, [next(rest) for _ in spec.groups]) for spec in specs]
+    return built[0] if len(built) == 1 else Several(built)
+
+
+def _build_one(spec: OptimizerSpec, groups: Groups) -> Optimizer:
     try:
         return spec.kind(groups, **spec.defaults)
     except TypeError as error:

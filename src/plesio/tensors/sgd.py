@@ -15,20 +15,19 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from plesio.tensors.operands import CHUNK, pieces
-from plesio.tensors.optimizer_spec import Groups
 
 MOMENTUM = "momentum_buffer"
 """SGD's key for its momentum."""
 
 
-def steps_directly(kind: type[Optimizer], groups: Groups) -> bool:
-    """Whether `sgd_step` does what this optimizer does: it is SGD, without a chosen kernel.
+def steps_directly(kind: type[Optimizer], group: dict[str, Any]) -> bool:
+    """Whether `sgd_step` does what this optimizer does with a group: it is SGD, without a chosen kernel.
 
-    >>> steps_directly(SGD, SGD([torch.ones(1)], lr=0.1).param_groups)
+    >>> steps_directly(SGD, SGD([torch.ones(1)], lr=0.1).param_groups[0])
     True
     """
     other = ("maximize", "fused", "foreach", "differentiable")
-    return kind is SGD and not any(group.get(name) for group in groups for name in other)
+    return kind is SGD and not any(group.get(name) for name in other)
 
 
 def sgd_step(

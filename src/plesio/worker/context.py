@@ -16,7 +16,7 @@ from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import describe, dump_structure
-from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.several import specs_of
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
@@ -57,11 +57,11 @@ def introduction(
     """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
     described, tensors = describe(model, optimizer)
     check_apart([spec.name for spec in described.specs], tensors)
-    spec = OptimizerSpec.of(optimizer, tensors) if strategy.steps_at_server else OptimizerSpec.names_of(optimizer)
+    specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
     hello = Hello(
         worker=rank,
         model=described,
-        optimizers=(spec,),
+        optimizers=specs,
         structure=dump_structure(model, tensors) if evaluates else b"",
     )
-    return hello, spec.carried, tensors
+    return hello, specs[0].carried, tensors

@@ -61,11 +61,18 @@ class LeasedLoader:
         used: DataUse,
         reseed: Callable[[], None],
         begun: Callable[[], Callable[[], bool]],
+        counts: bool = True,
     ) -> None:
         self._source = _as_loader(loader)
         self._order = _Order(self._source, seed)
         self._lease = lease
-        self._epoch = 0
+        self._counts = counts
+        self.epochs = 0
+        """How many the loop has begun, and been through but for the one that it is in."""
+        self.within = False
+        """Whether the loop is in an iteration."""
+        self.read = 0
+        """How many batches this process was given."""
         self._total = len(self._order.batches(0))
         if self._total == 0:
             raise ConfigurationError(
@@ -74,11 +81,15 @@ class LeasedLoader:
             )
         self._most = max(1, min(LEASE_MAX, self._total // (8 * workers)))
         self._share = -(-self._total // workers)
+        self._workers = workers
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made
+        self._leased = 0  # with the last lease
         self._unused = self._losses = 0
         self.progress = 0.0
-        """How far the run is through the data, in epochs, as of the last lease."""
+        """How far the run was through the data, in epochs, when this worker asked for its last lease."""
+        self.through: list[Callable[[], None]] = []
+        """What is called when an iteration has ended."""
         self._used = used
         self._reseed = reseed
         self._begun = begun
@@ -100,28 +111,50 @@ class LeasedLoader:
         return self._part() if torch.is_grad_enabled() else self._whole()
 
     def _whole(self) -> Iterator[Any]:
-        indices = iter(self._order.batches(max(0, self._epoch - 1)))
+        indices = iter(self._order.batches(max(0, self.epochs - 1)))
         return iter(_Relay(self._source).over(indices)) if self._relay else map(partial(_fetch, self._source), indices)
 
     def _part(self) -> Iterator[Any]:
         self.leave()
-        epoch = self._epoch
-        self._epoch += 1
+        epoch = self.epochs
+        self.epochs += 1
         indices = self._indices(epoch)
         batches = (_fetch(self._source, one) for one in indices) if self._relay is None else self._relay.over(indices)
-        for batch in batches:
-            self._forget_lost()
-            size = self._ahead.popleft()
-            if size == LOST:
-                continue
-            if not self._shown:
-                self._trained = self._begun()
-            self._used.batches += 1
-            self._used.samples += size
-            self._shown += 1
-            self._shown_samples += size
-            yield batch
-        self._shown = 0
+        self.within = True
+        try:
+            for batch in batches:
+                self._forget_lost()
+                size = self._ahead.popleft()
+                if size == LOST:
+                    continue
+                if not self._shown:
+                    self._trained = self._begun()
+                self._show(1, size if self._counts else 0)
+                yield batch
+        finally:
+            self.within = False
+        self._shown = self._shown_samples = 0
+        for call in self.through:
+            call()
+
+    def _show(self, batches: int, samples: int) -> None:
+        self.read += batches
+        self._used.batches += batches
+        self._used.samples += samples
+        self._shown += batches
+        self._shown_samples += samples
+
+    @property
+    def position(self) -> int:
+        """How many batches the run has used up, as a script on its own would count them."""
+        here = self._leased - len(self._granted) - len(self._ahead)  # and about as many on each of the others
+        used = round(self.progress * self._total) + here * self._workers
+        return max(0, min(used, self.epochs * self._total))
+
+    def find_out(self) -> float:
+        """Ask how far the run is; without any data."""
+        self.progress = self._lease(0, self._total, 0, 0, 0).epoch
+        return self.progress
 
     def leave(self) -> None:
         """Give back what the last iteration did not use: all of it, if it was only a look at the data."""
@@ -131,9 +164,8 @@ class LeasedLoader:
         self._ahead.clear()
         if self._shown and not self._trained():
             self._unused += self._shown
-            self._used.batches -= self._shown
-            self._used.samples -= self._shown_samples
-            self._epoch -= 1
+            self._show(-self._shown, -self._shown_samples)
+            self.epochs -= 1
         self._shown = self._shown_samples = 0
 
     def _forget_lost(self) -> None:
@@ -162,7 +194,7 @@ class LeasedLoader:
             self._used.waited_s += time.monotonic() - asked_s
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
-            self.progress = reply.epoch
+            self.progress, self._leased = reply.epoch, len(reply.batches)
         if not self._used.batches:
             self._reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)
@@ -253,17 +285,17 @@ def _as_loader(loader: Any) -> DataLoader[Any]:
     )
 
 
+def is_stream(loader: Any) -> bool:
+    """Whether this is a DataLoader over data without numbered samples."""
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
 def _check_shareable(loader: DataLoader[Any]) -> None:
     """Whether its samples can be shared out, all of them."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ConfigurationError(
             f"{type(loader).__name__} has an __iter__ of its own, which plesio would not call; do what it does in collate_fn, "
             "in the dataset or in the training loop"
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ConfigurationError(
-            "a DataLoader over an IterableDataset has no numbered samples to share out; split the stream by "
-            "worker.rank yourself and do not give it to prepare"
         )
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if isinstance(sampler, data.DistributedSampler):

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError
@@ -21,16 +22,19 @@ class ExchangedOptimizer(Optimizer):
 
     Raises:
         StopRun: from `step`, once the run is over: it ends the training function. Let it pass.
-        ConfigurationError: from `step` with a closure, from `add_param_group`, and from `load_state_dict` with state for
+        ConfigurationError: from `add_param_group`, and from `load_state_dict` with state for
             an optimizer that steps at the server.
         ModelMismatchError: from `step`, where the model is no longer the one that was prepared.
     """
 
-    def __init__(self, optimizer: Optimizer, exchange: Exchange, check: Callable[[], None]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, exchange: Exchange, check: Callable[[], None], one_of_several: bool = False
+    ) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange
         self._check = check
+        self._several = one_of_several
         self._share()
         self._sealed = True
 
@@ -38,15 +42,25 @@ class ExchangedOptimizer(Optimizer):
         self.param_groups = self._user.param_groups
         self.state = self._user.state
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step of the training loop, with the strategy's exchange."""
-        if closure is not None:
-            raise ConfigurationError(
-                "step(closure) evaluates the loss several times where the optimizer asks for it, and an exchange is of one "
-                "gradient; call loss.backward() and then step(). In a LightningModule: "
-                "def optimizer_step(self, epoch, batch_idx, optimizer, closure): closure(); optimizer.optimizer.step() "
-                "(the Trainer's gradient_clip_val is left out by that: self.clip_gradients(optimizer, ...) between the two)"
-            )
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step of the training loop, with the strategy's exchange.
+
+        A `closure` computes the loss and its gradients. It is evaluated once, before the step, as SGD and Adam do it; L-BFGS,
+        which evaluates it several times, does so where the optimizer steps in the worker. Returns what it returned.
+        """
+        if self._several:
+            self._exchange.turn_to(self._user)
+        if closure is None:
+            self._step()
+            return None
+        if isinstance(self._user, LBFGS):
+            return self._exchange.searching(closure, self._step)
+        with torch.enable_grad():
+            loss = closure()
+        self._step()
+        return loss
+
+    def _step(self) -> None:
         self._check()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})

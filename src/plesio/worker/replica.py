@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from plesio.strategy import Strategy
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
@@ -66,12 +67,19 @@ class Replica:
                 tensor.data = view
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
         self.trained = [self.tensors[index] for index in self._trained]
+        self._stepping, self._turn = self.trained, set(self._trained)
         self._addresses = self._addresses_now()
         self._homes = [(module._buffers, name, place) for module, name, place in buffers_of(model, self.tensors)]
         self._get_ready()
 
     def _get_ready(self) -> None:
         """Prepare what a kind of replica needs of its own."""
+
+    def turn_to(self, part: Optimizer) -> None:
+        """The next step is of the parameters of `part`, one of several optimizers."""
+        own = {id(parameter) for group in part.param_groups for parameter in group["params"]}
+        self._turn = {index for index in self._trained if id(self.tensors[index]) in own}
+        self._stepping = [self.tensors[index] for index in self._turn]
 
     def bring_back(self) -> None:
         """Copy what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself."""
@@ -93,9 +101,9 @@ class Replica:
             refuse_changed(self.layout.specs[place], self.tensors[place])
 
     def check_gradients(self) -> bool:
-        """Before an optimizer steps in this process: whether the gradient is finite. Parameters without one are counted."""
+        """Before an optimizer steps in this process: whether its gradient is finite. Parameters without one are counted."""
         self.check()
-        gradients = [one.grad for one in self.trained]
+        gradients = [one.grad for one in self._stepping]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
 
@@ -138,9 +146,11 @@ class GradientReplica(Replica):
         for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
                 refuse_changed(self.layout.specs[index], tensor)
-            gradient = tensor.grad
+            gradient = tensor.grad if index in self._turn else None
             if gradient is None:
                 self._no_gradient(index)
+            elif len(self._turn) < len(self._trained):  # another's step is not to find its gradients in the slot
+                self._slot.views[index].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -154,7 +164,7 @@ class GradientReplica(Replica):
     def _no_gradient(self, index: int) -> None:
         """A parameter without a gradient counts as zeros beside others' gradients, and is left alone where nobody has one. The
         fold wrote into the slot, so it is zeroed anew."""
-        self.missing += 1
+        self.missing += index in self._turn
         self.absent |= 1 << index
         self._slot.views[index].zero_()
 

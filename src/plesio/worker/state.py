@@ -15,7 +15,7 @@ class WorkerState:
     Attributes:
         loss: the last number that the training function logged as "loss".
         before: contributions of this worker before the run was resumed.
-        steps_before: local steps in those.
+        steps_before, samples_before: local steps in those, and samples.
         number: the contribution under way, counted from the beginning of this process.
     """
 
@@ -29,6 +29,7 @@ class WorkerState:
     loss: float = nan
     before: int = 0
     steps_before: int = 0
+    samples_before: int = 0
     number: int = 0
 
     def concluded(self) -> int:

@@ -9,26 +9,24 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.tensors.model import device_of
 from plesio.worker.context import WorkerContext
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.given import Given
 from plesio.worker.guards.guards import Guards
-from plesio.worker.loader import LeasedLoader
+from plesio.worker.loader import Lease, LeasedLoader, is_stream
 from plesio.worker.optimizer import ExchangedOptimizer
+from plesio.worker.parts import StreamLoader, own_part
+from plesio.worker.schedule import RunSchedule
 from plesio.worker.seeding import seed_device
 from plesio.worker.state import WorkerState
 
 LOG_S = 0.1
 """How often logged numbers are sent on."""
-SEVERAL = "a run trains one model with one optimizer; several, as a GAN's two, are not supported yet"
-ORDER = "worker.prepare(model, optimizer, loader)"
 ALL_TAKEN = (
     "an epoch may hold no batch for a worker: others took all of them, or it was done before the run was resumed. Then next() "
     "of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look at the data "
@@ -74,6 +72,7 @@ class Worker:
         self._state = context.state
         self._exchange: Exchange | None = None
         self._loader: LeasedLoader | None = None
+        self._prepared: dict[int, Any] = {}  # by the identity of what was given
         self._used = DataUse()
         self._in_step = False
         self._sums: dict[str, float] = {}
@@ -228,26 +227,31 @@ class Worker:
 
     # Taking part
 
-    def prepare(
-        self, model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None, *more: Any
-    ) -> tuple[nn.Module, Any, Any]:
-        """Hand a model, its optimizer and its data to the run; use what is returned in their place.
+    def prepare(self, *given: Any) -> tuple[Any, ...]:
+        """Hand to the run what the training loop has, in any order; use what is returned, in that order, in its place.
 
-        A run has one model, one optimizer and one loader; anything `more` is refused.
+            model, optimizer, loader, scheduler = worker.prepare(model, optimizer, loader, scheduler)
+            generator, critic, g_optimizer, c_optimizer = worker.prepare(generator, critic, g_optimizer, c_optimizer)
 
         Args:
-            model: stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its
-                tensors move to the run's memory. It may be on a device of its own, except under hogwild: move it there
-                before prepare, `model.to(f"cuda:{worker.rank}")`. It stays there, and gradients or weights are copied
-                through the CPU's memory. The global weights, the server and `evaluate` are on the CPU.
-            optimizer: any torch.optim optimizer. State that it already holds (loaded, or trained before) goes to where
-                the optimizer steps; if that is the server, it is worker 0's.
-            loader: a DataLoader, or anything with a length and items. Its batches are shared out among the workers, so
-                give each worker the same one, whole; None for data that you read yourself, or that is split by rank.
+            given: of each kind one or several; None stays None. A scheduler that is made later, with what this returned, can be
+                given to a second call.
 
-        Returns:
-            The model to call, an optimizer whose `step()` exchanges as the strategy says, and this worker's loader: always
-            these three; None where there is no loader.
+        What is done of each:
+
+        - A module stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its tensors
+          move to the run's memory. It may be on a device of its own, except under hogwild: move it there before prepare,
+          `model.to(f"cuda:{worker.rank}")`. It stays there, and gradients or weights are copied through the CPU's memory. The
+          global weights, the server and `evaluate` are on the CPU. Several modules are one model, a `torch.nn.ModuleList` of
+          them: that is what `evaluate` is given, and in `run.state_dict` their names begin with their numbers.
+        - An optimizer is any of torch.optim's. Its `step()` exchanges as the strategy says. State that it already holds (loaded,
+          or trained before) goes to where it steps; if that is the server, it is worker 0's. The step of one of several is an
+          exchange of its own parameters: those of the others are left alone.
+        - A loader (the first one) is a DataLoader, or anything with a length and items. Its batches are shared out among the
+          workers, so give each worker the same one, whole. Data that you read yourself, or that is split by rank, is not for
+          prepare.
+        - A scheduler goes, at each `step()`, to where the run is (`plesio.worker.schedule`), so that it ends where the
+          training ends.
 
         Notes:
             All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive. Clipping applies to
@@ -255,32 +259,33 @@ class Worker:
             undefined after `step()`, and each version replaces what the loop wrote into parameters. docs/api.md has the rest.
 
         Raises:
-            ConfigurationError: prepared twice, no optimizer, more than one, an empty loader, tensors that cannot be shared
-                or that overlap in memory, an optimizer (or its state) that cannot go to the server or that differs from
-                the other workers'.
+            ConfigurationError: prepared twice, no model or optimizer, an empty loader, tensors that cannot be shared or that
+                overlap in memory, an optimizer (or its state) that cannot go to the server or that differs from the other
+                workers', a scheduler of another optimizer.
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """
-        if self._exchange is not None:
+        sorted_out = Given.sorted(given)
+        if self._exchange is None:
+            sorted_out.check()
+            self._take_part(sorted_out)
+        elif len(sorted_out.schedulers) < sum(one is not None for one in given):
             raise ConfigurationError(
-                "prepare was called before; one model is trained in a run: for several folds call ps.run once each; "
-                f"{SEVERAL}"
+                "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
+                "several folds call ps.run once each"
             )
-        _check_arguments(optimizer, loader, more)
-        assert optimizer is not None
+        self._prepared |= {id(one): RunSchedule(one, lambda: self._loader) for one in sorted_out.schedulers}
+        return tuple(None if one is None else self._prepared[id(one)] for one in given)
+
+    def _take_part(self, given: Given) -> None:
+        model, optimizer = given.model, given.optimizer
         seed_device(device_of(model))
-        if loader is not None:
-            self._loader = LeasedLoader(
-                loader,
-                self._context.lease,
-                self.seed,
-                self.workers,
-                self._used,
-                self._state.reseed,
-                partial(_trained_since, self._state, optimizer),
-            )
+        streams = [one for one in given.loaders if is_stream(one)]
+        others = [one for one in given.loaders if not is_stream(one)]
+        if others:
+            self._loader = self._leased(others[0], optimizer)
         guards = Guards(model, optimizer)
-        self._exchange, model = self._context.join(model, optimizer, self._used)
+        self._exchange, ours = self._context.join(model, optimizer, self._used)
         if self._exchange.cancels:
             for module in model.modules():
                 if next(module.children(), None) is None:
@@ -288,7 +293,108 @@ class Worker:
         guards.prepared(not self._exchange.local, lambda: self.workers > 1 and not self._used.batches)
         if self.rank == 0 and not self._exchange.shares_parameters:
             guards.warn_of_outside()
-        return model, ExchangedOptimizer(optimizer, self._exchange, guards.before_step), self._loader
+        several = len(given.optimizers) > 1
+        self._prepared = {
+            **{id(one): one for one in given.modules},
+            id(model): ours,
+            **{
+                id(one): ExchangedOptimizer(one, self._exchange, guards.before_step, several)
+                for one in given.optimizers
+            },
+            **{id(one): self._loader for one in others[:1]},
+            **{id(one): self._beside(one, optimizer) for one in others[1:]},
+            **{id(one): self._stream(one) for one in streams},
+        }
+
+    def _stream(self, data: Any) -> StreamLoader:
+        return StreamLoader(data, self.rank, self.workers, self._used, self._state.samples_before)
+
+    def _beside(self, data: Any, optimizer: Optimizer) -> LeasedLoader:
+        """A loader beside the first."""
+        return self._leased(data, optimizer, lease=own_part(self.rank, self.workers), used=DataUse())
+
+    def _leased(
+        self,
+        data: Any,
+        optimizer: Optimizer,
+        counts: bool = True,
+        lease: Lease | None = None,
+        used: DataUse | None = None,
+    ) -> LeasedLoader:
+        return LeasedLoader(
+            data,
+            lease or self._context.lease,
+            self.seed,
+            self.workers,
+            used or self._used,
+            self._state.reseed,
+            partial(_trained_since, self._state, optimizer),
+            counts,
+        )
+
+    # Loops without a loader
+
+    def steps(self, number: int) -> Iterator[int]:
+        """The run's steps, for a loop that draws its own data: `for step in worker.steps(10_000)`.
+
+        They are shared out among the workers as batches are, so that all together make as many steps as the script on its own:
+        each exactly once, also where workers die. A resumed run goes on where it was. Say `worker.count(samples)` in the loop.
+
+        Args:
+            number: how many steps the run has, the same on every worker.
+
+        Raises:
+            ConfigurationError: before prepare, beside a loader given to prepare, or another number than before.
+        """
+        if self._exchange is None:
+            raise ConfigurationError("worker.steps before prepare: prepare the model and the optimizer first")
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ConfigurationError(f"worker.steps({number!r}): a whole number of steps, from 1")
+        if self._loader is None:
+            self._loader = self._leased(range(number), self._exchange.optimizer, counts=False)
+        elif not isinstance(self._loader.dataset, range):
+            raise ConfigurationError(
+                "worker.steps beside a prepared loader: the run's steps are its batches; loop over it"
+            )
+        elif len(self._loader.dataset) != number:
+            raise ConfigurationError(
+                f"worker.steps({number}) after worker.steps({len(self._loader.dataset)}): a run has one number of steps; loop "
+                "again over the same"
+            )
+        return iter(self._loader)
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """The epochs that are left: `for epoch in worker.epochs(5)`. A resumed run, or a worker that comes late, begins with
+        the one that the run is in.
+
+        Raises:
+            ConfigurationError: prepare was given no loader, or `number` is no whole number.
+        """
+        if self._loader is None:
+            raise ConfigurationError(
+                "worker.epochs counts the data that prepare shares out, and prepare was given no loader; loop over "
+                "worker.steps(number)"
+            )
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ConfigurationError(f"worker.epochs({number!r}): a whole number of epochs")
+        first = self._loader.epochs = max(self._loader.epochs, int(self._loader.find_out()))
+        for one in self._prepared.values():
+            if isinstance(one, RunSchedule):
+                one.go_to(first)  # by epoch; one that goes by batch catches up at its first call
+        yield from range(first, number)
+
+    def count(self, samples: int) -> None:
+        """Tell how many samples this step used, where the loop draws its own data: for throughput, `Until(samples=)`, weights by
+        samples, and the report.
+
+        Raises:
+            ConfigurationError: the prepared loader counts them, or `samples` is no whole number.
+        """
+        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 0:
+            raise ConfigurationError(f"worker.count({samples!r}): a whole number of samples")
+        if self._loader is not None and not isinstance(self._loader.dataset, range):
+            raise ConfigurationError("worker.count beside a prepared loader: its samples are counted already")
+        self._used.samples += samples
 
     def end(self) -> None:
         """The training function returned."""
@@ -300,36 +406,6 @@ class Worker:
             self._exchange.end()
         else:
             self._context.leave()
-
-
-def _check_arguments(optimizer: Any, loader: Any, more: tuple[Any, ...]) -> None:
-    """Raise `ConfigurationError` unless `prepare` was given one optimizer, and at most one loader."""
-    given = (optimizer, loader, *more)
-    if sum(isinstance(one, Optimizer) for one in given) > 1:
-        raise ConfigurationError(f"prepare was given two optimizers; {SEVERAL}")
-    schedule = next((one for one in given if isinstance(one, LRScheduler)), None)
-    if schedule is not None:
-        raise ConfigurationError(
-            f"prepare was given a {type(schedule).__name__}; it takes no schedules: make it with the optimizer that prepare "
-            "returns, and step it as always"
-        )
-    if optimizer is None:
-        raise ConfigurationError(f"prepare was given no optimizer; it is {ORDER}")
-    if not isinstance(optimizer, Optimizer):
-        said = f"prepare was given {type(optimizer).__name__} for an optimizer"
-        if isinstance(loader, Optimizer):
-            raise ConfigurationError(f"{said} and {type(loader).__name__} for a loader; it is {ORDER}")
-        raise ConfigurationError(f"{said}; allowed: any torch.optim.Optimizer")
-    if any(isinstance(one, DataLoader) for one in more):
-        raise ConfigurationError(
-            "prepare was given a second loader; it shares out the data of one, that of the training: iterate another, such "
-            "as that of the validation, as it is"
-        )
-    if more:
-        raise ConfigurationError(
-            f"prepare was given {', '.join(type(one).__name__ for one in more)} beyond model, optimizer and loader; "
-            f"make a schedule with the optimizer that it returns; {SEVERAL}"
-        )
 
 
 @contextmanager

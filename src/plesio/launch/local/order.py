@@ -147,17 +147,18 @@ class Order:
         specs = hello.model.specs
         sizes = [size for spec in specs for size in spec.shape]
         try:
-            (optimizer,) = hello.optimizers
+            groups = sum(len(one.groups) for one in hello.optimizers)
+            carried = hello.optimizers[0].carried
             layout = Layout(specs)
             sound = (
                 all(0 <= size < SIZE_MAX for size in sizes)
                 and all(0 <= index < len(specs) for _, index in hello.model.names)
-                and all(spec.group < len(optimizer.groups) for spec in specs)
+                and all(spec.group < groups for spec in specs)
                 and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind is Kind.TRAINED)
-                and (optimizer.carried is None or len(optimizer.carried.held) == len(specs))
+                and (carried is None or len(carried.held) == len(specs))
             )
             if sound and self._strategy.steps_at_server:
-                kept_copies(optimizer, layout)
+                kept_copies(hello.optimizers, layout)
         except PlesioError:
             return
         except Exception as error:
@@ -167,12 +168,11 @@ class Order:
 
     def _check_settings(self, made: messages.Contribution) -> None:
         assert self.hello is not None, "it contributes"
-        wanted = self.hello.optimizers[0].groups
-        for settings in made.settings:
-            groups = decode_groups(settings.groups)
-            alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
-            if settings.optimizer or not self._strategy.steps_at_server or not alike:
-                raise ProtocolError("the settings of its optimizer are not like those that it began with")
+        wanted = [group for one in self.hello.optimizers for group in one.groups]
+        groups = decode_groups(made.settings)
+        alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
+        if not self._strategy.steps_at_server or not alike:
+            raise ProtocolError("the settings of its optimizer are not like those that it began with")
 
 
 def _alike(wanted: dict[str, Any], got: dict[str, Any]) -> bool:

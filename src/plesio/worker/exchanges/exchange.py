@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
@@ -55,6 +55,36 @@ class Exchange:
     cancels = False
     local = True
     shares_parameters = False
+    _part: Optimizer | None = field(default=None, init=False)
+    _closure: Callable[[], Any] | None = field(default=None, init=False)
+    _loss: Any = field(default=None, init=False)
+
+    @property
+    def part(self) -> Optimizer:
+        """The user's optimizer whose step it is; `optimizer` may be several."""
+        return self._part or self.optimizer
+
+    def searching(self, closure: Callable[[], Any], step: Callable[[], None]) -> Any:
+        """Take a `step` in which the optimizer evaluates the `closure` as often as it likes; the loss it began with."""
+        self._closure, self._loss = closure, None
+        try:
+            step()
+        finally:
+            self._closure = None
+        return self._loss
+
+    def move(self) -> None:
+        """The optimizer steps in this process."""
+        if self._closure is None:
+            self.part.step()
+        else:
+            self._loss = self.part.step(self._closure)
+
+    def turn_to(self, part: Optimizer) -> None:
+        """The next step is of `part`, one of several optimizers."""
+        if part is not self._part:
+            self._part = part
+            self.replica.turn_to(part)
 
     def begin(self) -> None:
         """Wait for the beginning."""

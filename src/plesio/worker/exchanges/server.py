@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from plesio.core.events import Verdict
 from plesio.errors import ServerLostError, StopRun
-from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewell, GoOn, Settings
+from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewell, GoOn
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
+from plesio.tensors.several import parts_of
 from plesio.tensors.tensor_set import bits
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import warn_not_finite
@@ -53,7 +54,12 @@ class ServerExchange(Exchange):
             self._begin_from(lost.rejoin())
 
     def _begin_from(self, beginning: Beginning) -> None:
-        self.state.before, self.state.steps_before = beginning.contributions, beginning.steps
+        state = self.state
+        state.before, state.steps_before, state.samples_before = (
+            beginning.contributions,
+            beginning.steps,
+            beginning.samples,
+        )
         self._number = 0
         self._next()
         self._go_on(beginning)
@@ -83,8 +89,8 @@ class ServerExchange(Exchange):
 
     def _step_here(self) -> None:
         """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
-        if self.replica.check_gradients():
-            self.optimizer.step()
+        if self._closure is not None or self.replica.check_gradients():
+            self.move()
         else:
             self._finite = False
 
@@ -129,6 +135,7 @@ class ServerExchange(Exchange):
                 finite=finite,
                 missing=self.replica.missing,
                 absent=bits(self.replica.absent),
+                optimizer=parts_of(self.optimizer).index(self.part),
                 settings=self._changed_groups(),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
@@ -148,12 +155,12 @@ class ServerExchange(Exchange):
         self._number += 1
         self.state.begin(self._number)
 
-    def _changed_groups(self) -> tuple[Settings, ...]:
+    def _changed_groups(self) -> bytes:
         """The hyper-parameters, if the user or a scheduler changed them since they were last sent."""
         if self.local or self.optimizer.param_groups == self._sent:
-            return ()
+            return b""
         self._sent = settings_of(self.optimizer)
-        return (Settings(0, packed(self.optimizer)),)
+        return packed(self.optimizer)
 
     def _adopt(self, answer: GoOn) -> None:
         self._go_on(answer)

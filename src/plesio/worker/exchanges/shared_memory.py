@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plesio.errors import StopRun
 from plesio.protocol.worker import Farewell
 from plesio.tensors.outer import scale_for
+from plesio.tensors.several import parts_of
 from plesio.worker.exchanges.among_peers import PeerExchange
 
 
@@ -20,7 +21,9 @@ class SharedMemoryExchange(PeerExchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._scale = scale_for(type(self.optimizer), self.share, self.share)
+        self._scales = [
+            scale_for(type(one), self.share, self.share) for one in parts_of(self.optimizer) for _ in one.param_groups
+        ]
         self._read_at = 0
         self._folds = 0
 
@@ -45,13 +48,13 @@ class SharedMemoryExchange(PeerExchange):
     def _fold(self) -> None:
         """Step in place at this worker's share of the learning rate; what others folded meanwhile is the staleness."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * self._scale
+        for group, rate, scale in zip(self.optimizer.param_groups, rates, self._scales, strict=True):
+            group["lr"] = rate * scale
         staleness = self.board.folds - self._read_at
         self._folds += 1
         batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
         self.board.folding(self.state.worker, self._folds, batches, samples)
-        self.optimizer.step()
+        self.move()
         self.board.folded(self.state.worker, self._folds)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

@@ -46,9 +46,9 @@ class Guards:
         """Warn of trainable parameters that no group of the optimizer holds: a second optimizer may be meant for them."""
         if self._outside:
             warn(
-                f"no group of the optimizer given to prepare holds {listed(self._outside)}, with requires_grad=True: in the run "
-                "they stay as they are, and what another optimizer does to them reaches no other worker. A run has one "
-                "optimizer so far: add a group for them, or requires_grad_(False) what is not to be trained"
+                f"no group of an optimizer given to prepare holds {listed(self._outside)}, with requires_grad=True: in the run "
+                "they stay as they are, and what another optimizer does to them reaches no other worker. Give prepare that "
+                "optimizer, too, or requires_grad_(False) what is not to be trained"
             )
 
     def before_step(self) -> None:

@@ -13,12 +13,15 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.optim import LBFGS
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
 from plesio.protocol import worker as messages
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.model import Models
+from plesio.tensors.several import Several
 from plesio.transport.collective import CurrentGroup, Group, Hosts, completed, connected_store
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
@@ -54,6 +57,11 @@ class AllReduceExchange(PeerExchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.user_model, Models) or isinstance(self.optimizer, Several | LBFGS):
+            raise ConfigurationError(
+                "allreduce exchanges in the backward pass of one module, for one optimizer that steps once a backward pass; for "
+                "several modules or optimizers, and for L-BFGS, take sync_sgd or local_sgd"
+            )
         arena, layout = self.replica.arena, self.replica.layout
         self._buffers = SharedBuffers(arena.of_kind(Kind.BUFFER))
         self._settings = SharedSettings(self.optimizer)

@@ -1,0 +1,87 @@
+"""What `prepare` was given, sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from plesio.errors import ConfigurationError
+from plesio.tensors.model import Models
+from plesio.tensors.several import Several
+
+ALLOWED = "modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
+
+
+@dataclass(frozen=True)
+class Given:
+    """Modules, optimizers, loaders and schedulers, each in the order in which they were given."""
+
+    modules: list[nn.Module]
+    optimizers: list[Optimizer]
+    schedulers: list[LRScheduler]
+    loaders: list[Any]
+
+    @classmethod
+    def sorted(cls, things: Sequence[Any]) -> Given:
+        """Sort what `prepare` was given; None stands for nothing.
+
+        Raises:
+            ConfigurationError: something that it does not take, or the same object twice.
+        """
+        given = cls([], [], [], [])
+        homes = (nn.Module, given.modules), (Optimizer, given.optimizers), (LRScheduler, given.schedulers)
+        for place, one in enumerate(things):
+            if one is None:
+                continue
+            if any(one is other for other in things[:place]):
+                raise ConfigurationError(f"prepare was given the same {type(one).__name__} twice")
+            home: list[Any] | None = next((home for kind, home in homes if isinstance(one, kind)), None)
+            if home is None and not _is_data(one):
+                raise ConfigurationError(f"prepare was given {_told(one)}; it takes {ALLOWED}")
+            (given.loaders if home is None else home).append(one)
+        return given
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` unless there is something to train, by schedules of what trains it."""
+        for kind, found in ("model", self.modules), ("optimizer", self.optimizers):
+            if not found:
+                raise ConfigurationError(f"prepare was given no {kind}; it takes {ALLOWED}")
+        for schedule in self.schedulers:
+            if not any(schedule.optimizer is one for one in self.optimizers):
+                kind = type(schedule.optimizer).__name__
+                raise ConfigurationError(
+                    f"prepare was given a {type(schedule).__name__} of another {kind} than it was given: give it that one, too"
+                )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; of several, a list of them."""
+        return self.modules[0] if len(self.modules) == 1 else Models(self.modules)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; of several, all as one."""
+        return self.optimizers[0] if len(self.optimizers) == 1 else Several(self.optimizers)
+
+
+def _is_data(one: Any) -> bool:
+    if isinstance(one, (list, tuple)) and one and isinstance(one[0], Optimizer | nn.Module | LRScheduler):
+        return False
+    return isinstance(one, (DataLoader, dict)) or (hasattr(one, "__getitem__") and isinstance(one, Sized))
+
+
+def _told(one: Any) -> str:
+    name = one.__name__ if isinstance(one, type) else type(one).__name__
+    if isinstance(one, type):
+        return f"the class {name}, not an object of it"
+    if isinstance(one, (list, tuple)):
+        return f"a {name} of {type(one[0]).__name__}: give them one by one"
+    if callable(getattr(one, "parameters", None)) or callable(one):
+        return f"a {name}, which is no torch.nn.Module"
+    return f"a {name}"

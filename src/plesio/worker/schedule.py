@@ -1,0 +1,81 @@
+"""A learning-rate schedule that ends where the training ends.
+
+A schedule counts its calls, as the script on its own would make them: one a batch, one an epoch, or one for every few batches. On
+many workers each makes a part of them, a fast one more than a slow one. So a prepared schedule goes, at each call, to where the
+script on its own would be when as much of the data is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from plesio.worker.loader import LeasedLoader
+
+
+class RunSchedule(LRScheduler):
+    """The user's scheduler as the training loop sees it; its attributes are the user's.
+
+    A call between two batches moves it to where the run's data is, counted in calls. A call outside of the loop over batches
+    moves it to the number of epochs that the loop is through. One that is told a metric, and one without a prepared loader, is
+    passed on.
+
+    Args:
+        schedule: the user's.
+        loader: finds what tells how far the run is, once there is one.
+    """
+
+    _by_batch: bool
+
+    def __init__(self, schedule: LRScheduler, loader: Callable[[], LeasedLoader | None]) -> None:
+        self.__dict__.update(_schedule=schedule, _loader=loader, _calls=0, _made=0, _by_batch=False)
+
+    def step(self, *metric: Any, **named: Any) -> None:
+        """Go to where the run is."""
+        schedule, loader = self._schedule, self._loader()
+        if metric or named or loader is None or isinstance(schedule, ReduceLROnPlateau):
+            schedule.step(*metric, **named)
+            return
+        self._calls += 1
+        if loader.within:
+            if not self._by_batch:
+                self._by_batch = True
+                loader.through.append(self._follow)  # others may have taken what is left of the data
+            self._follow()
+        else:
+            self.go_to(loader.epochs)
+
+    def _follow(self) -> None:
+        loader = self._loader()
+        self.go_to(loader.position * self._calls // max(1, loader.read))
+
+    def go_to(self, calls: int) -> None:
+        """Be where the script on its own is after so many calls; it never goes back, nor beyond its end."""
+        schedule = self._schedule
+        end = getattr(schedule, "total_steps", None)  # of OneCycleLR, which would raise
+        while self._made < calls and (end is None or schedule.last_epoch < end):
+            schedule.step()
+            self.__dict__["_made"] += 1
+
+    def get_last_lr(self) -> list[Any]:
+        return list(self._schedule.get_last_lr())
+
+    def get_lr(self) -> list[Any]:
+        return list(self._schedule.get_lr())
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._schedule.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._schedule.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_schedule"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self._schedule, name, value)
