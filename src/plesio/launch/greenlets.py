@@ -33,11 +33,13 @@ from torch.optim import Optimizer
 
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
 from plesio.protocol.worker import A, Contribution, DroppedStep, FromWorker, Hello, LeaseReply, LeaseRequest, Ready
+from plesio.server.assembly import arenas
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.carrying import hand_over
+from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.doorbell import Located, nothing
+from plesio.transport.memory import SharedBlock
 from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
@@ -59,6 +61,7 @@ class Place:
     ring: Sequence[Arena]
     slot: Arena
     first: bool
+    state: Callable[[], tuple[Carried, SharedBlock]]
 
 
 class StillTimer:
@@ -126,6 +129,7 @@ class GreenletWorker:
         self._every = every
         self._shows = shows
         self._used: DataUse | None = None
+        self._place: Place | None = None
         self._exchange: ServerExchange | None = None
         self._greenlet = greenlet(self._run)
 
@@ -157,13 +161,13 @@ class GreenletWorker:
         finally:
             if self._exchange is not None:
                 self._exchange.let_go()
-                self._exchange = None
+                self._exchange = self._place = None
 
     def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
         hello, carried, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
         self.model = model
-        place = wait(hello)
+        place = self._place = wait(hello)
         hand_over(optimizer, carried, tensors, place.ring, place.first)
         replica = replica_for(self._strategy)(place.layout, model, tensors, place.ring, place.slot)
         self._exchange = exchange = ServerExchange(
@@ -188,6 +192,13 @@ class GreenletWorker:
         request = LeaseRequest(epoch, total, most, unused, digest)
         reply: LeaseReply = wait(request, keep_random=under_way)
         return reply
+
+    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
+        assert self._place is not None, "it trains"
+        carried, block = self._place.state()
+        states = brought_back(carried, tensors, arenas(block, self._place.layout, len(carried.keys)))
+        block.close()
+        return states
 
     def leave(self) -> None:
         """Nothing to tell: the end of the function is seen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -71,7 +72,9 @@ class Seating:
         else:
             memory = self._memory
             memory.check(hello)
-        worker.resume(Place(memory.layout, memory.ring, memory.slots[worker.rank], first))
+        worker.resume(
+            Place(memory.layout, memory.ring, memory.slots[worker.rank], first, partial(memory.state_for, worker.rank))
+        )
         if first:
             self._program.begin(memory, now_s)
         return True

@@ -7,6 +7,7 @@ Beside training, on a channel (`plesio.transport.channel`):
 | Hello         | from `prepare`: this is what I train       | Welcome, or Refused          |
 | Ready         | its memory is mapped                       | Beginning, by its pipe       |
 | LeaseRequest  | its loop wants data                        | LeaseReply, or Refused       |
+| StateWanted   | the loop saves the optimizer               | StateGiven                   |
 |               | it checked in and its group is a new one   | Regrouped                    |
 
 While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
@@ -33,6 +34,7 @@ import msgspec
 
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call, Outcome
+from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
 
@@ -82,6 +84,16 @@ class LeaseRequest(msgspec.Struct, tag=True, frozen=True):
     digest: Count
 
 
+class StateWanted(msgspec.Struct, tag=True, frozen=True):
+    """A worker beside the server: the state of the optimizer that steps there, please."""
+
+
+class StateGiven(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker, with the descriptor of memory that holds the tensors which the keys of `carried` name."""
+
+    carried: Carried
+
+
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`: as in `Leased`."""
 
@@ -97,8 +109,8 @@ class Regrouped(msgspec.Struct, tag=True, frozen=True):
     port: int
 
 
-ToServer = Hello | Ready | LeaseRequest
-ToWorker = Welcome | Refused | LeaseReply | Regrouped
+ToServer = Hello | Ready | LeaseRequest | StateWanted
+ToWorker = Welcome | Refused | LeaseReply | Regrouped | StateGiven
 
 
 # On the pipes

@@ -23,6 +23,7 @@ from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
 from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.carrying import Carried
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
@@ -138,6 +139,13 @@ class Assembly:
             f"{kept[0].kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
             "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
         )
+
+    def state_for(self, worker: int) -> tuple[Carried, SharedBlock]:
+        """The state of the optimizer that steps at the server, as `worker` would hold it; the block holds what the keys name."""
+        carried = self.folder.carried()
+        block = SharedBlock.create(self.layout.nbytes * len(carried.keys) or PAGE, "the optimizer's state")
+        self.folder.copy_state(worker, carried, arenas(block, self.layout, len(carried.keys)))
+        return carried, block
 
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""

@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 
 from plesio.tensors.arena import Arena
 
+States = dict[torch.Tensor, dict[str, Any]]
+"""An optimizer's state by parameter."""
 _COUNTS = ("step", "eta", "mu", "mu_product")
 """Keys of which torch's optimizers keep one number per parameter, even if the parameter is a scalar."""
 
@@ -31,6 +33,10 @@ class Held(msgspec.Struct, frozen=True):
     def of(cls, state: dict[str, Any], parameter: torch.Tensor) -> Held:
         whole = [key for key, value in state.items() if is_whole(key, value, parameter)]
         return cls(tuple(whole), {key: value for key, value in state.items() if key not in whole})
+
+    def packed(self) -> Held:
+        """With its small tensors as bytes."""
+        return Held(self.whole, {key: _packed(value) for key, value in self.rest.items()})
 
     def same(self, other: Held) -> bool:
         """Whether their parameters could be stepped as one tensor."""
@@ -51,8 +57,7 @@ class Carried(msgspec.Struct, frozen=True):
         """What `optimizer` holds for a model's `tensors`; None if it has not stepped yet."""
         if not any(map(_has_stepped, optimizer.state.values())):
             return None
-        held = (Held.of(optimizer.state.get(tensor, {}), tensor) for tensor in tensors)
-        return cls(tuple(Held(one.whole, {key: _packed(value) for key, value in one.rest.items()}) for one in held))
+        return cls(tuple(Held.of(optimizer.state.get(tensor, {}), tensor).packed() for tensor in tensors))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -74,6 +79,21 @@ def hand_over(
             if key in held.whole:
                 view.copy_(optimizer.state[tensor][key])
     optimizer.state.clear()
+
+
+def brought_back(carried: Carried, tensors: Sequence[torch.Tensor], arenas: Sequence[Arena]) -> States:
+    """The state of each tensor that has some, as its optimizer would hold it; `arenas` hold what the keys name."""
+    states: States = {}
+    for place, (tensor, held) in enumerate(zip(tensors, carried.held, strict=True)):
+        state = {key: from_plain(value) for key, value in held.rest.items()}
+        state |= {
+            key: arena.views[place].clone()
+            for key, arena in zip(carried.keys, arenas, strict=True)
+            if key in held.whole
+        }
+        if state:
+            states[tensor] = state
+    return states
 
 
 def _has_stepped(state: dict[str, Any]) -> bool:

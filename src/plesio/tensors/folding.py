@@ -161,6 +161,15 @@ class Folding:
         assert self._optimizer is not None, "nothing is carried to where nobody steps"
         self._optimizer.begin_from(carried, arenas)
 
+    def carried(self) -> Carried:
+        """The state of the user's optimizer, as a worker would hold it."""
+        return self._optimizer.carried() if self._optimizer is not None else Carried(())
+
+    def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Copy what its keys name into these."""
+        if self._optimizer is not None:
+            self._optimizer.copy_state(carried, arenas)
+
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything, and the buffer is empty."""
         self._versions.release_all()

@@ -289,6 +289,14 @@ class LookAheadFolding:
             self._resum()
             self._scale = list(self._optimizer.scales(self._share, self._share))
 
+    def carried(self) -> Carried:
+        """The state of the user's optimizer, as a worker would hold it: `begin_from` begins from that."""
+        return self._optimizer.carried(self._workers)
+
+    def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Copy what its keys name into these; of the momenta, that of `worker`."""
+        self._optimizer.copy_state(carried, arenas, self._momenta[worker])
+
     def begin_anew(self) -> None:
         self._versions.release_all()
         self._waiting = 0

@@ -331,6 +331,26 @@ class ServerOptimizer:
         """The hyper-parameters of parameter `position`, as the user gave them."""
         return self.groups[self._group_of[position]]
 
+    def carried(self, workers: int = 1) -> Carried:
+        """The state as a worker's optimizer would hold it; a count that goes with that of so many `workers`, divided by it."""
+        held = [Held((), {})] * len(self._arena.layout.specs)
+        for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
+            state = self.state_of(position)
+            if self.swapped_of(position) == "exp_avg" and "step" in state:
+                state = {**state, "step": state["step"] / workers}
+            for tensor in piece.tensors:
+                held[tensor] = Held.of(state, parameter).packed()
+        return Carried(tuple(held))
+
+    def copy_state(self, carried: Carried, arenas: Sequence[Arena], swapped: Arena | None = None) -> None:
+        """Copy the tensors that the keys of `carried` name; what look-ahead swaps for a worker's own is in `swapped`."""
+        for key, arena in zip(carried.keys, arenas, strict=True):
+            for position, piece in enumerate(self._pieces):
+                source = swapped if key == self.swapped_of(position) else self._state_arenas.get(key)
+                for tensor in piece.tensors:
+                    if source is not None and key in carried.held[tensor].whole:
+                        arena.views[tensor].copy_(source.views[tensor])
+
     def group_at(self, position: int) -> int:
         """The number of its group."""
         return self._group_of[position]

@@ -6,6 +6,7 @@ virtual or a recorded clock (`plesio.launch.greenlets`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
-from plesio.tensors.carrying import Carried
+from plesio.tensors.carrying import Carried, States
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.several import specs_of
 from plesio.worker.data_use import DataUse
@@ -40,6 +41,9 @@ class WorkerContext(Protocol):
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Data to work on; the arguments are those of a `plesio.protocol.worker.LeaseRequest`."""
+
+    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
+        """The state of the optimizer that steps at the server, for the model's `tensors`; None where it cannot be fetched."""
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Pass on what the training function logged over its last `steps` steps."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,12 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError
+from plesio.tensors.carrying import States
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.warn import warn
+
+Fetch = Callable[[Sequence[torch.Tensor]], States | None]
+"""Brings the state of an optimizer that steps at the server."""
 
 
 class ExchangedOptimizer(Optimizer):
@@ -28,12 +33,18 @@ class ExchangedOptimizer(Optimizer):
     """
 
     def __init__(
-        self, optimizer: Optimizer, exchange: Exchange, check: Callable[[], None], one_of_several: bool = False
+        self,
+        optimizer: Optimizer,
+        exchange: Exchange,
+        check: Callable[[], None],
+        fetch: Fetch,
+        one_of_several: bool = False,
     ) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange
         self._check = check
+        self._fetch = fetch
         self._several = one_of_several
         self._share()
         self._sealed = True
@@ -78,20 +89,30 @@ class ExchangedOptimizer(Optimizer):
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as the copies of a small exchange
 
     def state_dict(self) -> dict[str, Any]:
-        """The user's optimizer's: its settings, and its state unless that lives at the server."""
-        if not self._exchange.local:
-            warnings.warn(
-                f"state_dict() of {type(self._user).__name__} has no state: it steps at the server, where its state lives; "
-                "that is in the run's checkpoints (checkpoint=ps.Checkpoint(...))",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        """The user's optimizer's: its settings, and its state, fetched from where it steps."""
         for before in self._user._optimizer_state_dict_pre_hooks.values():
             before(self._user)
-        state: dict[str, Any] = super().state_dict()
+        own = self.state
+        states = own if self._exchange.local else self._fetched()
+        mine = {parameter for group in self.param_groups for parameter in group["params"]}
+        self.state = defaultdict(dict, {one: state for one, state in states.items() if one in mine})
+        try:
+            state: dict[str, Any] = super().state_dict()
+        finally:
+            self.state = own
         for after in self._user._optimizer_state_dict_post_hooks.values():
             state = after(self._user, state) or state
         return state
+
+    def _fetched(self) -> States:
+        states = self._fetch(self._exchange.replica.tensors)
+        if states is None:
+            warn(
+                f"state_dict() of {type(self._user).__name__} has no state on a worker of another host: it steps at the "
+                "run's head; save on a worker beside that, or go on from the run's checkpoints "
+                "(checkpoint=ps.Checkpoint(...))"
+            )
+        return states or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load into the user's optimizer, and go on sharing with it."""

@@ -298,7 +298,9 @@ class Worker:
             **{id(one): one for one in given.modules},
             id(model): ours,
             **{
-                id(one): ExchangedOptimizer(one, self._exchange, guards.before_step, several)
+                id(one): ExchangedOptimizer(
+                    one, self._exchange, guards.before_step, self._context.optimizer_state, several
+                )
                 for one in given.optimizers
             },
             **{id(one): self._loader for one in others[:1]},

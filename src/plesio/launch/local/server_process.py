@@ -269,6 +269,11 @@ class Server(Replies):
                     self._peers.settle(concluded=False)
                 self._program.lease(line.worker, line.incarnation, message, time.monotonic())
             return
+        if isinstance(message, protocol.StateWanted):
+            carried, block = self._memory.state_for(line.worker)
+            line.say(protocol.StateGiven(carried), (block.fd,))
+            block.close()
+            return
         if isinstance(message, protocol.Hello):
             line.hello = message
             line.late = self._opening.assembly is not None

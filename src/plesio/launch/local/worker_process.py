@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -18,10 +18,21 @@ from plesio.errors import ConfigurationError, PlesioError, ServerLostError, Stop
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.protocol.launcher import Finished, Logged, StopRequest
-from plesio.protocol.worker import Farewell, LeaseReply, LeaseRequest, Ready, Refused, Regrouped, ToWorker, Welcome
+from plesio.protocol.worker import (
+    Farewell,
+    LeaseReply,
+    LeaseRequest,
+    Ready,
+    Refused,
+    Regrouped,
+    StateGiven,
+    StateWanted,
+    ToWorker,
+    Welcome,
+)
 from plesio.server.assembly import arenas
-from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.carrying import hand_over
+from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.carrying import States, brought_back, hand_over
 from plesio.tensors.model import device_of
 from plesio.transport.board import Board
 from plesio.transport.channel import Channel, ChannelClosedError
@@ -40,7 +51,7 @@ from plesio.worker.seeding import seed_everything
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, taking_part
 
-Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
+Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven)
 
 
 class ProcessContext:
@@ -174,6 +185,16 @@ class ProcessContext:
         reply, _ = self._ask(LeaseReply, f"data of epoch {epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         return reply
+
+    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
+        self._server.send(StateWanted())
+        given, descriptors = self._ask(StateGiven, "the optimizer's state")
+        assert self._exchange is not None, "it trains"
+        keys, layout = given.carried.keys, self._exchange.replica.layout
+        block = SharedBlock(descriptors[0], layout.nbytes * len(keys) or PAGE)
+        states = brought_back(given.carried, tensors, arenas(block, layout, len(keys)))
+        block.close()
+        return states
 
     def _regrouped(self) -> Regrouped:
         return self._ask(Regrouped, "the group it is in from now on")[0]

@@ -42,7 +42,7 @@ from plesio.protocol.worker import (
 )
 from plesio.strategy import Strategy
 from plesio.tensors.arena import PAGE, Arena, Kind, Layout
-from plesio.tensors.carrying import hand_over
+from plesio.tensors.carrying import States, hand_over
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
@@ -320,6 +320,9 @@ class RemoteContext:
         if beginning.version < self.state.version:
             warn(f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted")
         return beginning
+
+    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
+        return None  # it may be large, and a checkpoint of the run has it
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Ask the server."""
