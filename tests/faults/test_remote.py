@@ -48,6 +48,29 @@ def test_one_remote_worker_gives_the_same_bits_as_a_local_one(strategy: Strategy
     assert same(far, local)
 
 
+def looking_up(worker: ps.Worker) -> None:
+    """Two optimizers, one of them of a table with sparse gradients."""
+    torch.manual_seed(1)
+    table, tower = torch.nn.Embedding(100, 4, sparse=True), torch.nn.Linear(4, 1)
+    ours: Any = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+    theirs: Any = torch.optim.SGD(tower.parameters(), lr=0.1, momentum=0.9)
+    table, tower, ours, theirs = worker.prepare(table, tower, ours, theirs)
+    source = torch.Generator().manual_seed(worker.rank)
+    for _ in range(12):
+        ours.zero_grad()
+        theirs.zero_grad()
+        tower(table(torch.randint(0, 100, (5,), generator=source))).square().mean().backward()
+        ours.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd"])
+def test_several_optimizers_and_tables_give_the_same_bits_from_afar(strategy: str) -> None:
+    workers = 2 if strategy == "sync_sgd" else 1
+    local = ps.run(looking_up, strategy, workers=workers)
+    assert same(remote.run(looking_up, strategy, workers=workers), local)
+
+
 @pytest.mark.parametrize("strategy", IN_LOCK_STEP, ids=lambda one: one.name)
 def test_remote_workers_in_lock_step_give_the_same_bits_as_local_ones(strategy: Strategy) -> None:
     train = functools.partial(chancy, epochs=1)

@@ -37,6 +37,7 @@ from plesio.core.rounds import Call, Outcome
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.rows import Rows
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -142,9 +143,10 @@ class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
-    (`plesio.tensors.tensor_set`); `optimizer`: which one stepped, of several; `settings`: the hyper-parameters of all groups
-    (`plesio.tensors.optimizer_spec.packed`), if they changed; `worked_s`: seconds from the answer before it to when it was
-    computed, but for those that it waited for data; `loss`: what the training function last logged as that.
+    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `optimizer`: which one stepped, of several;
+    `settings`: the hyper-parameters of all groups (`plesio.tensors.optimizer_spec.packed`), if they changed; `worked_s`:
+    seconds from the answer before it to when it was computed, but for those that it waited for data; `loss`: what the training
+    function last logged as that.
     """
 
     number: Count
@@ -154,6 +156,7 @@ class Contribution(Message):
     finite: bool = True
     missing: Count = 0
     absent: bytes = b""
+    rows: tuple[Rows, ...] = ()
     optimizer: Count = 0
     settings: bytes = b""
     worked_s: Seconds = 0.0

@@ -8,6 +8,7 @@ from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Verdict
 from plesio.protocol.worker import Beginning, GoOn, LeaseReply
 from plesio.server.checkpoints import Progress
 from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.rows import Rows
 from plesio.transport.doorbell import Located
 
 
@@ -17,8 +18,13 @@ class Folder(Protocol):
     def set_groups(self, worker: int, groups: Groups) -> None:
         return
 
-    def came(self, worker: int, absent: int) -> None:
+    def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
         return
+
+    @property
+    def row_bytes(self) -> int:
+        """What travelled of tables."""
+        return 0
 
     def hold(self, worker: int, weight: float) -> None:
         return

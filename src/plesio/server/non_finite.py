@@ -34,7 +34,7 @@ class NonFinite:
 
     def allows(self, parameters: Arena, version: int) -> bool:
         """Whether `parameters`, which are of `version`, may be kept; the first time they may not, that is told."""
-        if are_finite(parameters.of_kind(Kind.TRAINED)):
+        if are_finite(parameters.of_kind(Kind.TRAINED, Kind.ROWS)):
             self._finite_at = version
             return True
         if self._finite_at is None:
@@ -58,4 +58,4 @@ class NonFinite:
 
 def _first_not_finite(parameters: Arena) -> str:
     specs = zip(parameters.layout.specs, parameters.views, strict=True)
-    return next(spec.name for spec, view in specs if spec.kind is Kind.TRAINED and not are_finite([view]))
+    return next(spec.name for spec, view in specs if spec.kind.moves and not are_finite([view]))

@@ -211,7 +211,9 @@ class Program:
             discarded=dict(meter.discarded),
             missing_gradients=meter.missing_gradients,
             batches_unvisited=self.sequencer.leases.unvisited,
-            bytes=(meter.exchanges + meter.answers) * memory.layout.payload_bytes if memory else 0,
+            bytes=(meter.exchanges + meter.answers) * memory.layout.payload_bytes + self._folder.row_bytes
+            if memory
+            else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
             staleness=meter.staleness(),
             workers=tuple(one.summary() for one in meter.seated),
@@ -275,9 +277,9 @@ class Program:
         if made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
         self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
-        if made.absent != self._absent[worker]:
+        if made.rows or made.absent != self._absent[worker]:
             self._absent[worker] = made.absent
-            self._folder.came(worker, of_bits(made.absent))
+            self._folder.came(worker, of_bits(made.absent), made.rows)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.missing_gradients += made.missing

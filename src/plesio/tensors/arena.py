@@ -36,6 +36,13 @@ class Kind(IntEnum):
     """A parameter no optimizer moves."""
     BUFFER = 2
     """State that the forward pass writes, such as batch-norm statistics."""
+    ROWS = 3
+    """A table that the optimizer moves, a few rows at a time (`plesio.tensors.rows`)."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether an optimizer moves it."""
+        return self in (Kind.TRAINED, Kind.ROWS)
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -93,10 +100,11 @@ class Layout:
         self.segments = tuple(segments)
         trained = [one for one in segments if one.kind is Kind.TRAINED]
         self.trained_elements = tuple(sum(specs[i].numel for i in one.tensors) for one in trained)  # without padding
-        self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind is not Kind.FROZEN)
+        whole = (Kind.TRAINED, Kind.BUFFER)
+        self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind in whole)
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
-        moving = [spec for spec in specs if spec.kind is not Kind.FROZEN]
+        moving = [spec for spec in specs if spec.kind in whole]
         self.payload_bytes = sum(
             spec.numel * spec.torch_dtype.itemsize for spec in moving
         )  # of an exchange, in each direction

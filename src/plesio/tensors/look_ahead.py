@@ -34,6 +34,7 @@ from plesio.tensors.mean import blend_buffers
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.outer import Kept, ServerOptimizer
+from plesio.tensors.rows import Rows, Tables
 from plesio.tensors.versions import Versions
 
 RESUM_EVERY = 1024
@@ -88,6 +89,7 @@ class LookAheadFolding:
         self._held_absent = [0] * held
         self._held = [new_arena("buffer") for _ in range(held)]
         self._waiting = 0
+        self._tables = Tables(self._master.layout, versions.buffers)
         self._momenta = [new_arena("momentum") for _ in slots]
         self._begun: list[set[int]] = [set() for _ in slots]  # by worker: positions whose momentum has started
         self._sum = new_arena("sum of momenta")
@@ -123,25 +125,33 @@ class LookAheadFolding:
             for group, key in zip(groups, self._optimizer.swapped, strict=True)
         ]
 
-    def came(self, worker: int, absent: int) -> None:
+    def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
         self._absent[worker] = absent
+        self._tables.came(worker, rows)
+
+    @property
+    def row_bytes(self) -> int:
+        return self._tables.nbytes
 
     def hold(self, worker: int, weight: float) -> None:
         """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
         self._damp(worker)
-        self._held[self._waiting].copy_from(self._slots[worker])
+        self._held[self._waiting].copy_from(self._slots[worker], Kind.TRAINED, Kind.BUFFER)
+        self._tables.hold(worker, self._slots[worker], 1.0)
         self._held_absent[self._waiting] = self._absent.get(worker, 0)
         self._waiting += 1
 
     def fold(self, fold: Fold) -> None:
         """Step the master copy with each contributing worker's momentum, in order of arrival."""
+        held = self._tables.take_held() if fold.held else []
         for place, member in enumerate(fold.members):
             if not fold.held and member.worker in self._live:  # a departed worker's base version is unknown
                 self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
             absent = self._held_absent[place] if fold.held else self._absent.get(member.worker, 0)
             scales = self._optimizer.scales(fold.scale * member.share, self._share)
-            self._step(member.worker, gradient, scales, absent)
+            tables = held[place][1] if fold.held else self._tables.gradients_of(member.worker, gradient)
+            self._step(member.worker, gradient, scales, absent, tables)
             if member.worker not in self._live:  # departed since: its momentum will not act again
                 self._forget_momentum(member.worker)
         self._waiting = 0
@@ -150,7 +160,9 @@ class LookAheadFolding:
         self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
 
     @quiet
-    def _step(self, worker: int, gradient: Arena, scales: Sequence[float], absent: int) -> None:
+    def _step(
+        self, worker: int, gradient: Arena, scales: Sequence[float], absent: int, tables: dict[int, torch.Tensor]
+    ) -> None:
         self._optimizer.step_as(worker)
         if self._optimizer.has_to_split(absent):
             was = self._optimizer.split()
@@ -163,7 +175,8 @@ class LookAheadFolding:
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole -= part
         self._swap_in(own, self._begun[worker])
-        self._optimizer.step(self._master, self._master, gradient, scales, absent)
+        self._optimizer.step(self._master, self._master, gradient, scales, absent, tables)
+        self._tables.changed(tables, self._versions.current)
         self._swap_out(own, self._begun[worker], self._optimizer.lacking(absent))
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole += part
@@ -205,6 +218,8 @@ class LookAheadFolding:
         index = self._versions.spare()
         out = self._versions.buffers[index]
         out.copy_from(self._master, Kind.BUFFER)
+        self._tables.bring_up(index, self._master)
+        self._tables.read(reader)
         targets = self._optimizer.select(out)
         totals = self._optimizer.select(self._sum)
         for position, weight in enumerate(self._optimizer.select(self._master)):
@@ -214,6 +229,8 @@ class LookAheadFolding:
 
     def _look_ahead(self, position: int, out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> None:
         """out = weight - rate * total [/ root of the second moment], a chunk at a time."""
+        if self._optimizer.is_table(position):
+            return
         state, key = self._optimizer.state_of(position), self._optimizer.swapped_of(position)
         group = self._optimizer.group_of(position)
         rate = group["lr"] * self._scale[self._optimizer.group_at(position)] * (1.0 - 1.0 / len(self._live))
@@ -236,7 +253,8 @@ class LookAheadFolding:
     def snapshot(self, reader: int) -> int:
         self._versions.release(reader)
         index = self._versions.spare()
-        self._versions.buffers[index].copy_from(self._master)
+        self._versions.buffers[index].copy_from(self._master, Kind.TRAINED, Kind.FROZEN, Kind.BUFFER)
+        self._tables.bring_up(index, self._master)
         self._versions.pin(reader, index)
         return index
 
@@ -300,6 +318,7 @@ class LookAheadFolding:
     def begin_anew(self) -> None:
         self._versions.release_all()
         self._waiting = 0
+        self._tables.begin_anew()
         self._live.clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Container
 from typing import Any
 
 import cloudpickle
@@ -29,8 +30,11 @@ class Models(nn.ModuleList):
     """Several modules that are trained as one model."""
 
 
-def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, list[torch.Tensor]]:
-    """The description of `model` under `optimizer`, and its tensors in the same order."""
+def describe(
+    model: nn.Module, optimizer: Optimizer | None, tables: Container[int] = ()
+) -> tuple[Described, list[torch.Tensor]]:
+    """The description of `model` under `optimizer`, and its tensors in the same order; `tables`: the identities of those that
+    move by rows."""
     param_groups = optimizer.param_groups if optimizer is not None else ()
     groups = {id(one): position for position, group in enumerate(param_groups) for one in group["params"]}
     specs: list[TensorSpec] = []
@@ -38,7 +42,9 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
     for name, parameter in model.named_parameters():
         group = groups.pop(id(parameter), -1)
         kind = Kind.TRAINED if parameter.requires_grad and group >= 0 else Kind.FROZEN
-        specs.append(_spec(_plain(name), parameter, kind, group if kind is Kind.TRAINED else -1))
+        if kind is Kind.TRAINED and id(parameter) in tables:
+            kind = Kind.ROWS
+        specs.append(_spec(_plain(name), parameter, kind, group if kind.moves else -1))
         tensors.append(parameter)
     for name, buffer in model.named_buffers():
         specs.append(_spec(_plain(name), buffer, Kind.BUFFER, -1))
@@ -50,7 +56,7 @@ def describe(model: nn.Module, optimizer: Optimizer | None) -> tuple[Described, 
             f"{len(groups)} parameters of the optimizer are not in the model given to prepare; "
             "build the optimizer from that model's parameters(), or put all modules that it trains into one"
         )
-    if optimizer is not None and not any(spec.kind is Kind.TRAINED for spec in specs):
+    if optimizer is not None and not any(spec.kind.moves for spec in specs):
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
     return Described(tuple(specs), _state_names(model, tensors)), tensors
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import LBFGS, Optimizer
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.carrying import Carried
@@ -136,10 +136,6 @@ def _check_moves(optimizer: Optimizer) -> None:
     name, inner = type(optimizer).__name__, getattr(optimizer, "optimizer", None)
     if isinstance(optimizer, LBFGS):
         raise ConfigurationError(f"{name} evaluates the loss inside its step, and the server has no data: {STAY}")
-    if isinstance(optimizer, SparseAdam):
-        raise ConfigurationError(
-            f"{name} takes sparse gradients only, and to the server they travel dense; use Adam, or {STAY}"
-        )
     if isinstance(inner, Optimizer):
         raise ConfigurationError(
             f"{name} wraps {type(inner).__name__}, and the server, where it is to step, cannot build it again: call "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ FUSED_FROM = 1 << 17
 """Elements from which to use the fused kernel: 7-10 times faster, but it differs in the last bit from the plain loop."""
 
 
+NO_TABLES: Mapping[int, torch.Tensor] = {}
 LACKING_MAX = 100
 """How many sets of absent tensors are remembered."""
 
@@ -97,13 +98,18 @@ class ServerOptimizer:
         )  # by group: the key that look-ahead swaps for each worker's own
         self._pieces = _pieces(arena.layout, self.kinds)
         self._scales: dict[tuple[float, float], list[float]] = {}
+        self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
         self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
         self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
         chose = any(group.get("fused") is not None or group.get("foreach") for group in given)
-        large = sum(one.numel() for one in self.parameters) >= FUSED_FROM
-        self._fused = [kind in FUSED and large and not chose for kind in self.kinds]
+        by_rows = {piece.group for piece in self._pieces if piece.table}
+        dense = zip(self.parameters, self._pieces, strict=True)
+        large = sum(one.numel() for one, piece in dense if not piece.table) >= FUSED_FROM
+        self._fused = [
+            kind in FUSED and large and not chose and group not in by_rows for group, kind in enumerate(self.kinds)
+        ]
         self.optimizer = _build(specs, self._group_of, self.parameters)
         self._applied = given  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
@@ -154,8 +160,18 @@ class ServerOptimizer:
             known = self._scales[scale, share] = [scale_for(kind, scale, share) for kind in self.kinds]
         return known
 
-    def step(self, target: Arena, current: Arena, gradient: Arena, scales: Sequence[float], absent: int = 0) -> None:
+    def step(
+        self,
+        target: Arena,
+        current: Arena,
+        gradient: Arena,
+        scales: Sequence[float],
+        absent: int = 0,
+        tables: Mapping[int, torch.Tensor] = NO_TABLES,
+    ) -> None:
         """`target` = `current` after one step with `gradient`, at `scales` times the groups' learning rates; both may be one.
+
+        Tables are the same in both; their gradients are in `tables`, by tensor.
 
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
         """
@@ -175,6 +191,8 @@ class ServerOptimizer:
         ):
             parameter.data = weight
             parameter.grad = None if lacks else slope
+        for position, place in self._table_positions:
+            self.parameters[position].grad = tables.get(place)
         with _no_global_hooks():
             self.optimizer.step()
         self._move_state()
@@ -198,6 +216,7 @@ class ServerOptimizer:
         was = [position for position, piece in enumerate(pieces) for _ in piece.tensors]
         self._pieces = [part for piece in pieces for part in piece.parts()]
         self._lacking, self._selected = {0: [False] * len(self._pieces)}, {}
+        self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(one, requires_grad=False) for one in self.select(self._arena)]
         self.optimizer.state = defaultdict(dict)
@@ -351,6 +370,9 @@ class ServerOptimizer:
                     if source is not None and key in carried.held[tensor].whole:
                         arena.views[tensor].copy_(source.views[tensor])
 
+    def is_table(self, position: int) -> bool:
+        return self._pieces[position].table
+
     def group_at(self, position: int) -> int:
         """The number of its group."""
         return self._group_of[position]
@@ -374,10 +396,12 @@ def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
     These have the groups, dtypes and numbers of dimensions of the real ones.
     """
     pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, kinds_of(specs)))
-    forms = dict.fromkeys((piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape)) for piece, one in pieces)
-    parameters = [torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype)) for _, dtype, dimensions in forms]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+    forms = dict.fromkeys(
+        (piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape), piece.table) for piece, one in pieces
+    )
+    parameters = [torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype)) for _, dtype, dimensions, _ in forms]
+    for parameter, (*_, table) in zip(parameters, forms, strict=True):
+        parameter.grad = torch.zeros_like(parameter).to_sparse(1) if table else torch.zeros_like(parameter)
     try:
         optimizer = _build(specs, [group for group, *_ in forms], parameters)
         with _no_global_hooks():
@@ -401,6 +425,7 @@ class _Piece(NamedTuple):
     group: int
     tensors: tuple[int, ...]
     split: bool = False
+    table: bool = False
 
     @property
     def bits(self) -> int:
@@ -415,7 +440,7 @@ class _Piece(NamedTuple):
 
     def parts(self) -> list[_Piece]:
         """Its tensors by themselves."""
-        return [_Piece(self.flat, tensor, self.group, (tensor,), split=True) for tensor in self.tensors]
+        return [self._replace(place=one, tensors=(one,), split=True) for one in self.tensors]
 
 
 def kinds_of(specs: Sequence[OptimizerSpec]) -> list[type[Optimizer]]:
@@ -435,12 +460,13 @@ def _pieces(layout: Layout, kinds: Sequence[type[Optimizer]]) -> list[_Piece]:
     """
     pieces: list[_Piece] = []
     for index, segment in enumerate(layout.segments):
-        if segment.kind is not Kind.TRAINED:
+        if not segment.kind.moves:
             continue
-        if kinds[segment.group] in ELEMENTWISE and segment.dtype in FLAT_DTYPES:
+        table = segment.kind is Kind.ROWS
+        if not table and kinds[segment.group] in ELEMENTWISE and segment.dtype in FLAT_DTYPES:
             pieces.append(_Piece(True, index, segment.group, segment.tensors))
         else:
-            pieces.extend(_Piece(False, tensor, segment.group, (tensor,)) for tensor in segment.tensors)
+            pieces.extend(_Piece(False, one, segment.group, (one,), table=table) for one in segment.tensors)
     return pieces
 
 

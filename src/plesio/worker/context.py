@@ -17,6 +17,7 @@ from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
 from plesio.tensors.carrying import Carried, States
 from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
@@ -59,7 +60,8 @@ def introduction(
     rank: int, strategy: Strategy, model: nn.Module, optimizer: Optimizer, evaluates: bool
 ) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
     """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
-    described, tensors = describe(model, optimizer)
+    by_rows = strategy.steps_at_server and strategy.correct.spares_rows
+    described, tensors = describe(model, optimizer, tables_of(model, optimizer) if by_rows else ())
     check_apart([spec.name for spec in described.specs], tensors)
     specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
     hello = Hello(

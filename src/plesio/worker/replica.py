@@ -16,6 +16,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
+from plesio.tensors.rows import Rows, put
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.lost_writes import LostWrites, buffers_of
 
@@ -34,6 +35,7 @@ class Replica:
         copies: the kinds of tensors that are copied from each version.
         trained: the parameters that the optimizer moves.
         missing: how many of them got no gradient since the last version;
+        rows: of tables, in a contribution of gradients;
         absent: which tensors these are, of a contribution of gradients: bit i is tensor i's.
         writes: what the loop wrote since then.
     """
@@ -53,6 +55,7 @@ class Replica:
         self.tensors = tuple(tensors)
         self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring[0]
         self.missing = self.absent = 0
+        self.rows: tuple[Rows, ...] = ()
         self.writes = LostWrites(model, layout, self.tensors)
         self._ring = ring
         self._sent = slot
@@ -65,7 +68,7 @@ class Replica:
             if spec.kind in kinds:
                 view.copy_(tensor.detach())
                 tensor.data = view
-        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind is Kind.TRAINED]
+        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind.moves]
         self.trained = [self.tensors[index] for index in self._trained]
         self._stepping, self._turn = self.trained, set(self._trained)
         self._addresses = self._addresses_now()
@@ -136,7 +139,11 @@ class GradientReplica(Replica):
         device = self.tensors[0].device
         self._slot = self._sent if device == CPU else Arena.private(self.layout, device)
         self._buffer: int | None = None  # read in place
-        self._contributed = [(i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained]
+        tables = [i for i in self._trained if self.layout.specs[i].kind is Kind.ROWS]
+        self._tables = [(i, self.tensors[i]) for i in tables]
+        self._contributed = [
+            (i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained if i not in tables
+        ]
         self._buffers = list(zip(self._sent.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
 
     def fill_slot(self) -> bool:
@@ -159,7 +166,25 @@ class GradientReplica(Replica):
             self._sent.copy_from(self._slot, Kind.TRAINED)
         for sent, mine in self._buffers:
             sent.copy_(mine)
-        return self._finite()
+        return self._finite() and self._put_rows()
+
+    def _put_rows(self) -> bool:
+        """Bring the gradients of tables into the slot; whether they are finite."""
+        if not self._tables:
+            return True
+        rows, finite = [], True
+        for index, tensor in self._tables:
+            if tensor.data_ptr() != self._addresses[index]:
+                refuse_changed(self.layout.specs[index], tensor)
+            if index in self._turn and tensor.grad is not None:
+                one, is_finite = put(self._sent.views[index], tensor.grad, index)
+                rows.append(one)
+                finite &= is_finite
+            else:
+                self.missing += index in self._turn
+                self.absent |= 1 << index
+        self.rows = tuple(rows)
+        return finite
 
     def _no_gradient(self, index: int) -> None:
         """A parameter without a gradient counts as zeros beside others' gradients, and is left alone where nobody has one. The
@@ -222,5 +247,5 @@ def reads_in_place(strategy: Strategy, layout: Layout, model: nn.Module) -> bool
     """
     if strategy.send.stepped or device_of(model) != CPU or self_limiting(model):
         return False
-    sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind is Kind.TRAINED]
+    sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind.moves]
     return sum(sizes) >= max(IN_PLACE_BYTES, IN_PLACE_MEAN_BYTES * len(sizes))

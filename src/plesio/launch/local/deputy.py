@@ -29,7 +29,8 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
-from plesio.tensors.arena import Kind, Layout
+from plesio.tensors.arena import Layout
+from plesio.tensors.rows import MOVING, in_range, spans_of
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.connect import accept
@@ -46,8 +47,6 @@ decode_knock: Callable[[bytes], remote.FromNewcomer] = decoder_of(remote.FromNew
 decode_to_server: Callable[[bytes], messages.ToServer] = decoder_of(messages.ToServer)
 decode_to_launcher: Callable[[bytes], remote.ToLauncher] = decoder_of(remote.ToLauncher)
 decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages.FromWorker)
-MOVING = (Kind.TRAINED, Kind.BUFFER)
-"""What moves in an exchange; frozen tensors are sent once, at the beginning."""
 
 
 class Deputy:
@@ -173,12 +172,14 @@ class Deputy:
             )
         if expected:
             self._session.read_payload(into)
+        if isinstance(message, messages.Contribution) and not in_range(self._known_layout, self._slot, message.rows):
+            raise ProtocolError("it sent a row that a table does not have")
         self._order.note(message)
 
     def _place(self, message: Said) -> Sequence[memoryview]:
         match message:
             case messages.Contribution():
-                return self._moving(self._slot)
+                return [self._slot[start:end] for start, end in spans_of(self._known_layout, message.rows)]
             case messages.Ready():
                 return self._ring[: self._order.copies]
             case messages.MirrorFilled():
@@ -273,8 +274,12 @@ class Deputy:
         return [buffer] if isinstance(answer, messages.Beginning) else []
 
     def _moving(self, buffer: memoryview) -> list[memoryview]:
+        return [buffer[start:end] for start, end in self._known_layout.stretches(MOVING)]
+
+    @property
+    def _known_layout(self) -> Layout:
         assert self._layout is not None, "it was welcomed"
-        return [buffer[start:end] for start, end in self._layout.stretches(MOVING)]
+        return self._layout
 
     @property
     def _nbytes(self) -> int:

@@ -27,9 +27,10 @@ from plesio.protocol import launcher, remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Kind, Layout
+from plesio.tensors.arena import Layout
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.outer import kept_copies
+from plesio.tensors.rows import fits
 
 decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
 SIZE_MAX = 1 << 40
@@ -94,8 +95,10 @@ class Order:
             raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {steps} steps")
         if isinstance(message, messages.Hello):
             self._check_model(message)
-        elif isinstance(message, messages.Contribution) and message.settings:
-            self._check_settings(message)
+        elif isinstance(message, messages.Contribution):
+            self._check_rows(message)
+            if message.settings:
+                self._check_settings(message)
 
     def note(self, message: Said) -> None:
         """It said this, and all that belongs to it has come."""
@@ -154,7 +157,7 @@ class Order:
                 all(0 <= size < SIZE_MAX for size in sizes)
                 and all(0 <= index < len(specs) for _, index in hello.model.names)
                 and all(spec.group < groups for spec in specs)
-                and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind is Kind.TRAINED)
+                and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind.moves)
                 and (carried is None or len(carried.held) == len(specs))
             )
             if sound and self._strategy.steps_at_server:
@@ -165,6 +168,11 @@ class Order:
             raise ProtocolError(f"its model or its optimizer cannot be laid out: {error}") from error
         if not sound:
             raise ProtocolError("its model or its optimizer cannot be laid out: a size or a number is out of range")
+
+    def _check_rows(self, made: messages.Contribution) -> None:
+        specs = self.hello.model.specs if self.hello is not None else ()
+        if not all(0 <= one.tensor < len(specs) and fits(specs[one.tensor], one) for one in made.rows):
+            raise ProtocolError("it sent rows of a tensor that is no table, or more than fit")
 
     def _check_settings(self, made: messages.Contribution) -> None:
         assert self.hello is not None, "it contributes"

@@ -41,8 +41,9 @@ from plesio.protocol.worker import (
     Welcome,
 )
 from plesio.strategy import Strategy
-from plesio.tensors.arena import PAGE, Arena, Kind, Layout
+from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import States, hand_over
+from plesio.tensors.rows import MOVING, spans_of
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
@@ -59,8 +60,6 @@ from plesio.worker.replica import ParameterReplica, reads_in_place, replica_for
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 
-MOVING = (Kind.TRAINED, Kind.BUFFER)
-"""What moves in an exchange; frozen tensors are sent once, at the beginning."""
 M = TypeVar("M")
 Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
@@ -87,16 +86,18 @@ class RemoteBell:
         """What the server last wrote on the board."""
         self._ring: Sequence[memoryview] = ()
         self._moving: Sequence[memoryview] = ()
-        self._slot: Sequence[memoryview] = ()
+        self._slot = memoryview(b"")
 
     def lay_out(self, layout: Layout, ring: Arena, slot: Arena) -> None:
         """From now on versions are received into `ring`, and contributions sent from `slot`."""
         self._ring = (ring.memory.numpy().data,)
-        self._moving, self._slot = (_stretches(layout, arena) for arena in (ring, slot))
+        self._moving = [self._ring[0][start:end] for start, end in layout.stretches(MOVING)]
+        self._layout, self._slot = layout, slot.memory.numpy().data
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
-        self.say(FrameKind.DOORBELL, message, self._slot if isinstance(message, Contribution) else ())
+        spans = spans_of(self._layout, message.rows) if isinstance(message, Contribution) else ()
+        self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
 
     def show(self, message: FromWorker) -> None:
         """Tell the server of what was written into the ring, and send that."""
@@ -383,9 +384,3 @@ class BoardByMessage(Board):
 
 def nothing_to_renew(buffer: int) -> None:
     """A version that comes overwrites what the worker wrote into the one before."""
-
-
-def _stretches(layout: Layout, arena: Arena) -> list[memoryview]:
-    """The bytes of an arena that move in an exchange."""
-    whole = arena.memory.numpy().data
-    return [whole[start:end] for start, end in layout.stretches(MOVING)]

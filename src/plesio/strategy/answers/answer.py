@@ -51,6 +51,7 @@ class Answer:
     normalised: ClassVar[bool] = False
     in_rounds: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    spares_rows: ClassVar[bool] = False
     after_fold: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False
     at_server: ClassVar[bool] = False

@@ -58,6 +58,7 @@ class Plain(Answer):
     """A stale contribution is not corrected: it is folded as it comes."""
 
     state_copies: ClassVar[int] = 0
+    spares_rows: ClassVar[bool] = True
     words: ClassVar[str] = "none"
 
 
@@ -67,6 +68,7 @@ class WorkerMomentum(Answer):
     is `adopt=LookAhead()`."""
 
     state_copies: ClassVar[int] = 0
+    spares_rows: ClassVar[bool] = True
     words: ClassVar[str] = "momentum by worker"
 
 

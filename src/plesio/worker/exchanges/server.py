@@ -135,6 +135,7 @@ class ServerExchange(Exchange):
                 finite=finite,
                 missing=self.replica.missing,
                 absent=bits(self.replica.absent),
+                rows=self.replica.rows,
                 optimizer=parts_of(self.optimizer).index(self.part),
                 settings=self._changed_groups(),
                 worked_s=self._worked_s(),

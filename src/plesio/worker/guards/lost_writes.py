@@ -23,7 +23,7 @@ class LostWrites:
     def __init__(self, model: nn.Module, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
         self._specs = layout.specs
         self._tensors = tensors
-        trained = [tensor for tensor, spec in zip(tensors, layout.specs, strict=True) if spec.kind is Kind.TRAINED]
+        trained = [tensor for tensor, spec in zip(tensors, layout.specs, strict=True) if spec.kind.moves]
         self._steady = steady(model, trained)
         self._saved = [
             (module._buffers, name, index)
