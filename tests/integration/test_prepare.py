@@ -217,8 +217,8 @@ def sparse(worker: ps.Worker) -> None:
     sparse_steps(model, optimizer)
 
 
-@pytest.mark.parametrize("strategy", [ps.hogwild(), ps.local_sgd(every=3), ps.allreduce()])
-def test_sparse_adam_steps_in_the_worker(strategy: ps.Strategy) -> None:
+@pytest.mark.parametrize("strategy", [ps.hogwild(), ps.local_sgd(every=3), ps.allreduce(), ps.sync_sgd()])
+def test_sparse_adam_moves_the_rows_of_a_batch(strategy: ps.Strategy) -> None:
     torch.manual_seed(0)
     alone = nn.Embedding(9, 3, sparse=True)
     started = alone.weight.detach().clone()
@@ -230,9 +230,11 @@ def test_sparse_adam_steps_in_the_worker(strategy: ps.Strategy) -> None:
     assert moved.tolist() == [False, *[True] * 4, *[False] * 4]
 
 
-def test_sparse_adam_is_refused_at_the_server() -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"to the server they travel dense; use Adam, or .*local_sgd"):
-        ps.run(sparse, ps.sync_sgd(), workers=1, timeout_s=30.0)
+def test_sparse_adam_is_refused_where_a_correction_reads_whole_tables() -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"SparseAdam cannot step at the server: .* dense gradients, .*local_sgd"
+    ):
+        ps.run(sparse, ps.async_sgd("gap_aware"), workers=1, timeout_s=30.0)
 
 
 class Wrapping(torch.optim.Optimizer):
@@ -290,7 +292,7 @@ def under_a_trainer(worker: ps.Worker, how: str) -> None:
 @pytest.mark.parametrize("how", ["no loader", "another loader"])
 def test_a_trainer_that_reads_all_data_on_each_worker_is_refused(how: str, strategy: str) -> None:
     with pytest.raises(
-        ps.ConfigurationError, match=r"transformers\.Trainer .*whole train_dataset; prepare the DataLoader"
+        ps.ConfigurationError, match=r"transformers\.Trainer .*whole train_dataset; take plesio\.integrations"
     ):
         ps.run(partial(under_a_trainer, how=how), strategy, workers=2, timeout_s=30.0)
 

@@ -262,6 +262,30 @@ def test_each_worker_reads_its_part_of_a_stream(data: Any, processes: int, tmp_p
     assert run.samples == 50
 
 
+@pytest.mark.parametrize("shards", [1, 4], ids=["fewer shards than workers", "a shard or more for each"])
+def test_hugging_face_data_sets_are_shared_out(shards: int, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    mapped = datasets.Dataset.from_dict({"x": [float(one) for one in range(48)]}).with_format("torch")
+    for place, data in enumerate((mapped.to_iterable_dataset(num_shards=shards), mapped)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        run = ps.run(partial(columns, data=data, folder=str(folder)), "async_sgd", workers=2, timeout_s=30.0)
+        assert run.samples == 48
+        assert seen_in(folder) == [float(one) for one in range(48)]
+
+
+def columns(worker: ps.Worker, data: Any, folder: str) -> None:
+    model = nn.Linear(1, 1)
+    model, optimizer, loader = worker.prepare(model, SGD(model.parameters(), lr=1e-6), DataLoader(data, batch_size=4))
+    seen: list[float] = []
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch["x"][:, None]).sum().backward()
+        optimizer.step()
+        seen += batch["x"].tolist()
+    Path(folder, f"{worker.rank}-0").write_text(" ".join(map(str, seen)))
+
+
 def test_resumed_stream_goes_on_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     folder.mkdir()

@@ -87,6 +87,6 @@ def _refuse_trainer() -> None:
         if frame.f_globals.get("__name__") == TRAINER:
             raise ConfigurationError(
                 "transformers.Trainer made the first step without data from prepare: each worker would train on its whole "
-                "train_dataset; prepare the DataLoader too, and let get_train_dataloader of a subclass return the prepared one"
+                "train_dataset; take plesio.integrations.transformers.Trainer(worker, ...), which shares it out"
             )
         frame = frame.f_back
