@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import inspect
 import sys
 import threading
@@ -28,6 +29,7 @@ from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Listening, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
+from plesio.launch.local.output import log_level
 from plesio.launch.provenance import name_of, without_arguments
 from plesio.launch.remote import torchrun
 from plesio.launch.resume import Resumption, kept, resumable, resumption
@@ -35,6 +37,7 @@ from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.simulated.whatif import advice
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
+from plesio.observe.progress import ProgressLine, is_watched
 from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
@@ -66,9 +69,18 @@ class Run:
         summary: everything measured, see `plesio.observe.summary.Summary`.
         state_dict: the final global parameters and buffers under their PyTorch names.
         folder: where it was written, or None.
+        returned: what `train` returned, by worker; None for one that died, was still training when the run ended, or joined from
+            elsewhere, and for what cannot be pickled or takes more than 16 MB.
     """
 
-    def __init__(self, summary: Summary, state_dict: dict[str, torch.Tensor], folder: Path | None) -> None:
+    def __init__(
+        self,
+        summary: Summary,
+        state_dict: dict[str, torch.Tensor],
+        folder: Path | None,
+        returned: Sequence[Any] = (),
+    ) -> None:
+        self.returned = list(returned)
         self.summary = summary
         self.state_dict = state_dict
         self.folder = folder
@@ -85,6 +97,10 @@ class Run:
 
     def __str__(self) -> str:
         return run_table(self.summary, self.folder)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the table."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"<Run {self.summary.strategy}: version {self.summary.version}, {self.summary.wall_s:.1f} s>"
@@ -124,6 +140,7 @@ def run(
     resume: str | Path | None = None,
     runs: str | Path | None = None,
     watch: Callable[[Live], object] | None = None,
+    progress: bool | None = None,
 ) -> Run:
     """Train on `workers` workers, keeping step as `strategy` says.
 
@@ -156,6 +173,7 @@ def run(
         watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`,
             `workers`); in a simulated run, at each evaluation. `live.scale(n)` starts workers, or has those with the highest
             numbers leave after their step, until there are n.
+        progress: whether a line on standard error shows how the run stands; None: at a terminal and in a notebook.
 
     Returns:
         The finished run.
@@ -176,7 +194,21 @@ def run(
     """
     given = dict(locals())  # all of the above, by name
     functions = {name: given.pop(name) for name in ("train", "evaluate", "watch")}
-    return start(RunConfig(**given), **functions)
+    shown = given.pop("progress")
+    config = RunConfig(**given)
+    line = ProgressLine(config.strategy.name, config.until.target)
+    if shown or (shown is None and is_watched() and not isinstance(config.engine, Ray)):
+        functions["watch"] = functools.partial(_seen, line, watch)
+    try:
+        return start(config, **functions)
+    finally:
+        line.clear()
+
+
+def _seen(line: ProgressLine, watch: Callable[[Live], object] | None, live: Live) -> None:
+    line.show(live)
+    if watch is not None:
+        watch(live)
 
 
 @alone("another run is under way in this process, and there is one at a time: wait for its end, or use another process")
@@ -196,7 +228,13 @@ def start(
     if isinstance(config.engine, Ray):
         assert train is not None, "Ray's own workers join a local head"
         return _on_ray(config, train, evaluate, watch)
-    job = Job(config=config, train=train, evaluate=evaluate, listening=door.listening if door is not None else None)
+    job = Job(
+        config=config,
+        train=train,
+        evaluate=evaluate,
+        listening=door.listening if door is not None else None,
+        log_level=log_level(),
+    )
     begin_from = resumption(job)
     folder = None
     if config.runs is not None:
@@ -337,7 +375,8 @@ def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run 
                 RuntimeWarning,
                 stacklevel=5,
             )
-    return Run(summary, outcome.state_dict, folder.path if folder else None)
+    returned = [outcome.returned.get(worker) for worker in range(len(summary.workers))]
+    return Run(summary, outcome.state_dict, folder.path if folder else None, returned)
 
 
 def _check_finite(done: Run) -> None:

@@ -27,9 +27,9 @@ from plesio.config.until import Until
 from plesio.errors import ConfigurationError
 from support.loops import endless
 
-FUNCTIONS = {"train", "evaluate", "watch"}
+NO_SETTINGS = {"train", "evaluate", "watch", "progress"}
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
-KEYWORDS = {name: one for name, one in inspect.signature(ps.run).parameters.items() if name not in FUNCTIONS}
+KEYWORDS = {name: one for name, one in inspect.signature(ps.run).parameters.items() if name not in NO_SETTINGS}
 DOCUMENTED = dict(
     re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", (inspect.getdoc(ps.run) or "").split("Returns:")[0], re.DOTALL | re.MULTILINE)
 )  # fmt: skip

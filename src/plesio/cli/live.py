@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from plesio.cli.output import OutputLostError, give_up_output
 from plesio.config.until import Until
 from plesio.observe.amounts import number, rate
+from plesio.observe.progress import metrics_in_words, running
 from plesio.observe.summary import Summary
 from plesio.observe.tables import without_blanks
 
@@ -131,16 +132,11 @@ class Board:
         return grid
 
 
-def running(live: Live, target: tuple[str, float] | None) -> str:
-    speed = f" ({rate(live.steps / live.time_s)}/s)" if live.time_s > 0.2 else ""
-    return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{speed}{_metrics(live.metrics, target)}"
-
-
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
     steps = f"{summary.steps:,} steps ({rate(summary.steps_per_s)}/s)"
     if target is None:
         last = summary.history[-1].metrics if summary.history else {}
-        return f"{summary.wall_s:.2f} s, {steps}{_metrics(last, None)}"
+        return f"{summary.wall_s:.2f} s, {steps}{metrics_in_words(last, None)}"
     name, value = target
     time_s, final = summary.time_to(*target), summary.final(name)
     if time_s is not None:
@@ -151,8 +147,3 @@ def ended(summary: Summary, target: tuple[str, float] | None) -> str:
 
 def simulated_in(virtual_s: float, real_s: float) -> str:
     return f"All times are virtual: {number(virtual_s)} s of them were simulated in {number(real_s, 2)} s."
-
-
-def _metrics(metrics: Mapping[str, float], target: tuple[str, float] | None) -> str:
-    names = [target[0]] if target else list(metrics)
-    return "".join(f"  {name} {metrics[name]:.4g}" for name in names if name in metrics)

@@ -90,6 +90,8 @@ def _train_of(
             "the run's workers joined it from elsewhere, and its journal does not know their script: name it with --script FILE"
         )
     path = script or Path(head.script)
+    if "ipykernel" in str(path):
+        raise ConfigurationError("the run was started in a notebook: replay it there, by ps.replay(folder, train)")
     if not path.is_file():
         raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
     if not force:

@@ -118,6 +118,8 @@ class GreenletWorker:
         self.state = WorkerState(rank, seed)
         self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""
+        self.returned: object = None
+        """What the training function returned, once it did."""
         self.error: PlesioError | None = None
         """What the training function raised."""
         self.logged = watcher.logged
@@ -149,7 +151,7 @@ class GreenletWorker:
         worker = Worker(self)
         try:
             with taking_part(worker):
-                self._train(worker)
+                self.returned = self._train(worker)
         except GreenletExit:
             cut_off(worker)
         except PlesioError as error:

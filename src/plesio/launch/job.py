@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -44,6 +45,8 @@ class Job:
     incarnation: int = 1
     keeping: Keeping = Keeping()
     listening: Listening | None = None
+    log_level: int | None = None
+    """From which level this process logs; None where nobody has configured that."""
 
     @property
     def function(self) -> Callable[..., object]:
@@ -72,6 +75,8 @@ class Outcome:
     start_up_s: float = 0.0
     evaluate_raised: str = ""
     """What `evaluate` did, if it did: its class and message, and a traceback."""
+    returned: dict[int, Any] = field(default_factory=dict)
+    """What training functions returned, by worker."""
     ended: str = "finished"
     interrupted: bool = False
     """By Ctrl-C: what there is may be kept, but nobody waits for it."""

@@ -117,7 +117,9 @@ class StopRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: its training function returned."""
+    """A worker to the launcher: its training function returned; what, pickled, if it is a process that the launcher started."""
+
+    returned: bytes = b""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

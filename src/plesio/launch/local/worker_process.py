@@ -17,6 +17,7 @@ from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
+from plesio.launch.local.output import packed, speak_as
 from plesio.protocol.launcher import Finished, Logged, StopRequest
 from plesio.protocol.worker import (
     Farewell,
@@ -208,8 +209,10 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], rank)
     keep_to_itself(descriptors, engine, server)
+    speak_as(rank, job.config.workers, job.log_level)
     with reported_to(engine):
+        returned = None
         worker = Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell))
         with taking_part(worker):
-            job.function(worker)
-        engine.send(Finished())
+            returned = job.function(worker)
+        engine.send(Finished(packed(returned, rank)))

@@ -189,6 +189,7 @@ class _Participant(Watcher, Participant):
     def _finished(self) -> None:
         assert self._worker is not None
         error = self._worker.error
+        self._engine.outcome.returned[self._rank] = self._worker.returned
         if error is not None and self._engine.job.config.on_worker_error == "raise":
             raise error
         self._worker = None

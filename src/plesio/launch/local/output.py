@@ -1,0 +1,86 @@
+"""What a worker's process prints, logs and returns, for the person at the terminal.
+
+What C code writes does not pass here, and has no prefix.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any, TextIO
+
+import cloudpickle
+
+from plesio.worker.warn import warn_at_end
+
+RETURNED_MAX = 16 << 20
+"""Bytes that a training function may return: it lies in the launcher's memory, once for each worker."""
+
+
+class _Told:
+    """A stream each of whose lines begins with whose it is. Whole lines are written, for others write there, too."""
+
+    def __init__(self, stream: TextIO, prefix: str) -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self._kept = ""  # the beginning of a line that is not whole yet
+        self._begun = False  # a line whose beginning is written
+
+    def write(self, text: str) -> int:
+        *lines, self._kept = re.split(r"(?<=[\r\n])", self._kept + text)
+        for line in lines:
+            self._stream.write(self._marked(line))
+            self._begun = False
+        return len(text)
+
+    def flush(self) -> None:
+        """Write also what is no whole line, as of `print(..., end="", flush=True)`."""
+        if self._kept:
+            self._stream.write(self._marked(self._kept))
+            self._kept, self._begun = "", True
+        self._stream.flush()
+
+    def _marked(self, line: str) -> str:
+        return line if self._begun else f"{self._prefix}{line}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def speak_as(rank: int, workers: int, log_level: int | None) -> None:
+    """Begin each line that this process prints with its rank, if there are several; and print what it logs from `log_level` on,
+    as the handlers of the process that called `ps.run` are not here."""
+    if workers > 1:
+        prefix = f"[worker {rank}] "
+        sys.stdout, sys.stderr = _Told(sys.stdout, prefix), _Told(sys.stderr, prefix)
+    if log_level is not None and not logging.getLogger().handlers:
+        logging.basicConfig(level=log_level)
+
+
+def log_level() -> int | None:
+    """The level from which this process logs; None if nobody has configured that."""
+    root = logging.getLogger()
+    return root.level if root.handlers else None
+
+
+def packed(returned: object, rank: int) -> bytes:
+    """What a training function returned; nothing where it is None, or cannot be sent to the caller."""
+    if returned is None:
+        return b""
+    try:
+        data: bytes = cloudpickle.dumps(returned)
+    except Exception as error:
+        warn_at_end(f"what worker {rank} returned cannot be sent, and run.returned has None for it: {error}")
+        return b""
+    if len(data) > RETURNED_MAX:
+        most = RETURNED_MAX >> 20
+        warn_at_end(
+            f"what worker {rank} returned takes {len(data) >> 20} MB, and run.returned has None for it: {most} at most"
+        )
+        return b""
+    return data
+
+
+def unpacked(data: bytes) -> Any:
+    return cloudpickle.loads(data) if data else None

@@ -1,0 +1,60 @@
+"""How a run stands, in one line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from plesio.observe.amounts import rate
+
+EVERY_S = 0.25
+
+
+class Standing(Protocol):
+    """A run under way, as `plesio.launch.job.Live`."""
+
+    time_s: float
+    steps: int
+    metrics: dict[str, float]
+
+
+def running(live: Standing, target: tuple[str, float] | None) -> str:
+    speed = f" ({rate(live.steps / live.time_s)}/s)" if live.time_s > 0.2 else ""
+    return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{speed}{metrics_in_words(live.metrics, target)}"
+
+
+def metrics_in_words(metrics: Mapping[str, float], target: tuple[str, float] | None) -> str:
+    names = [target[0]] if target else list(metrics)
+    return "".join(f"  {name} {metrics[name]:.4g}" for name in names if name in metrics)
+
+
+def is_watched() -> bool:
+    """Whether somebody sees what is written to standard error: at a terminal, or in a notebook."""
+    return "ipykernel" in sys.modules or sys.stderr.isatty()
+
+
+class ProgressLine:
+    """A line on standard error that is written anew as the run goes."""
+
+    def __init__(self, name: str, target: tuple[str, float] | None) -> None:
+        self._name = name
+        self._target = target
+        self._width = 0
+        self._drawn_s = 0.0
+
+    def show(self, live: Standing) -> None:
+        now_s = time.monotonic()
+        if now_s - self._drawn_s > EVERY_S:
+            self._drawn_s = now_s
+            self._write(f"{self._name}  {running(live, self._target)}")
+
+    def clear(self) -> None:
+        if self._width:
+            self._write("")
+            self._write("")
+
+    def _write(self, words: str) -> None:
+        print(f"\r{words:{self._width}}", end="\r", file=sys.stderr, flush=True)
+        self._width = len(words)
