@@ -197,7 +197,9 @@ def run(
     shown = given.pop("progress")
     config = RunConfig(**given)
     line = ProgressLine(config.strategy.name, config.until.target)
-    if shown or (shown is None and is_watched() and not isinstance(config.engine, Ray)):
+    if shown is None:
+        shown = is_watched() and not isinstance(config.engine, Ray)
+    if shown and (watch is None or callable(watch)):
         functions["watch"] = functools.partial(_seen, line, watch)
     try:
         return start(config, **functions)

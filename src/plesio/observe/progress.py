@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from plesio.observe.amounts import rate
@@ -32,7 +33,7 @@ def metrics_in_words(metrics: Mapping[str, float], target: tuple[str, float] | N
 
 def is_watched() -> bool:
     """Whether somebody sees what is written to standard error: at a terminal, or in a notebook."""
-    return "ipykernel" in sys.modules or sys.stderr.isatty()
+    return sys.stderr is not None and ("ipykernel" in sys.modules or sys.stderr.isatty())
 
 
 class ProgressLine:
@@ -56,5 +57,6 @@ class ProgressLine:
             self._write("")
 
     def _write(self, words: str) -> None:
-        print(f"\r{words:{self._width}}", end="\r", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the terminal was closed, which ends the run (SIGHUP), in good order
+            print(f"\r{words:{self._width}}", end="\r", file=sys.stderr, flush=True)
         self._width = len(words)

@@ -116,10 +116,15 @@ class StopRequest(msgspec.Struct, tag=True, frozen=True):
     why: str
 
 
-class Finished(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: its training function returned; what, pickled, if it is a process that the launcher started."""
+class Returned(msgspec.Struct, tag=True, frozen=True):
+    """A worker that the launcher started, before it leaves: what its training function returned, pickled. It is in no union of
+    what others may say: a deputy passes on whatever its worker on another host says."""
 
-    returned: bytes = b""
+    value: bytes
+
+
+class Finished(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the launcher: its training function returned."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -142,5 +147,5 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
 ToServer = Stop | Opened | Emptied | Scale
 FromServer = Begun | Progress | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
-FromWorker = Logged | StopRequest | Finished | Failed
+FromWorker = Logged | StopRequest | Returned | Finished | Failed
 FromEvaluator = Evaluated | Failed

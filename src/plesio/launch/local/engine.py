@@ -21,11 +21,11 @@ from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerErr
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
-from plesio.launch.local.output import unpacked
 from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for
 from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
+from plesio.launch.returned import unpacked
 from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import ProtocolError
@@ -208,10 +208,11 @@ class LocalEngine:
                     self._deaths.append(message.incident)
                 if message.fatal:
                     self._fail((error_class(message.kind) or PlesioError)(message.fatal))
-            case launcher.Finished(returned):
+            case launcher.Returned(value):
+                assert process.worker is not None, "only a worker trains"
+                self._outcome.returned[process.worker] = unpacked(value, process.worker)
+            case launcher.Finished():
                 process.done = True
-                if process.ours and process.worker is not None:  # nothing is unpickled that came from elsewhere
-                    self._outcome.returned[process.worker] = unpacked(returned)
                 self._seats.has_finished(process)
             case launcher.Arrived():
                 self._seats.arrived(message, descriptors)

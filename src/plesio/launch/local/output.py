@@ -1,4 +1,4 @@
-"""What a worker's process prints, logs and returns, for the person at the terminal.
+"""What a worker's process prints and logs, for the person at the terminal.
 
 What C code writes does not pass here, and has no prefix.
 """
@@ -9,13 +9,6 @@ import logging
 import re
 import sys
 from typing import Any, TextIO
-
-import cloudpickle
-
-from plesio.worker.warn import warn_at_end
-
-RETURNED_MAX = 16 << 20
-"""Bytes that a training function may return: it lies in the launcher's memory, once for each worker."""
 
 
 class _Told:
@@ -53,7 +46,9 @@ def speak_as(rank: int, workers: int, log_level: int | None) -> None:
     as the handlers of the process that called `ps.run` are not here."""
     if workers > 1:
         prefix = f"[worker {rank}] "
-        sys.stdout, sys.stderr = _Told(sys.stdout, prefix), _Told(sys.stderr, prefix)
+        for name in "stdout", "stderr":
+            if getattr(sys, name) is not None:  # the caller may have closed it
+                setattr(sys, name, _Told(getattr(sys, name), prefix))
     if log_level is not None and not logging.getLogger().handlers:
         logging.basicConfig(level=log_level)
 
@@ -62,25 +57,3 @@ def log_level() -> int | None:
     """The level from which this process logs; None if nobody has configured that."""
     root = logging.getLogger()
     return root.level if root.handlers else None
-
-
-def packed(returned: object, rank: int) -> bytes:
-    """What a training function returned; nothing where it is None, or cannot be sent to the caller."""
-    if returned is None:
-        return b""
-    try:
-        data: bytes = cloudpickle.dumps(returned)
-    except Exception as error:
-        warn_at_end(f"what worker {rank} returned cannot be sent, and run.returned has None for it: {error}")
-        return b""
-    if len(data) > RETURNED_MAX:
-        most = RETURNED_MAX >> 20
-        warn_at_end(
-            f"what worker {rank} returned takes {len(data) >> 20} MB, and run.returned has None for it: {most} at most"
-        )
-        return b""
-    return data
-
-
-def unpacked(data: bytes) -> Any:
-    return cloudpickle.loads(data) if data else None

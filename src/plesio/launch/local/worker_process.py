@@ -17,8 +17,9 @@ from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
-from plesio.launch.local.output import packed, speak_as
-from plesio.protocol.launcher import Finished, Logged, StopRequest
+from plesio.launch.local.output import speak_as
+from plesio.launch.returned import packed
+from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest
 from plesio.protocol.worker import (
     Farewell,
     LeaseReply,
@@ -211,8 +212,9 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     keep_to_itself(descriptors, engine, server)
     speak_as(rank, job.config.workers, job.log_level)
     with reported_to(engine):
-        returned = None
         worker = Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell))
         with taking_part(worker):
-            returned = job.function(worker)
-        engine.send(Finished(packed(returned, rank)))
+            value = packed(job.function(worker), rank)
+            if value:  # before the server hears of the end: when that has ended, nobody waits for this
+                engine.send(Returned(value))
+        engine.send(Finished())

@@ -24,6 +24,7 @@ from plesio.launch.inline import Seating, apart
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.own_copies import own_copies
 from plesio.launch.provenance import begun
+from plesio.launch.returned import packed, unpacked
 from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
@@ -189,7 +190,8 @@ class _Participant(Watcher, Participant):
     def _finished(self) -> None:
         assert self._worker is not None
         error = self._worker.error
-        self._engine.outcome.returned[self._rank] = self._worker.returned
+        value = packed(self._worker.returned, self._rank)
+        self._engine.outcome.returned[self._rank] = unpacked(value, self._rank)
         if error is not None and self._engine.job.config.on_worker_error == "raise":
             raise error
         self._worker = None
