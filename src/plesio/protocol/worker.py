@@ -143,10 +143,10 @@ class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
-    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `optimizer`: which one stepped, of several;
-    `settings`: the hyper-parameters of all groups (`plesio.tensors.optimizer_spec.packed`), if they changed; `worked_s`:
-    seconds from the answer before it to when it was computed, but for those that it waited for data; `loss`: what the training
-    function last logged as that.
+    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `calls`: of its schedules so far; `optimizer`:
+    which one stepped, of several; `settings`: the hyper-parameters of all groups (`plesio.tensors.optimizer_spec.packed`), if
+    they changed; `worked_s`: seconds from the answer before it to when it was computed, but for those that it waited for data;
+    `loss`: what the training function last logged as that.
     """
 
     number: Count
@@ -158,6 +158,7 @@ class Contribution(Message):
     absent: bytes = b""
     rows: tuple[Rows, ...] = ()
     optimizer: Count = 0
+    calls: Count = 0
     settings: bytes = b""
     worked_s: Seconds = 0.0
     loss: float = nan
@@ -232,14 +233,16 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 
 
 class Beginning(Message):
-    """Training begins from `version` (`stop`: it is over at once). `contributions`, `steps`, `samples`: what the
-    worker had made before the run was resumed, and what was in it."""
+    """Training begins from `version` (`stop`: it is over at once). `contributions` and
+    what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`)."""
 
     version: int
     stop: bool
     contributions: int
     steps: int
     samples: int = 0
+    batches: int = 0
+    calls: int = 0
     payload: Payload = ()
 
 

@@ -56,25 +56,30 @@ class Checkpointer:
         seats = seats or workers
         self.before = [Progress()] * seats
         self._made = [Progress()] * seats
-        self._coming = [Taken()] * seats  # in a contribution that came and is not answered
+        self._coming = [Progress()] * seats  # in a contribution that came and is not answered
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
     def writes(self) -> bool:
         return bool(self._keeping.folder)
 
-    def came(self, worker: int, number: int, steps: int, samples: int) -> None:
+    def came(self, worker: int, number: int, steps: int, samples: int, batches: int = 0, calls: int = 0) -> None:
         """A contribution came; it may have crossed its own cancellation."""
         self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
         if self.before[worker].contributions + number > self._made[worker].contributions:
-            self._coming[worker] = Taken(steps, samples)
+            self._coming[worker] = Progress(0, steps, samples, batches, calls)
 
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
-        made, (steps, samples) = self._made[worker], self._coming[worker]
-        contributions = self.before[worker].contributions + number
-        self._made[worker] = Progress(contributions, made.steps + (steps or 1), made.samples + samples)
-        self._coming[worker] = Taken()
+        made, one = self._made[worker], self._coming[worker]
+        self._made[worker] = Progress(
+            self.before[worker].contributions + number,
+            made.steps + (one.steps or 1),
+            made.samples + one.samples,
+            made.batches + one.batches,
+            one.calls or made.calls,
+        )
+        self._coming[worker] = Progress()
 
     def done(self, sequencer: Sequencer) -> Taken:
         """What a run that goes on from here need not do again: all that came, but for what waits to be folded."""
@@ -156,12 +161,12 @@ class Checkpointer:
     def again(self, worker: int) -> None:
         """Another process has this worker's seat: it counts its contributions from 1."""
         self.before[worker] = self._made[worker]
-        self._coming[worker] = Taken()
+        self._coming[worker] = Progress()
 
     def go_on(self) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again."""
         self.before = list(self._made)
-        self._coming = [Taken()] * len(self.before)
+        self._coming = [Progress()] * len(self.before)
 
 
 def _reason(error: CheckpointError) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec.structs import astuple
+
 from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Verdict
 from plesio.protocol.worker import Beginning, GoOn, LeaseReply
 from plesio.server.checkpoints import Progress
@@ -86,4 +88,4 @@ def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, stop: bool 
         return Located(GoOn(effect.version, stop, Verdict.CANCELLED), buffer)
     if effect.number:
         return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness), buffer)
-    return Located(Beginning(effect.version, stop, before.contributions, before.steps, before.samples), buffer)
+    return Located(Beginning(effect.version, stop, *astuple(before)), buffer)

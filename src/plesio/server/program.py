@@ -273,7 +273,7 @@ class Program:
             ready_s = meter.granted_s + made.worked_s
         meter.pushed(ready_s, made.steps, made.samples, made.number)
         if self._counts is not None:
-            self._counts.came(worker, made.number, made.steps, made.samples)
+            self._counts.came(worker, made.number, made.steps, made.samples, made.batches, made.calls)
         if made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
         self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]

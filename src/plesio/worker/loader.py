@@ -90,6 +90,8 @@ class LeasedLoader:
         """How far the run was through the data, in epochs, when this worker asked for its last lease."""
         self.through: list[Callable[[], None]] = []
         """What is called when an iteration has ended."""
+        self.begins: Callable[[], None] | None = None
+        """What is called, once, before the first batch."""
         self._used = used
         self._reseed = reseed
         self._begun = begun
@@ -195,6 +197,9 @@ class LeasedLoader:
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
             self.progress, self._leased = reply.epoch, len(reply.batches)
+            if reply.batches and self.begins is not None:
+                begins, self.begins = self.begins, None
+                begins()
         if not self._used.batches:
             self._reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)

@@ -13,6 +13,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from plesio.worker.loader import LeasedLoader
+from plesio.worker.state import WorkerState
 
 
 class RunSchedule(LRScheduler):
@@ -25,12 +26,13 @@ class RunSchedule(LRScheduler):
     Args:
         schedule: the user's.
         loader: finds what tells how far the run is, once there is one.
+        state: counts the calls.
     """
 
     _by_batch: bool
 
-    def __init__(self, schedule: LRScheduler, loader: Callable[[], LeasedLoader | None]) -> None:
-        self.__dict__.update(_schedule=schedule, _loader=loader, _calls=0, _made=0, _by_batch=False)
+    def __init__(self, schedule: LRScheduler, loader: Callable[[], LeasedLoader | None], state: WorkerState) -> None:
+        self.__dict__.update(_schedule=schedule, _loader=loader, _state=state, _calls=0, _made=0, _by_batch=False)
 
     def step(self, *metric: Any, **named: Any) -> None:
         """Go to where the run is."""
@@ -39,6 +41,7 @@ class RunSchedule(LRScheduler):
             schedule.step(*metric, **named)
             return
         self._calls += 1
+        self._state.calls += 1
         if loader.within:
             if not self._by_batch:
                 self._by_batch = True
@@ -47,8 +50,20 @@ class RunSchedule(LRScheduler):
         else:
             self.go_to(loader.epochs)
 
+    def go_on(self, of: int) -> None:
+        """The run is resumed, with so many schedules: the first batch is to find the rate that the one before it left.
+
+        One that was called about as often as the optimizer stepped goes by batch.
+        """
+        state = self._state
+        if 0 < state.steps_before <= 2 * state.calls + 1:
+            self._calls = state.calls // of + 1
+            self._schedule.optimizer._opt_called = True  # torch warns of a schedule that is ahead of its optimizer
+            self._follow()
+
     def _follow(self) -> None:
         loader = self._loader()
+        assert loader is not None, "it tells how far the run is"
         self.go_to(loader.position * self._calls // max(1, loader.read))
 
     def go_to(self, calls: int) -> None:

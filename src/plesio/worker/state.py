@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import nan
 
+from plesio.protocol.worker import Beginning
 from plesio.worker.seeding import seed_step
 
 
@@ -15,7 +16,8 @@ class WorkerState:
     Attributes:
         loss: the last number that the training function logged as "loss".
         before: contributions of this worker before the run was resumed.
-        steps_before, samples_before: local steps in those, and samples.
+        steps_before, samples_before, batches_before: local steps in those, samples, and leased batches.
+        calls: how often schedules were called, before and since.
         number: the contribution under way, counted from the beginning of this process.
     """
 
@@ -30,7 +32,14 @@ class WorkerState:
     before: int = 0
     steps_before: int = 0
     samples_before: int = 0
+    batches_before: int = 0
+    calls: int = 0
     number: int = 0
+
+    def resumed(self, told: Beginning) -> None:
+        """What this worker had made before."""
+        self.before, self.steps_before, self.samples_before = told.contributions, told.steps, told.samples
+        self.batches_before, self.calls = told.batches, told.calls
 
     def concluded(self) -> int:
         """A number that changes with each step, also with one that was called off."""

@@ -274,7 +274,9 @@ class Worker:
                 "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
                 "several folds call ps.run once each"
             )
-        self._prepared |= {id(one): RunSchedule(one, lambda: self._loader) for one in sorted_out.schedulers}
+        self._prepared |= {
+            id(one): RunSchedule(one, lambda: self._loader, self._state) for one in sorted_out.schedulers
+        }
         return tuple(None if one is None else self._prepared[id(one)] for one in given)
 
     def _take_part(self, given: Given) -> None:
@@ -284,6 +286,7 @@ class Worker:
         others = [one for one in given.loaders if not is_stream(one)]
         if others:
             self._loader = self._leased(others[0], optimizer)
+            self._loader.begins = self._go_on
         guards = Guards(model, optimizer)
         self._exchange, ours = self._context.join(model, optimizer, self._used)
         if self._exchange.cancels:
@@ -307,6 +310,14 @@ class Worker:
             **{id(one): self._beside(one, optimizer) for one in others[1:]},
             **{id(one): self._stream(one) for one in streams},
         }
+
+    def _go_on(self) -> None:
+        """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
+        assert self._loader is not None, "it gives the batch"
+        self._loader.read += self._state.batches_before
+        schedules = [one for one in self._prepared.values() if isinstance(one, RunSchedule)]
+        for one in schedules if self._state.steps_before else ():
+            one.go_on(len(schedules))
 
     def _stream(self, data: Any) -> StreamLoader:
         return StreamLoader(data, self.rank, self.workers, self._used, self._state.samples_before)
@@ -354,6 +365,7 @@ class Worker:
             raise ConfigurationError(f"worker.steps({number!r}): a whole number of steps, from 1")
         if self._loader is None:
             self._loader = self._leased(range(number), self._exchange.optimizer, counts=False)
+            self._loader.begins = self._go_on
         elif not isinstance(self._loader.dataset, range):
             raise ConfigurationError(
                 "worker.steps beside a prepared loader: the run's steps are its batches; loop over it"

@@ -54,12 +54,7 @@ class ServerExchange(Exchange):
             self._begin_from(lost.rejoin())
 
     def _begin_from(self, beginning: Beginning) -> None:
-        state = self.state
-        state.before, state.steps_before, state.samples_before = (
-            beginning.contributions,
-            beginning.steps,
-            beginning.samples,
-        )
+        self.state.resumed(beginning)
         self._number = 0
         self._next()
         self._go_on(beginning)
@@ -136,6 +131,7 @@ class ServerExchange(Exchange):
                 missing=self.replica.missing,
                 absent=bits(self.replica.absent),
                 rows=self.replica.rows,
+                calls=self.state.calls,
                 optimizer=parts_of(self.optimizer).index(self.part),
                 settings=self._changed_groups(),
                 worked_s=self._worked_s(),

@@ -1,0 +1,44 @@
+"""A GAN on digits: two models, two optimizers, in turn."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as judged
+from torch.utils.data import DataLoader, TensorDataset
+
+import plesio as ps
+
+EPOCHS, BATCH = 2, 16
+
+
+def data() -> TensorDataset:
+    images = torch.tensor(load_digits().data[:320], dtype=torch.float32) / 8 - 1
+    return TensorDataset(images, torch.randn(320, 8, generator=torch.Generator().manual_seed(1)))
+
+
+def train(worker):
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 64), nn.Tanh())
+    critic = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    g_adam = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
+    c_adam = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.999))
+    loader = DataLoader(data(), batch_size=BATCH)
+    generator, critic, g_adam, c_adam, loader = worker.prepare(generator, critic, g_adam, c_adam, loader)
+    for epoch in worker.epochs(EPOCHS):
+        for real, noise in loader:
+            fake = generator(noise)
+            c_adam.zero_grad()
+            ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+            c_loss = judged(critic(real), ones) + judged(critic(fake.detach()), zeros)
+            c_loss.backward()
+            c_adam.step()
+            g_adam.zero_grad()
+            g_loss = judged(critic(fake), ones)
+            g_loss.backward()
+            g_adam.step()
+        print(f"epoch {epoch}: critic {c_loss:.3f}, generator {g_loss:.3f}")
+    return nn.ModuleList([generator, critic])
+
+
+if __name__ == "__main__":
+    ps.run(train, "async_sgd", workers=2)

@@ -1,0 +1,140 @@
+"""Scripts as people have them: a few changed lines, and what PyTorch computes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+
+FOLDER = Path(__file__).parents[2] / "examples" / "converted"
+NAMES = sorted(one.stem for one in FOLDER.glob("*.py") if not one.stem.startswith("plain_"))
+MODES: list[Any] = ["sync_sgd", "async_sgd", "buffered", ps.local_sgd(4), "hogwild", "allreduce"]
+OWN_STATISTICS = "batch norm looks at each worker's own part of the batch"
+NOT_ONE_MODULE = {"gan", "recommender"}
+"""Several modules or optimizers: allreduce refuses them."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path) -> Iterator[None]:
+    """Scripts write their checkpoints where they are."""
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield
+    os.chdir(before)
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(worker: ps.Worker, name: str, **settings: Any) -> None:
+    module = script(name)
+    vars(module).update(settings)
+    module.train(worker)
+
+
+def plain(name: str, **settings: Any) -> dict[str, torch.Tensor]:
+    module = script(f"plain_{name}")
+    vars(module).update(settings)
+    state: dict[str, torch.Tensor] = module.main().state_dict()
+    return state
+
+
+def run_of(name: str, strategy: Any, workers: int, settings: dict[str, Any] | None = None, **options: Any) -> ps.Run:
+    return ps.run(partial(train, name=name, **(settings or {})), strategy, workers=workers, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_most_five_lines_are_changed(name: str) -> None:
+    before, after = ((FOLDER / f"{one}.py").read_text().splitlines() for one in (f"plain_{name}", name))
+    changed = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
+    assert len(changed) <= 5, changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_worker_computes_what_torch_computes(name: str) -> None:
+    wanted, run = plain(name), run_of(name, "sync_sgd", 1)
+    assert run.state_dict.keys() == wanted.keys()
+    for key, value in run.state_dict.items():
+        assert torch.equal(value, wanted[key]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_workers_in_lock_step_compute_the_doubled_batch(name: str) -> None:
+    if name == "resnet":
+        pytest.skip(OWN_STATISTICS)
+    if name == "char_lm":
+        pytest.skip("bf16 rounds another batch otherwise, and each worker clips its own gradient")
+    if name == "actor_critic":
+        pytest.skip("an episode is no batch that can be doubled")
+    if name == "recommender":
+        pytest.skip("SparseAdam moves the rows of each batch by its own count of steps")
+    wanted = plain(name, BATCH=16)
+    for key, value in run_of(name, "sync_sgd", 2, {"BATCH": 8}).state_dict.items():
+        assert torch.allclose(value, wanted[key], atol=1e-5), key
+
+
+@pytest.mark.parametrize("strategy", MODES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mode_trains_it(name: str, strategy: Any) -> None:
+    if strategy == "allreduce" and name in NOT_ONE_MODULE:
+        with pytest.raises(ps.ConfigurationError, match="one module, for one optimizer"):
+            run_of(name, strategy, 2)
+        return
+    run = run_of(name, strategy, 2)
+    assert run.steps > 0
+    assert run.batches_unvisited <= 2, "what is accumulated when the data ends makes no step"
+    assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
+
+
+@pytest.mark.parametrize("strategy", ["async_sgd", ps.local_sgd(4)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_asynchronous_run_replays_bit_for_bit(name: str, strategy: Any, tmp_path: Path) -> None:
+    run = run_of(name, strategy, 2, runs=tmp_path)
+    assert run.folder is not None
+    assert ps.replay(run.folder, partial(train, name=name)).identical
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_simulator_computes_what_processes_do_in_lock_step(name: str) -> None:
+    real, simulated = run_of(name, "sync_sgd", 2), run_of(name, "sync_sgd", 2, engine=ps.Simulated("uniform"))
+    for key, value in real.state_dict.items():
+        assert torch.equal(value, simulated.state_dict[key]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    """It is stopped when its first epoch, or as many of its own steps, are done."""
+    whole = run_of(name, "sync_sgd", 2)
+    half = whole.version // 2
+    stopped = run_of(
+        name,
+        "sync_sgd",
+        2,
+        engine=ps.Simulated("uniform"),
+        runs=tmp_path,
+        checkpoint=ps.Checkpoint(),
+        until=ps.Until(steps=2 * half),
+    )
+    assert stopped.folder is not None
+    rest = run_of(name, "sync_sgd", 2, resume=stopped.folder)
+    assert stopped.version < whole.version == rest.version
+    for key, value in rest.state_dict.items():
+        assert torch.equal(value, whole.state_dict[key]), key
