@@ -40,6 +40,24 @@ class Scaler:
             self.now = live.workers
 
 
+class EndsScaled(Scaler):
+    """Scales a run to 4, and lets `chancy` end its server once two checkpoints came since: the later one knows of it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__((2, 4))
+        self._folder, self._before = folder, set[Path]()
+
+    def __call__(self, live: Live) -> None:
+        super().__call__(live)
+        now = set((self._folder / "runs").rglob("version-*/manifest.json"))
+        if live.workers != 4:
+            self._before = now
+        elif len(now - self._before) >= 2:
+            told = self._folder / "now" / "version-0" / "manifest.json"
+            told.parent.mkdir(exist_ok=True)
+            told.touch()
+
+
 def trained(train: Callable[..., Any], strategy: Strategy, folder: Path, watch: Any, **options: Any) -> ps.Run:
     settings = {"workers": 2, "workers_max": 4, "timeout_s": 60, **options}
     return ps.run(train, strategy, watch=watch, runs=folder / "runs", **settings)
@@ -155,12 +173,11 @@ def dies_alone(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
 def test_a_scaled_run_resumes_with_its_first_number_of_workers(strategy: Strategy, tmp_path: Path) -> None:
-    (tmp_path / "ended").mkdir()
-    train = functools.partial(chancy, epochs=16, kind="adam", ends=tmp_path / "runs")
+    (tmp_path / "now").mkdir()
+    train = functools.partial(chancy, epochs=16, kind="adam", ends=tmp_path / "now")
     options = {"checkpoint": ps.Checkpoint(every_s=0.1)}
-    (tmp_path / "runs").mkdir()
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
-        trained(train, strategy, tmp_path, Scaler((2, 4)), **options)
+        trained(train, strategy, tmp_path, EndsScaled(tmp_path), **options)
     (broken,) = (one for one in (tmp_path / "runs").iterdir() if one.is_dir())
     resumed = trained(train, strategy, tmp_path, Scaler((30, 3)), resume=broken, **options)
     assert [one.workers for one in events(resumed) if isinstance(one, Scaled)] == [4, 2, 3]

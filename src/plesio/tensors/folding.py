@@ -6,7 +6,7 @@ barrier's workers, which still pin the version before, hold a whole one to save 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -23,7 +23,7 @@ from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
-from plesio.tensors.rows import Rows, Tables
+from plesio.tensors.rows import NO_ROWS, Rows, Tables
 from plesio.tensors.tensor_set import ALL
 from plesio.tensors.versions import Versions
 
@@ -64,7 +64,7 @@ class Folding:
         self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
         self._held_absent = ALL  # of all that is in the buffer
-        self._tables = Tables(versions.buffers[0].layout, versions.buffers)
+        self._tables = Tables.of(versions.buffers)
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
     def share_among(self, workers: int) -> None:
@@ -80,18 +80,20 @@ class Folding:
     def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
         """In what lies in `worker`'s slot these tensors have no gradient, and of tables these rows have one."""
         self._absent[worker] = absent
-        self._tables.came(worker, rows)
+        if self._tables is not None:
+            self._tables.came(worker, rows)
 
     @property
     def row_bytes(self) -> int:
         """What travelled of tables."""
-        return self._tables.nbytes
+        return self._tables.nbytes if self._tables is not None else 0
 
     def hold(self, worker: int, weight: float) -> None:
         """Add a contribution to the buffer; its slot is free again."""
         assert self._held is not None, "only a buffer that lets workers go on holds"
         self._held.add(self._slots[worker], weight)
-        self._tables.hold(worker, self._slots[worker], weight)
+        if self._tables is not None:
+            self._tables.hold(worker, self._slots[worker], weight)
         self._held_absent &= self._absent.get(worker, 0)
 
     def fold(self, fold: Fold) -> None:
@@ -103,13 +105,15 @@ class Folding:
             self._correction.correct(self._slots[member.worker], current, ring.of(member.worker))
         index = ring.spare()
         target = ring.buffers[index]
-        self._tables.bring_up(index, current)
         if self._optimizer is None:
             mean_into(target, [self._slots[m.worker] for m in fold.members], [m.share for m in fold.members])
+        elif self._tables is None:
+            self._step(self._optimizer, target, current, self._gathered(fold), fold)
         else:
-            tables = self._tables.mean(self._rows_of(fold))
-            self._step(self._optimizer, target, current, self._gathered(fold), fold, tables)
-            self._tables.changed(tables, index)
+            self._tables.bring_up(index, current)
+            rows = self._tables.mean(_rows_of(self._tables, fold, self._slots))
+            self._step(self._optimizer, target, current, self._gathered(fold), fold, rows)
+            self._tables.changed(rows, index)
         if self._correction is not None:
             self._correction.stepped(current, target)
         ring.current = index
@@ -125,16 +129,6 @@ class Folding:
             mean_into(first, slots, shares)
         return first
 
-    def _rows_of(self, fold: Fold) -> list[tuple[float, dict[int, torch.Tensor]]]:
-        """Of each contribution its share, and its gradients of tables."""
-        if fold.held:
-            return [(weight / fold.total_weight, one) for weight, one in self._tables.take_held()]
-        alone = len(fold.members) == 1
-        return [
-            (1.0 if alone else one.share, self._tables.gradients_of(one.worker, self._slots[one.worker]))
-            for one in fold.members
-        ]
-
     def _step(
         self,
         optimizer: ServerOptimizer,
@@ -142,7 +136,7 @@ class Folding:
         current: Arena,
         mean: Arena,
         fold: Fold,
-        tables: dict[int, torch.Tensor],
+        rows: Mapping[int, torch.Tensor] = NO_ROWS,
     ) -> None:
         folded = len(fold.members)
         optimizer.step_as(fold.members[0].worker)
@@ -150,7 +144,7 @@ class Folding:
         absent = self._absent_in(fold) if self._absent or fold.held else 0
         if absent and optimizer.has_to_split(absent):
             optimizer.split()
-        optimizer.step(target, current, mean, optimizer.scales(fold.scale, share), absent, tables)
+        optimizer.step(target, current, mean, optimizer.scales(fold.scale, share), absent, rows)
         if target.layout.buffer_segments:
             blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
 
@@ -164,7 +158,8 @@ class Folding:
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""
         self._versions.pin(reader, self._versions.current, unasked)
-        self._tables.read(reader)
+        if self._tables is not None:
+            self._tables.read(reader)
         return self._versions.current
 
     def snapshot(self, reader: int) -> int:
@@ -208,13 +203,22 @@ class Folding:
         """As after a restore: nobody reads anything, and the buffer is empty."""
         self._versions.release_all()
         self._held_absent = ALL
-        self._tables.begin_anew()
+        if self._tables is not None:
+            self._tables.begin_anew()
         if self._held is not None:
             self._held.empty()
 
 
 Folder = Folding | LookAheadFolding
 """The tensor side of a strategy at the server."""
+
+
+def _rows_of(tables: Tables, fold: Fold, slots: Sequence[Arena]) -> list[tuple[float, dict[int, torch.Tensor]]]:
+    """Of each contribution its share, and its gradients of tables."""
+    if fold.held:
+        return [(weight / fold.total_weight, one) for weight, one in tables.take_held()]
+    alone = len(fold.members) == 1
+    return [(1.0 if alone else one.share, tables.gradients_of(one.worker, slots[one.worker])) for one in fold.members]
 
 
 def _held(strategy: Strategy) -> int:

@@ -19,7 +19,7 @@ Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from plesio.tensors.mean import blend_buffers
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.outer import Kept, ServerOptimizer
-from plesio.tensors.rows import Rows, Tables
+from plesio.tensors.rows import NO_ROWS, Rows, Tables
 from plesio.tensors.versions import Versions
 
 RESUM_EVERY = 1024
@@ -89,7 +89,7 @@ class LookAheadFolding:
         self._held_absent = [0] * held
         self._held = [new_arena("buffer") for _ in range(held)]
         self._waiting = 0
-        self._tables = Tables(self._master.layout, versions.buffers)
+        self._tables = Tables.of(versions.buffers)
         self._momenta = [new_arena("momentum") for _ in slots]
         self._begun: list[set[int]] = [set() for _ in slots]  # by worker: positions whose momentum has started
         self._sum = new_arena("sum of momenta")
@@ -127,31 +127,35 @@ class LookAheadFolding:
 
     def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
         self._absent[worker] = absent
-        self._tables.came(worker, rows)
+        if self._tables is not None:
+            self._tables.came(worker, rows)
 
     @property
     def row_bytes(self) -> int:
-        return self._tables.nbytes
+        return self._tables.nbytes if self._tables is not None else 0
 
     def hold(self, worker: int, weight: float) -> None:
         """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
         self._damp(worker)
         self._held[self._waiting].copy_from(self._slots[worker], Kind.TRAINED, Kind.BUFFER)
-        self._tables.hold(worker, self._slots[worker], 1.0)
+        if self._tables is not None:
+            self._tables.hold(worker, self._slots[worker], 1.0)
         self._held_absent[self._waiting] = self._absent.get(worker, 0)
         self._waiting += 1
 
     def fold(self, fold: Fold) -> None:
         """Step the master copy with each contributing worker's momentum, in order of arrival."""
-        held = self._tables.take_held() if fold.held else []
+        held = self._tables.take_held() if self._tables is not None and fold.held else []
         for place, member in enumerate(fold.members):
             if not fold.held and member.worker in self._live:  # a departed worker's base version is unknown
                 self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
             absent = self._held_absent[place] if fold.held else self._absent.get(member.worker, 0)
             scales = self._optimizer.scales(fold.scale * member.share, self._share)
-            tables = held[place][1] if fold.held else self._tables.gradients_of(member.worker, gradient)
-            self._step(member.worker, gradient, scales, absent, tables)
+            rows = NO_ROWS
+            if self._tables is not None:
+                rows = held[place][1] if fold.held else self._tables.gradients_of(member.worker, gradient)
+            self._step(member.worker, gradient, scales, absent, rows)
             if member.worker not in self._live:  # departed since: its momentum will not act again
                 self._forget_momentum(member.worker)
         self._waiting = 0
@@ -161,7 +165,7 @@ class LookAheadFolding:
 
     @quiet
     def _step(
-        self, worker: int, gradient: Arena, scales: Sequence[float], absent: int, tables: dict[int, torch.Tensor]
+        self, worker: int, gradient: Arena, scales: Sequence[float], absent: int, rows: Mapping[int, torch.Tensor]
     ) -> None:
         self._optimizer.step_as(worker)
         if self._optimizer.has_to_split(absent):
@@ -175,8 +179,9 @@ class LookAheadFolding:
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole -= part
         self._swap_in(own, self._begun[worker])
-        self._optimizer.step(self._master, self._master, gradient, scales, absent, tables)
-        self._tables.changed(tables, self._versions.current)
+        self._optimizer.step(self._master, self._master, gradient, scales, absent, rows)
+        if self._tables is not None:
+            self._tables.changed(rows, self._versions.current)
         self._swap_out(own, self._begun[worker], self._optimizer.lacking(absent))
         for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
             whole += part
@@ -218,8 +223,9 @@ class LookAheadFolding:
         index = self._versions.spare()
         out = self._versions.buffers[index]
         out.copy_from(self._master, Kind.BUFFER)
-        self._tables.bring_up(index, self._master)
-        self._tables.read(reader)
+        if self._tables is not None:
+            self._tables.bring_up(index, self._master)
+            self._tables.read(reader)
         targets = self._optimizer.select(out)
         totals = self._optimizer.select(self._sum)
         for position, weight in enumerate(self._optimizer.select(self._master)):
@@ -254,7 +260,8 @@ class LookAheadFolding:
         self._versions.release(reader)
         index = self._versions.spare()
         self._versions.buffers[index].copy_from(self._master, Kind.TRAINED, Kind.FROZEN, Kind.BUFFER)
-        self._tables.bring_up(index, self._master)
+        if self._tables is not None:
+            self._tables.bring_up(index, self._master)
         self._versions.pin(reader, index)
         return index
 
@@ -318,7 +325,8 @@ class LookAheadFolding:
     def begin_anew(self) -> None:
         self._versions.release_all()
         self._waiting = 0
-        self._tables.begin_anew()
+        if self._tables is not None:
+            self._tables.begin_anew()
         self._live.clear()
 
 

@@ -22,6 +22,7 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec, full_name, number, unsendable
+from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.several import Several, parts_of
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
@@ -40,7 +41,6 @@ FUSED_FROM = 1 << 17
 """Elements from which to use the fused kernel: 7-10 times faster, but it differs in the last bit from the plain loop."""
 
 
-NO_TABLES: Mapping[int, torch.Tensor] = {}
 LACKING_MAX = 100
 """How many sets of absent tensors are remembered."""
 
@@ -167,11 +167,11 @@ class ServerOptimizer:
         gradient: Arena,
         scales: Sequence[float],
         absent: int = 0,
-        tables: Mapping[int, torch.Tensor] = NO_TABLES,
+        rows: Mapping[int, torch.Tensor] = NO_ROWS,
     ) -> None:
         """`target` = `current` after one step with `gradient`, at `scales` times the groups' learning rates; both may be one.
 
-        Tables are the same in both; their gradients are in `tables`, by tensor.
+        Tables are the same in both; their gradients are in `rows`, by tensor.
 
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
         """
@@ -192,7 +192,7 @@ class ServerOptimizer:
             parameter.data = weight
             parameter.grad = None if lacks else slope
         for position, place in self._table_positions:
-            self.parameters[position].grad = tables.get(place)
+            self.parameters[position].grad = rows.get(place)
         with _no_global_hooks():
             self.optimizer.step()
         self._move_state()

@@ -9,7 +9,7 @@ A version's buffer that comes round again takes over the rows that changed since
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from plesio.tensors.several import parts_of
 WHOLE = -1
 """In place of a number of rows: the gradient is dense."""
 INDEX_BYTES = 8
+NO_ROWS: Mapping[int, torch.Tensor] = {}
 MOVING = (Kind.TRAINED, Kind.BUFFER, Kind.ROWS)
 """What a worker of another host takes back; frozen tensors are sent once, at the beginning."""
 
@@ -172,6 +173,12 @@ class Tables:
         self.nbytes = 0
         """What travelled: the rows of contributions, and those that changed since their readers looked last."""
 
+    @classmethod
+    def of(cls, buffers: Sequence[Arena]) -> Tables | None:
+        """None where the model has no tables."""
+        tables = cls(buffers[0].layout, buffers)
+        return tables if tables.places else None
+
     def came(self, worker: int, rows: tuple[Rows, ...]) -> None:
         """These lie in `worker`'s slot."""
         self._in_slots[worker] = rows
@@ -215,7 +222,7 @@ class Tables:
                 target.views[place].index_copy_(0, rows, current.views[place].index_select(0, rows))
         self._behind[index] = {}
 
-    def changed(self, gradients: dict[int, torch.Tensor], index: int) -> None:
+    def changed(self, gradients: Mapping[int, torch.Tensor], index: int) -> None:
         """A step with these gradients was made in buffer `index`: the others are behind."""
         for place, gradient in gradients.items():
             table = self._buffers[0].views[place]
