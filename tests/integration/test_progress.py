@@ -265,3 +265,48 @@ def wrong(worker: ps.Worker, how: str) -> None:
 def test_wrong_use_of_counted_loops_is_refused_with_what_to_do(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(partial(wrong, how=how), "async_sgd", workers=1, timeout_s=30.0)
+
+
+def reads_its_own(worker: ps.Worker) -> None:
+    model = nn.Linear(1, 1)
+    own = data()
+    model, optimizer, _ = worker.prepare(model, SGD(model.parameters(), lr=0.01), own)
+    for (inputs,) in own:
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+
+def test_a_prepared_loader_that_nobody_reads_is_told() -> None:
+    with pytest.warns(RuntimeWarning, match=r"worker \d never read a prepared loader \(over a TensorDataset\)"):
+        ps.run(reads_its_own, "async_sgd", workers=2, engine=ps.Simulated("uniform"))
+
+
+class Unrated(SGD):
+    """Its rate has another name than torch's."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group["rate"] = group.pop("lr")
+
+
+def unrated(worker: ps.Worker) -> None:
+    model = nn.Linear(1, 1)
+    worker.prepare(model, Unrated(model.parameters()))
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "hogwild"])
+def test_an_optimizer_whose_rate_has_another_name_is_refused(strategy: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"Unrated has no setting 'lr' .it has .*rate"):
+        ps.run(unrated, strategy, workers=1, timeout_s=30.0)
+
+
+def evaluates_twice(worker: ps.Worker) -> None:
+    model = nn.Linear(1, 1)
+    worker.prepare(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_simulated_hogwild_says_that_a_server_is_simulated() -> None:
+    with pytest.raises(ps.ConfigurationError, match="hogwild itself has no server; simulated"):
+        ps.run(evaluates_twice, "hogwild", workers=1, engine=ps.Simulated("uniform"))

@@ -41,6 +41,11 @@ from plesio.tensors.rows import Rows
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+COUNTERS_MAX, NAME_BYTES_MAX = 4, 16
+"""Of counters that workers share (`plesio.worker.counter`): they are told with every answer, and an answer is small."""
+Counted = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=NAME_BYTES_MAX)], Count], msgspec.Meta(max_length=COUNTERS_MAX)
+]
 
 # On the channel
 
@@ -145,8 +150,8 @@ class Contribution(Message):
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
     (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `calls`: of its schedules so far; `optimizer`:
     which one stepped, of several; `settings`: the hyper-parameters of all groups (`plesio.tensors.optimizer_spec.packed`), if
-    they changed; `worked_s`: seconds from the answer before it to when it was computed, but for those that it waited for data;
-    `loss`: what the training function last logged as that.
+    they changed; `counted`: added to the shared counters; `worked_s`: seconds from the answer before it to when it was
+    computed, but for those that it waited for data; `loss`: what the training function last logged as that.
     """
 
     number: Count
@@ -160,6 +165,7 @@ class Contribution(Message):
     optimizer: Count = 0
     calls: Count = 0
     settings: bytes = b""
+    counted: Counted = {}
     worked_s: Seconds = 0.0
     loss: float = nan
     payload: Payload = ()
@@ -234,7 +240,8 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 
 class Beginning(Message):
     """Training begins from `version` (`stop`: it is over at once). `contributions` and
-    what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`)."""
+    what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`). `counters`: what
+    all workers have counted together."""
 
     version: int
     stop: bool
@@ -243,17 +250,19 @@ class Beginning(Message):
     samples: int = 0
     batches: int = 0
     calls: int = 0
+    counters: dict[str, int] = {}
     payload: Payload = ()
 
 
 class GoOn(Message):
     """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
-    this answers; where its step was called off, it answers the one under way."""
+    this answers; where its step was called off, it answers the one under way. `counters`: as in `Beginning`."""
 
     version: int
     stop: bool
     verdict: Verdict
     staleness: int = 0
+    counters: dict[str, int] = {}
     payload: Payload = ()
 
 

@@ -57,6 +57,8 @@ class Checkpointer:
         self.before = [Progress()] * seats
         self._made = [Progress()] * seats
         self._coming = [Progress()] * seats  # in a contribution that came and is not answered
+        self.counters: dict[str, int] = {}
+        self._counted: list[dict[str, int]] = [{} for _ in range(seats)]  # in a contribution that is not answered
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
@@ -69,6 +71,11 @@ class Checkpointer:
         if self.before[worker].contributions + number > self._made[worker].contributions:
             self._coming[worker] = Progress(0, steps, samples, batches, calls)
 
+    def counted(self, worker: int, amounts: dict[str, int]) -> None:
+        """With a contribution came what its worker added to the shared counters."""
+        self.counters = _sums(self.counters, amounts)
+        self._counted[worker] = amounts
+
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         made, one = self._made[worker], self._coming[worker]
@@ -80,6 +87,7 @@ class Checkpointer:
             one.calls or made.calls,
         )
         self._coming[worker] = Progress()
+        self._counted[worker] = {}
 
     def done(self, sequencer: Sequencer) -> Taken:
         """What a run that goes on from here need not do again: all that came, but for what waits to be folded."""
@@ -112,6 +120,7 @@ class Checkpointer:
             progress=tuple(self._made),
             steps=done.steps,
             samples=done.samples,
+            counters=self._settled(),
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
@@ -155,6 +164,7 @@ class Checkpointer:
         self._made = list(manifest.progress)
         self.go_on()
         self.taken = Taken(manifest.steps, manifest.samples)
+        self.counters = dict(manifest.counters)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
             self._kept = manifest.version
 
@@ -162,11 +172,25 @@ class Checkpointer:
         """Another process has this worker's seat: it counts its contributions from 1."""
         self.before[worker] = self._made[worker]
         self._coming[worker] = Progress()
+        self._counted[worker] = {}
 
     def go_on(self) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again."""
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
+        self.counters = self._settled()
+        self._counted = [{} for _ in self.before]
+
+    def _settled(self) -> dict[str, int]:
+        """The counters without what is counted again after a resume."""
+        settled = self.counters
+        for amounts in self._counted:
+            settled = _sums(settled, {name: -amount for name, amount in amounts.items()})
+        return settled
+
+
+def _sums(counters: dict[str, int], amounts: dict[str, int]) -> dict[str, int]:
+    return counters | {name: counters.get(name, 0) + amount for name, amount in amounts.items()}
 
 
 def _reason(error: CheckpointError) -> str:

@@ -55,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         numbers: the folder's.
         progress: how far the worker in each seat was.
         steps, samples: of all workers together, without those called off.
+        counters: what workers counted together, but for what was not answered yet.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.
     """
@@ -71,6 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     progress: tuple[Progress, ...]
     steps: int = 0
     samples: int = 0
+    counters: dict[str, int] = {}
     journal: str = ""
     position: int = 0
     files: dict[str, str] = {}

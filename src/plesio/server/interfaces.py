@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Verdict
 from plesio.protocol.worker import Beginning, GoOn, LeaseReply
@@ -78,14 +78,16 @@ class Replies:
         """A worker is a member no longer, which it may not know."""
 
 
-def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, stop: bool = False) -> Located:
+def answer_to(
+    effect: Grant | Cancel, buffer: int, before: Progress, counters: dict[str, int], stop: bool = False
+) -> Located:
     """For a worker that is to go on from `buffer`; `before`: what it did before the run was resumed.
 
-    >>> answer_to(Cancel(worker=0, number=7, version=5), 2, Progress())
-    Located(answer=GoOn(version=5, stop=False, verdict=<Verdict.CANCELLED: 3>, staleness=0, payload=()), buffer=2)
+    >>> answer_to(Cancel(worker=0, number=7, version=5), 2, Progress(), {}).answer.verdict
+    <Verdict.CANCELLED: 3>
     """
     if isinstance(effect, Cancel):
-        return Located(GoOn(effect.version, stop, Verdict.CANCELLED), buffer)
+        return Located(GoOn(effect.version, stop, Verdict.CANCELLED, 0, counters), buffer)
     if effect.number:
-        return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness), buffer)
-    return Located(Beginning(effect.version, stop, *astuple(before)), buffer)
+        return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness, counters), buffer)
+    return Located(Beginning(effect.version, stop, **asdict(before), counters=counters), buffer)

@@ -39,7 +39,7 @@ from plesio.observe.meter import Meter
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
+from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
 from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.interfaces import Folder, NoFolder, Replies
@@ -274,6 +274,8 @@ class Program:
         meter.pushed(ready_s, made.steps, made.samples, made.number)
         if self._counts is not None:
             self._counts.came(worker, made.number, made.steps, made.samples, made.batches, made.calls)
+        if made.counted:
+            self._count(worker, made.counted)
         if made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
         self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
@@ -286,6 +288,15 @@ class Program:
         self._meter.exchanges += 1
         if not made.finite:
             self._non_finite.discarded(worker, f"contribution {made.number}")
+
+    def _count(self, worker: int, amounts: dict[str, int]) -> None:
+        assert self._checkpointer is not None, "wherever workers are answered there is one"
+        self._checkpointer.counted(worker, amounts)
+        if len(names := self._checkpointer.counters) > COUNTERS_MAX:
+            why = (
+                f"the workers use {len(names)} counters ({', '.join(sorted(names))}): a run has {COUNTERS_MAX} at most"
+            )
+            self.trouble(worker, why, why, "ConfigurationError")
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         if step.reason:

@@ -136,10 +136,21 @@ def _check_moves(optimizer: Optimizer) -> None:
     name, inner = type(optimizer).__name__, getattr(optimizer, "optimizer", None)
     if isinstance(optimizer, LBFGS):
         raise ConfigurationError(f"{name} evaluates the loss inside its step, and the server has no data: {STAY}")
+    check_has_rate(optimizer)
     if isinstance(inner, Optimizer):
         raise ConfigurationError(
             f"{name} wraps {type(inner).__name__}, and the server, where it is to step, cannot build it again: call "
             f"worker.prepare before {name}'s own prepare (accelerator.prepare, fabric.setup), or {STAY}"
+        )
+
+
+def check_has_rate(optimizer: Optimizer) -> None:
+    """Raise `ConfigurationError` for one whose learning rate the strategy could not share among workers."""
+    if any("lr" not in group for group in optimizer.param_groups):
+        known = ", ".join(sorted({key for group in optimizer.param_groups for key in group} - {"params"}))
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} has no setting 'lr' (it has {known or 'none'}), and the strategy shares the learning "
+            f"rate among the workers: call it 'lr' as torch's optimizers do, or {STAY}"
         )
 
 

@@ -20,9 +20,9 @@ from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
 from plesio.protocol.worker import A, Answer, FromWorker
 from plesio.transport.channel import HEAD
 
-ANSWER_LAYOUT = struct.Struct("<i124p")
+ANSWER_LAYOUT = struct.Struct("<i252p")
 """A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
-ANSWER_BYTES_MAX = 123
+ANSWER_BYTES_MAX = 251
 decode_message: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 

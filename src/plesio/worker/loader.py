@@ -95,6 +95,8 @@ class LeasedLoader:
         self._used = used
         self._reseed = reseed
         self._begun = begun
+        self.looped = False
+        """Whether anybody looped over it."""
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
         self._trained: Callable[[], bool] = begun()  # and whether anything was made of them
         self._relay = _Relay(self._source) if self._source.num_workers or self._source.pin_memory else None
@@ -110,6 +112,7 @@ class LeasedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches; without gradients all of an epoch, for no training."""
+        self.looped = True
         return self._part() if torch.is_grad_enabled() else self._whole()
 
     def _whole(self) -> Iterator[Any]:

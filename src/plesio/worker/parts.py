@@ -46,6 +46,8 @@ class StreamLoader:
         self._used = used
         self._skipped = skipped
         self._workers = workers
+        self.looped = False
+        """Whether anybody looped over it."""
         kept = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "batch_size", "drop_last"]
         if source.num_workers:
             kept += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
@@ -57,6 +59,7 @@ class StreamLoader:
         return math.ceil(len(self._source) / self._workers)
 
     def __iter__(self) -> Iterator[Any]:
+        self.looped = True
         for batch in self._loader:
             size = 1 if self._source.batch_size is None else _size(batch) or self._source.batch_size
             if self._skipped:

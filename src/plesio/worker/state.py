@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
 from plesio.protocol.worker import Beginning
@@ -18,6 +18,7 @@ class WorkerState:
         before: contributions of this worker before the run was resumed.
         steps_before, samples_before, batches_before: local steps in those, samples, and leased batches.
         calls: how often schedules were called, before and since.
+        counters: what all workers counted together, as of the last exchange; counted: what this one added since.
         number: the contribution under way, counted from the beginning of this process.
     """
 
@@ -35,11 +36,24 @@ class WorkerState:
     batches_before: int = 0
     calls: int = 0
     number: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
 
     def resumed(self, told: Beginning) -> None:
         """What this worker had made before."""
         self.before, self.steps_before, self.samples_before = told.contributions, told.steps, told.samples
         self.batches_before, self.calls = told.batches, told.calls
+
+    def take_counted(self) -> dict[str, int]:
+        """What was added to shared counters: it is told now."""
+        counted = {name: amount for name, amount in self.counted.items() if amount}
+        self.counted.update(dict.fromkeys(counted, 0))
+        self.counters |= {name: self.counters.get(name, 0) + amount for name, amount in counted.items()}
+        return counted
+
+    def heard_of(self, counters: dict[str, int]) -> None:
+        """These are the counters; an answer that crossed what this worker sent lacks that."""
+        self.counters |= {name: max(value, self.counters.get(name, 0)) for name, value in counters.items()}
 
     def concluded(self) -> int:
         """A number that changes with each step, also with one that was called off."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.tensors.model import device_of
 from plesio.worker.context import WorkerContext
+from plesio.worker.counter import Counter
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.given import Given
@@ -24,6 +25,7 @@ from plesio.worker.parts import StreamLoader, own_part
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.seeding import seed_device
 from plesio.worker.state import WorkerState
+from plesio.worker.warn import warn_at_end
 
 LOG_S = 0.1
 """How often logged numbers are sent on."""
@@ -410,6 +412,24 @@ class Worker:
             raise ConfigurationError("worker.count beside a prepared loader: its samples are counted already")
         self._used.samples += samples
 
+    def counter(self, name: str) -> Counter:
+        """A counter that all workers share: `games = worker.counter("episodes")`, then `while games.value < 10_000:` and
+        `games.add(1)`. It stands in checkpoints, and a replay counts the same. Each worker may go on for one more step before
+        it hears that the number is reached; `worker.steps` is exact.
+
+        Raises:
+            ConfigurationError: before prepare, more than 4 counters, a name of more than 16 bytes, or a strategy without a
+                server that folds.
+        """
+        if self._exchange is None:
+            raise ConfigurationError("worker.counter before prepare: prepare the model and the optimizer first")
+        if not self._exchange.counts:
+            raise ConfigurationError(
+                "worker.counter needs a server that folds, and under this strategy workers fold among themselves; loop over "
+                "worker.steps(number), which shares out the run's steps under every strategy"
+            )
+        return Counter(name, self._state)
+
     def end(self) -> None:
         """The training function returned."""
         self._logged_steps = self._state.steps
@@ -417,9 +437,19 @@ class Worker:
         if self._loader is not None:
             self._loader.leave()
         if self._exchange is not None:
+            self._warn_of_unread()
             self._exchange.end()
         else:
             self._context.leave()
+
+    def _warn_of_unread(self) -> None:
+        loaders = [one for one in self._prepared.values() if isinstance(one, (LeasedLoader, StreamLoader))]
+        for one in loaders if self._state.steps else ():
+            if not one.looped:
+                warn_at_end(
+                    f"worker {self.rank} never read a prepared loader (over a {type(one.dataset).__name__}): loop over what "
+                    "prepare returned; a loop over the loader that it was given trains each worker on all of the data"
+                )
 
 
 @contextmanager

@@ -105,10 +105,10 @@ class Server(Replies):
 
     def granted(self, effect: Grant | Cancel, buffer: int) -> float:
         line = self._line(effect.worker)
-        before = self._checkpointer.before[effect.worker]
+        before, counters = self._checkpointer.before[effect.worker], self._checkpointer.counters
         try:
             stop = self._program.stopping or line.leaving
-            write_answer(line.answer, *answer_to(effect, buffer, before, stop))
+            write_answer(line.answer, *answer_to(effect, buffer, before, counters, stop))
         except BlockingIOError:
             self._unresponsive.append(line)
         return time.monotonic()

@@ -303,13 +303,13 @@ class _Replay(Replies):
 
     def granted(self, grant: events.Grant, buffer: int) -> float:
         """It goes on when the event is dealt with."""
-        answer = answer_to(grant, buffer, self._checkpointer.before[grant.worker])
+        answer = answer_to(grant, buffer, self._checkpointer.before[grant.worker], self._checkpointer.counters)
         self._answered.append((self._seats[grant.worker], answer))
         return 0.0
 
     def called_off(self, cancel: events.Cancel, buffer: int) -> None:
         """It goes on when the journal says that it heard of that."""
-        answer = answer_to(cancel, buffer, self._checkpointer.before[cancel.worker])
+        answer = answer_to(cancel, buffer, self._checkpointer.before[cancel.worker], self._checkpointer.counters)
         self._seats[cancel.worker].called_off.append(answer)
 
     def leased(self, worker: int, reply: LeaseReply) -> None:

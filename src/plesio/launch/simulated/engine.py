@@ -17,7 +17,7 @@ from contextlib import closing
 from math import inf
 
 from plesio.cluster import Cluster, Timetable
-from plesio.errors import WorkerLostError
+from plesio.errors import ConfigurationError, WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.greenlets import GreenletWorker, StillTimer, Watcher
 from plesio.launch.inline import Seating, apart
@@ -123,6 +123,11 @@ class SimulatedEngine:
             assert run.program.memory is not None, "it was laid out for the first"
             run.push_nbytes = run.answer_nbytes = run.program.memory.layout.payload_bytes
         elif worker.error is not None and self.job.config.on_worker_error == "raise":
+            if isinstance(worker.error, ConfigurationError) and not self.job.config.strategy.via.at_server:
+                name = self.job.config.strategy.name
+                raise ConfigurationError(
+                    f"{worker.error} ({name} itself has no server; simulated, a server does its arithmetic)"
+                )
             raise worker.error
 
     def _evaluate(self, time_s: float, version: int) -> str | None:
@@ -165,7 +170,8 @@ class _Participant(Watcher, Participant):
         self.timer.time_s = now_s
         told: object = answer
         if not isinstance(answer, LeaseReply):
-            told = answer_to(answer, buffer, self._engine.checkpointer.before[self._rank])
+            checkpointer = self._engine.checkpointer
+            told = answer_to(answer, buffer, checkpointer.before[self._rank], checkpointer.counters)
         request = self._worker.resume(told)
         assert request is None or isinstance(request, (Contribution, LeaseRequest)), (
             "a step is called off by its answer"

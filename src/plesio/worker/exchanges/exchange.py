@@ -41,6 +41,7 @@ class Exchange:
         timeout_s: how long to wait for anybody.
         cancels: whether a step under way may be called off.
         local: whether the user's optimizer steps in this process, with the state it has here.
+        counts: whether each exchange tells what all workers counted.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
     """
 
@@ -54,6 +55,7 @@ class Exchange:
 
     cancels = False
     local = True
+    counts = False
     shares_parameters = False
     _part: Optimizer | None = field(default=None, init=False)
     _closure: Callable[[], Any] | None = field(default=None, init=False)

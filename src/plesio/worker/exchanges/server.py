@@ -36,6 +36,7 @@ class ServerExchange(Exchange):
 
     strategy: Strategy
     every: Every | None = None
+    counts = True
 
     def __post_init__(self) -> None:
         self._every = self.every or self.strategy.every
@@ -134,6 +135,7 @@ class ServerExchange(Exchange):
                 calls=self.state.calls,
                 optimizer=parts_of(self.optimizer).index(self.part),
                 settings=self._changed_groups(),
+                counted=self.state.take_counted(),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
             )
@@ -175,6 +177,8 @@ class ServerExchange(Exchange):
         self.used.waited_s = 0.0
         self.replica.adopt(self.doorbell.buffer)
         self.state.version = answer.version
+        if answer.counters:
+            self.state.heard_of(answer.counters)
         self.state.stopped = self.state.stopped or answer.stop
         self._steps = 0
         self._finite = True

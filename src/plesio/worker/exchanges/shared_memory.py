@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from plesio.errors import StopRun
 from plesio.protocol.worker import Farewell
+from plesio.tensors.optimizer_spec import check_has_rate
 from plesio.tensors.outer import scale_for
 from plesio.tensors.several import parts_of
 from plesio.worker.exchanges.among_peers import PeerExchange
@@ -21,6 +22,8 @@ class SharedMemoryExchange(PeerExchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for one in parts_of(self.optimizer):
+            check_has_rate(one)
         self._scales = [
             scale_for(type(one), self.share, self.share) for one in parts_of(self.optimizer) for _ in one.param_groups
         ]
