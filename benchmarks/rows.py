@@ -7,18 +7,15 @@ Two workers; steps a second of both. "dense" is the same model without `sparse=T
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 import plesio as ps
+from _report import interleave, parser, progress, report, row
 
 ROWS, WIDTH, BAGS, PER_BAG = 1_000_000, 32, 16, 16
 STEPS = {True: 4000, False: 40}
@@ -52,39 +49,26 @@ def bare(sparse: bool) -> float:
     return steps / (time.perf_counter() - began_s)
 
 
-def measured(strategy: str) -> dict[str, float]:
-    """Steps a second and bytes a contribution, by rows and dense."""
-    found: dict[str, float] = {}
-    for sparse, name in ((False, "dense"), (True, "rows")):
-        run = ps.run(partial(train, sparse=sparse), strategy, workers=2)
-        found[name] = run.steps / run.summary.wall_s
-        found[f"{name} bytes"] = run.summary.bytes / run.steps
-    return found
+def together(strategy: str, sparse: bool) -> float:
+    """Steps a second of two workers."""
+    run = ps.run(partial(train, sparse=sparse), strategy, workers=2, progress=False)
+    progress.print(f"{run.summary.bytes / run.steps / 1000:,.1f} kB a step")
+    return run.steps / run.summary.wall_s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    results = []
-    print(f"{'':12}{'rows':>8}{'dense':>8}{'times':>8}{'kB a step':>12}{'dense':>10}")
-    for strategy in ("async_sgd", "sync_sgd"):
-        every = [measured(strategy) for _ in range(options.runs)]
-        one = {name: statistics.median(run[name] for run in every) for name in every[0]}
-        one["times"] = statistics.median(run["rows"] / run["dense"] for run in every)
-        kilobytes = (one[name] / 1000 for name in ("rows bytes", "dense bytes"))
-        print(
-            "{:12}{:8.0f}{:8.1f}{:8.1f}{:12.1f}{:10.0f}".format(
-                strategy, one["rows"], one["dense"], one["times"], *kilobytes
-            )
-        )
-        results.append({"strategy": strategy, **one})
-    alone = {name: bare(sparse) for sparse, name in ((True, "rows"), (False, "dense"))}
-    print("{:12}{rows:8.0f}{dense:8.1f}{:8.1f}".format("torch alone", alone["rows"] / alone["dense"], **alone))
-    results.append({"strategy": "torch alone", **alone})
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    """Rows against the dense table, asynchronously, in lock step and without plesio."""
+    arguments = parser("A table of which a step uses few rows.").parse_args()
+    if arguments.quick:
+        STEPS.update({True: 40, False: 4})
+    runs, rows = 1 if arguments.quick else arguments.runs, []
+    for name in ("async_sgd", "sync_sgd", "torch alone"):
+        one = bare if name == "torch alone" else partial(together, name)
+        values = interleave({"rows": partial(one, sparse=True), "dense": partial(one, sparse=False)}, runs, name)
+        target = None if name == "torch alone" else ">= 30"
+        against = {"against": "dense", "against_values": values["dense"], "target": target}
+        rows.append(row(f"{name}, by rows", values["rows"], "steps/s", **against))
+    report("A table of 1e6 x 32, 256 rows a step", rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ def train(worker):
         optimizer.zero_grad()
         loss = played(model, episode)
         loss.backward()
-        worker.count(samples=1)
         optimizer.step()
     print(f"loss {loss:.3f}")
     return model
