@@ -90,7 +90,7 @@ def wrong(worker: ps.Worker, name: Any, amount: Any) -> None:
         ("async_sgd", "before", 1, "worker.counter before prepare"),
         ("hogwild", "games", 1, "loop over worker.steps"),
         ("allreduce", "games", 1, "loop over worker.steps"),
-        ("async_sgd", "games" * 4, 1, "1 to 16 bytes"),
+        ("async_sgd", "games" * 4, 1, "1 to 16 ASCII characters"),
         ("async_sgd", "a b c d e", 1, "4 counters at most: a, b, c, d"),
         ("async_sgd", "games", -1, "a whole number from 0"),
         ("async_sgd", "games", 1.0, "a whole number from 0"),

@@ -41,11 +41,11 @@ from plesio.tensors.rows import Rows
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-COUNTERS_MAX, NAME_BYTES_MAX = 4, 16
+COUNTERS_MAX = 4
 """Of counters that workers share (`plesio.worker.counter`): they are told with every answer, and an answer is small."""
-Counted = Annotated[
-    dict[Annotated[str, msgspec.Meta(max_length=NAME_BYTES_MAX)], Count], msgspec.Meta(max_length=COUNTERS_MAX)
-]
+Name = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,16}$")]
+Counters = dict[Name, int]
+Counted = dict[Name, Count]
 
 # On the channel
 
@@ -250,7 +250,7 @@ class Beginning(Message):
     samples: int = 0
     batches: int = 0
     calls: int = 0
-    counters: dict[str, int] = {}
+    counters: Counters = {}
     payload: Payload = ()
 
 
@@ -262,7 +262,7 @@ class GoOn(Message):
     stop: bool
     verdict: Verdict
     staleness: int = 0
-    counters: dict[str, int] = {}
+    counters: Counters = {}
     payload: Payload = ()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
+from plesio.protocol.worker import Counters
 from plesio.server.assembly import Assembly
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
@@ -57,8 +58,8 @@ class Checkpointer:
         self.before = [Progress()] * seats
         self._made = [Progress()] * seats
         self._coming = [Progress()] * seats  # in a contribution that came and is not answered
-        self.counters: dict[str, int] = {}
-        self._counted: list[dict[str, int]] = [{} for _ in range(seats)]  # in a contribution that is not answered
+        self.counters: Counters = {}
+        self._counted: list[Counters] = [{} for _ in range(seats)]  # in a contribution that is not answered
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
@@ -71,7 +72,7 @@ class Checkpointer:
         if self.before[worker].contributions + number > self._made[worker].contributions:
             self._coming[worker] = Progress(0, steps, samples, batches, calls)
 
-    def counted(self, worker: int, amounts: dict[str, int]) -> None:
+    def counted(self, worker: int, amounts: Counters) -> None:
         """With a contribution came what its worker added to the shared counters."""
         self.counters = _sums(self.counters, amounts)
         self._counted[worker] = amounts
@@ -181,7 +182,7 @@ class Checkpointer:
         self.counters = self._settled()
         self._counted = [{} for _ in self.before]
 
-    def _settled(self) -> dict[str, int]:
+    def _settled(self) -> Counters:
         """The counters without what is counted again after a resume."""
         settled = self.counters
         for amounts in self._counted:
@@ -189,7 +190,7 @@ class Checkpointer:
         return settled
 
 
-def _sums(counters: dict[str, int], amounts: dict[str, int]) -> dict[str, int]:
+def _sums(counters: Counters, amounts: Counters) -> Counters:
     return counters | {name: counters.get(name, 0) + amount for name, amount in amounts.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec.structs import asdict
 
 from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Verdict
-from plesio.protocol.worker import Beginning, GoOn, LeaseReply
+from plesio.protocol.worker import Beginning, Counters, GoOn, LeaseReply
 from plesio.server.checkpoints import Progress
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.rows import Rows
@@ -78,9 +78,7 @@ class Replies:
         """A worker is a member no longer, which it may not know."""
 
 
-def answer_to(
-    effect: Grant | Cancel, buffer: int, before: Progress, counters: dict[str, int], stop: bool = False
-) -> Located:
+def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, counters: Counters, stop: bool = False) -> Located:
     """For a worker that is to go on from `buffer`; `before`: what it did before the run was resumed.
 
     >>> answer_to(Cancel(worker=0, number=7, version=5), 2, Progress(), {}).answer.verdict

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from plesio.errors import ConfigurationError
-from plesio.protocol.worker import COUNTERS_MAX, NAME_BYTES_MAX
+from plesio.protocol.worker import COUNTERS_MAX
 from plesio.worker.state import WorkerState
 
 
@@ -11,9 +13,9 @@ class Counter:
     """What `Worker.counter` gives: a number that every worker may `add` to."""
 
     def __init__(self, name: str, state: WorkerState) -> None:
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        if not isinstance(name, str) or not re.fullmatch("[!-~]{1,16}", name):
             raise ConfigurationError(
-                f"worker.counter({name!r}): its name is a text of 1 to {NAME_BYTES_MAX} bytes, such as 'episodes'"
+                f"worker.counter({name!r}): its name is 1 to 16 ASCII characters without spaces, such as 'episodes'"
             )
         if len({name, *state.counters, *state.counted}) > COUNTERS_MAX:
             known = ", ".join(sorted({*state.counters, *state.counted}))

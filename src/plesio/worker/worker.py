@@ -418,8 +418,8 @@ class Worker:
         it hears that the number is reached; `worker.steps` is exact.
 
         Raises:
-            ConfigurationError: before prepare, more than 4 counters, a name of more than 16 bytes, or a strategy without a
-                server that folds.
+            ConfigurationError: before prepare, more than 4 counters, a name that is not 1 to 16 ASCII characters, or a strategy
+                without a server that folds.
         """
         if self._exchange is None:
             raise ConfigurationError("worker.counter before prepare: prepare the model and the optimizer first")
