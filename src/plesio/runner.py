@@ -30,6 +30,7 @@ from plesio.launch.job import Job, Listening, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
+from plesio.launch.outer_momentum import check_outer, warn_of_few_versions
 from plesio.launch.provenance import name_of, without_arguments
 from plesio.launch.remote import torchrun
 from plesio.launch.resume import Resumption, kept, resumable, resumption
@@ -224,6 +225,7 @@ def start(
     """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere."""
     check_working_directory()
     _check_functions(config, train, evaluate, watch)
+    check_outer(config)
     if door is not None:
         _check_door(config.strategy, door.listening)
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
@@ -261,6 +263,7 @@ def start(
         raise EvaluateError(outcome.evaluate_raised, done)
     _check_finite(done)
     _warn_of_nothing(done)
+    warn_of_few_versions(config, done.version)
     return done
 
 

@@ -62,6 +62,20 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "lr_scale": ["full"],
     "correct": ["plain", "gap_aware", GapAware(0.5), DelayCompensated(1.0), DelayCompensated(3.0)],
     "weigh": ["inverse", "hinge", Hinge(a=2.0), Hinge(b=1), Polynomial(0.25), BySamples()],
+    "h": [8],
+    "lr": [0.5],
+    "momentum": [0.3],
+    "alpha": [0.5],
+    "beta": [0.3],
+    "adaptive": [True],
+    "after": [7],
+}
+OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
+    "buffered": {"correct": ["plain"]},
+    "async_local_sgd": {"correct": ["delayed_nesterov"]},
+    "local_sgd": {"weigh": ["equal"]},
+    "post_local_sgd": {"every": [8]},
+    "elastic_averaging": {"every": [8]},
 }
 
 
@@ -389,15 +403,15 @@ ROWS: dict[str, Row] = {
                 1#1: -
                 0 is held
                 1 is held
-                2#1: fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
                 1#2: -
                 0#2: -
                 0 is held
                 1 is held
-                2#2: fold v2 [0#2 tau0 0.33, 1#2 tau0 0.33, 2#2 tau0 0.33] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
                 0#3: -
                 1#3: -
-                2 dies: fold v3 [0#3 tau0 0.50, 1#3 tau0 0.50] lr 1.00; go 0@v3; go 1@v3
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
                 0#4: -
                 2 is back: go 2@v3
                 2#1: -
@@ -422,6 +436,151 @@ ROWS: dict[str, Row] = {
                 0#4: -
                 2 is back: go 2@v3
                 2#1: -
+                """,
+            ),
+        ),
+    ),
+    "post_local_sgd": Row(
+        settings={"every": 3, "after": 4},
+        answers=(
+            "every step, every 16 steps after version 1000",
+            "parameters",
+            "round of all",
+            "after the fold",
+            "server",
+        ),
+        reduces_to={PLAIN: {"every": 1}, "local_sgd": {"every": 3, "after": 0}},
+        golden=(
+            (
+                {"every": 16},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+        ),
+    ),
+    "elastic_averaging": Row(
+        settings={"every": 3},
+        answers=("every 16 steps", "parameters", "each", "freely", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: fold v1 [0#1 tau0 1.00] lr 0.23; go 0@v1
+                1#1: fold v2 [1#1 tau1 1.00] lr 0.23; go 1@v2
+                0#2: fold v3 [0#2 tau1 1.00] lr 0.23; go 0@v3
+                1#2: fold v4 [1#2 tau1 1.00] lr 0.23; go 1@v4
+                2#1: fold v5 [2#1 tau4 1.00] lr 0.23; go 2@v5
+                1#3: fold v6 [1#3 tau1 1.00] lr 0.23; go 1@v6
+                0#3: fold v7 [0#3 tau3 1.00] lr 0.23; go 0@v7
+                0#4: fold v8 [0#4 tau0 1.00] lr 0.23; go 0@v8
+                1#4: fold v9 [1#4 tau2 1.00] lr 0.23; go 1@v9
+                2#2: fold v10 [2#2 tau4 1.00] lr 0.23; go 2@v10
+                0#5: fold v11 [0#5 tau2 1.00] lr 0.23; go 0@v11
+                1#5: fold v12 [1#5 tau2 1.00] lr 0.23; go 1@v12
+                2 dies: -
+                0#6: fold v13 [0#6 tau1 1.00] lr 0.23; go 0@v13
+                2 is back: go 2@v13
+                2#1: fold v14 [2#1 tau0 1.00] lr 0.23; go 2@v14
+                """,
+            ),
+        ),
+    ),
+    "diloco": Row(
+        settings={"h": 3},
+        answers=("every 50 steps", "delta", "round of all", "after the fold", "server"),
+        reduces_to={"local_sgd": {"h": 3, "lr": 1.0, "momentum": 0.0}},
+        golden=(
+            (
+                {},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+        ),
+    ),
+    "slowmo": Row(
+        settings={"h": 3},
+        answers=("every 16 steps", "delta", "round of all", "after the fold", "server"),
+        reduces_to={"local_sgd": {"h": 3, "beta": 0.0}},
+        golden=(
+            (
+                {},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+        ),
+    ),
+    "async_local_sgd": Row(
+        settings={"h": 3},
+        also=({"correct": "delayed_nesterov"}, {"adaptive": True}),
+        answers=("every 50 steps", "delta", "each", "freely", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: fold v1 [0#1 tau0 1.00] lr 0.33; go 0@v1
+                1#1: fold v2 [1#1 tau1 1.00] lr 0.33; go 1@v2
+                0#2: fold v3 [0#2 tau1 1.00] lr 0.33; go 0@v3
+                1#2: fold v4 [1#2 tau1 1.00] lr 0.33; go 1@v4
+                2#1: fold v5 [2#1 tau4 1.00] lr 0.33; go 2@v5
+                1#3: fold v6 [1#3 tau1 1.00] lr 0.33; go 1@v6
+                0#3: fold v7 [0#3 tau3 1.00] lr 0.33; go 0@v7
+                0#4: fold v8 [0#4 tau0 1.00] lr 0.33; go 0@v8
+                1#4: fold v9 [1#4 tau2 1.00] lr 0.33; go 1@v9
+                2#2: fold v10 [2#2 tau4 1.00] lr 0.33; go 2@v10
+                0#5: fold v11 [0#5 tau2 1.00] lr 0.33; go 0@v11
+                1#5: fold v12 [1#5 tau2 1.00] lr 0.33; go 1@v12
+                2 dies: -
+                0#6: fold v13 [0#6 tau1 1.00] lr 0.33; go 0@v13
+                2 is back: go 2@v13
+                2#1: fold v14 [2#1 tau0 1.00] lr 0.33; go 2@v14
                 """,
             ),
         ),

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 import plesio
-from conformance.table import OTHERS, ROWS
+from conformance.table import OTHERS, OWN, ROWS
 from plesio.errors import PlesioError, StrategyError
 from plesio.launch.remote.link import TakenError
 from plesio.strategy import Strategy, answers, recipes
@@ -76,7 +76,7 @@ def test_every_recipe_builds_what_its_row_says(name: str) -> None:
 def test_no_two_settings_share_a_name(name: str) -> None:
     needed = ROWS[name].needed
     keys = inspect.signature(recipes.RECIPES[name]).parameters
-    others = {**OTHERS, "correct": ["plain"]} if name == "buffered" else OTHERS  # a buffer takes no other
+    others = {**OTHERS, **OWN.get(name, {})}
     settings = [{}] + [{key: value} for key in keys for value in others[key]]
     names = [recipes.recipe(name, **{**needed, **one}).name for one in settings]
     assert len(set(names)) == len(settings)

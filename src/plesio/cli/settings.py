@@ -10,11 +10,11 @@ import msgspec
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Seconds, Steps
+from plesio.strategy.answers import Every
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes import RECIPES, recipe, usual_first
 
-Value = int | float | bool | str | Steps | Seconds
+Value = int | float | bool | str | Every
 
 _CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _SHOWN = re.compile(r"every (\S+?) ?(s|steps)")  # as `Steps` and `Seconds` show themselves in a table

@@ -159,7 +159,7 @@ class Discard(msgspec.Struct, frozen=True, gc=False):
 
 class Grant(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The answer to contribution `number` (0: to joining): the worker goes on from `version`. `freed_by_other`: it was held
-    after its own contribution was dealt with."""
+    after its own contribution was dealt with; `steps`: how many it may take alone, where the strategy says."""
 
     worker: int
     number: int
@@ -167,6 +167,7 @@ class Grant(msgspec.Struct, frozen=True, tag=True, gc=False):
     verdict: Verdict
     staleness: int
     freed_by_other: bool = False
+    steps: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -241,7 +241,7 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 class Beginning(Message):
     """Training begins from `version` (`stop`: it is over at once). `contributions` and
     what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`). `counters`: what
-    all workers have counted together."""
+    all workers have counted together; `steps_granted`: how many steps the worker may take alone, where the strategy says."""
 
     version: int
     stop: bool
@@ -251,18 +251,21 @@ class Beginning(Message):
     batches: int = 0
     calls: int = 0
     counters: Counters = {}
+    steps_granted: Count = 0
     payload: Payload = ()
 
 
 class GoOn(Message):
     """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
-    this answers; where its step was called off, it answers the one under way. `counters`: as in `Beginning`."""
+    this answers; where its step was called off, it answers the one under way. `counters`,
+    `steps_granted`: as in `Beginning`."""
 
     version: int
     stop: bool
     verdict: Verdict
     staleness: int = 0
     counters: Counters = {}
+    steps_granted: Count = 0
     payload: Payload = ()
 
 

@@ -22,12 +22,14 @@ from plesio.errors import ConfigurationError
 from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Outer
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
-from plesio.tensors.optimizer_spec import check_same_optimizers
+from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers
+from plesio.tensors.outer_optimizer import described
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
@@ -53,10 +55,10 @@ class Assembly:
         self.layout = Layout(self.model.specs)
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
-        self._specs = self._first.optimizers if strategy.steps_at_server else ()
+        self._specs = _specs_of(strategy, self._first, workers)
         for hello in hellos[1:]:
             self.check(hello)
-        self._carried = self._specs[0].carried if self._specs else None
+        self._carried = self._specs[0].carried if strategy.steps_at_server else None
         carried = len(self._carried.keys) if self._carried is not None else 0
         read = most_read(strategy, seats) + evaluates
         own = 2 + evaluates if self.mirrored else 1
@@ -81,7 +83,7 @@ class Assembly:
     def check(self, hello: Hello) -> None:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
-        if not self._strategy.outer.averages:
+        if self._strategy.outer.of_user:
             check_same_optimizers(self._first.optimizers, hello.optimizers, hello.worker, self._first.worker)
 
     @property
@@ -153,6 +155,15 @@ class Assembly:
             return self.folder.snapshot(reader)
         whole = self.last_weights.whole
         return whole.buffer if whole is not None else len(self.ring) - 1
+
+
+def _specs_of(strategy: Strategy, first: Hello, workers: int) -> tuple[OptimizerSpec, ...]:
+    """What steps at the server: the user's optimizers, the strategy's outer one, or none."""
+    if strategy.steps_at_server:
+        return first.optimizers
+    if not isinstance(strategy.outer, Outer):
+        return ()
+    return (described(strategy.outer, 1 + max(spec.group for spec in first.model.specs), workers),)
 
 
 def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str) -> Arena:

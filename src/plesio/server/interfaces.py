@@ -87,5 +87,7 @@ def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, counters: C
     if isinstance(effect, Cancel):
         return Located(GoOn(effect.version, stop, Verdict.CANCELLED, 0, counters), buffer)
     if effect.number:
-        return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness, counters), buffer)
-    return Located(Beginning(effect.version, stop, **asdict(before), counters=counters), buffer)
+        return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness, counters, effect.steps), buffer)
+    return Located(
+        Beginning(effect.version, stop, **asdict(before), counters=counters, steps_granted=effect.steps), buffer
+    )

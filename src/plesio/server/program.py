@@ -30,6 +30,7 @@ from math import nan
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from plesio.core import events
 from plesio.core.events import Event, Verdict
@@ -44,8 +45,10 @@ from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.interfaces import Folder, NoFolder, Replies
 from plesio.server.non_finite import NonFinite
+from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Adaptive
 from plesio.tensors.arena import Arena
 from plesio.tensors.tensor_set import of_bits
 
@@ -95,6 +98,7 @@ class Program:
         self._tell = tell
         self._folder: Folder = folder or NoFolder()
         self._in_rounds = strategy.gather.in_rounds
+        self._paces = Paces(strategy.every) if isinstance(strategy.every, Adaptive) else None
         self._seen: set[int] = set()  # workers that have joined
         self._absent = [b""] * len(meter.workers)  # of what each sent last
         self._turns: list[list[int]] = [[] for _ in meter.workers]  # of which optimizers its last contributions are
@@ -271,6 +275,8 @@ class Program:
         meter = self._meter.workers[worker]
         if ready_s is None:
             ready_s = meter.granted_s + made.worked_s
+        if self._paces is not None:
+            self._paces.took(worker, made.steps, ready_s - meter.granted_s)
         meter.pushed(ready_s, made.steps, made.samples, made.number)
         if self._counts is not None:
             self._counts.came(worker, made.number, made.steps, made.samples, made.batches, made.calls)
@@ -349,6 +355,8 @@ class Program:
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
         self._folder.forget(worker)
+        if self._paces is not None:
+            self._paces.forget(worker)
         self.receive(events.Left(worker, incarnation, died), now_s)
 
     def evict(self, worker: int, incarnation: int, silent_s: float, now_s: float) -> None:
@@ -372,6 +380,8 @@ class Program:
         worker, number = grant.worker, grant.number
         if not self.listening[worker]:
             return
+        if self._paces is not None:
+            grant = replace(grant, steps=self._paces.allowed(worker))
         has_it_s = self._replies.granted(grant, self._folder.publish(worker))
         meter = self._meter.workers[worker]
         if not number:  # the first version everybody has

@@ -19,15 +19,15 @@ class Strategy:
 
     Args:
         name: what to call it in tables; a recipe's name with its settings.
-        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`.
-        send: what it sends: `Gradient()`, `Parameters()`.
+        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`, `PostLocal(h, after)`, `Adaptive(h)`.
+        send: what it sends: `Gradient()`, `Parameters()`, `Delta()`.
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
-        weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples()`.
+        weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first)`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
-        outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average()`.
+        outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average(rate)`, `Outer(name, lr_scale, ...)`.
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
-        adopt: what the worker takes back: `Replace()`, `LookAhead()`.
+        adopt: what the worker takes back: `Replace()`, `LookAhead()`, `Blend(alpha)`.
         via: who folds: `Server()`, `AllReduce()`, `SharedMemory()`.
 
     Raises:
@@ -49,7 +49,7 @@ class Strategy:
     weigh: answers.Weigh = answers.Equal()
     gather: answers.Gather = answers.Each()
     correct: answers.Correct = answers.Plain()
-    outer: answers.Outer = answers.UserOptimizer()
+    outer: answers.Moves = answers.UserOptimizer()
     release: answers.Release = answers.Freely()
     adopt: answers.Adopt = answers.Replace()
     via: answers.Via = answers.Server()
@@ -84,12 +84,20 @@ class Strategy:
             self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")
 
     def _check_fold(self) -> None:
-        if self.send.stepped != self.outer.averages:
-            self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average()")
-        if self.send.stepped and not self.gather.in_rounds:
-            self._refuse("send", "gather", "a mean of parameters needs all of them; use gather=Round()")
+        if not isinstance(self.outer, MOVED_BY[type(self.send)]):
+            self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average(), deltas to Outer()")
+        if self.outer == answers.Average() and not self.gather.in_rounds:
+            self._refuse(
+                "send", "gather", "a mean of parameters needs all of them; use gather=Round(), or Average(rate)"
+            )
         if not self.send.stepped and self.every != answers.Steps(1):
-            self._refuse("every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters()")
+            self._refuse(
+                "every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters() or Delta()"
+            )
+        if self.send.stepped and self.correct != answers.Plain():
+            self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
+        if isinstance(self.adopt, answers.Blend) and not isinstance(self.send, answers.Parameters):
+            self._refuse("adopt", "send", "who blends sends what it is left with; use send=Parameters()")
         by_worker = isinstance(self.correct, answers.WorkerMomentum)
         if by_worker and self.gather.in_rounds:
             self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
@@ -115,7 +123,7 @@ class Strategy:
         if self.weigh != answers.Equal():
             self._refuse("via", "weigh", "contributions are weighed by a server; use via=Server(), or weigh=Equal()")
         if self.send.stepped:
-            self._refuse("via", "send", "parameters are averaged by a server; use via=Server()")
+            self._refuse("via", "send", "what local steps made is folded by a server; use via=Server()")
 
     def check_workers(self, workers: int) -> None:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""
@@ -129,12 +137,12 @@ class Strategy:
     @property
     def in_lock_step(self) -> bool:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
-        return self.gather == answers.Round() and isinstance(self.every, answers.Steps)
+        return self.gather == answers.Round() and isinstance(self.every, (answers.Steps, answers.PostLocal))
 
     @property
     def steps_at_server(self) -> bool:
         """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
-        return self.via.at_server and not self.outer.averages
+        return self.via.at_server and self.outer.of_user
 
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
@@ -156,6 +164,12 @@ class Strategy:
         return {field: str(getattr(self, field)) for field in ANSWERS}
 
 
+MOVED_BY: dict[type, type] = {
+    answers.Gradient: answers.UserOptimizer,
+    answers.Parameters: answers.Average,
+    answers.Delta: answers.Outer,
+}
+"""What moves the parameters by what was sent."""
 ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field != "name"}
 """The answers to each question."""
 

@@ -15,12 +15,12 @@ import torch
 
 from plesio.core.events import Fold
 from plesio.strategy import Strategy
-from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
+from plesio.strategy.answers import Average, DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
-from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
+from plesio.tensors.mean import Accumulator, blend_buffers, mean_into, move_towards
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
 from plesio.tensors.rows import NO_ROWS, Rows, Tables
@@ -60,6 +60,7 @@ class Folding:
         self._scale = strategy.outer.scale
         self.share_among(workers)
         self._in_rounds = strategy.gather.in_rounds
+        self._averages_by_rate = strategy.outer.averages and strategy.outer != Average()
         build = CORRECTIONS[type(strategy.correct)]
         self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
@@ -105,7 +106,9 @@ class Folding:
             self._correction.correct(self._slots[member.worker], current, ring.of(member.worker))
         index = ring.spare()
         target = ring.buffers[index]
-        if self._optimizer is None:
+        if self._optimizer is None and self._averages_by_rate:
+            move_towards(target, current, self._gathered(fold), fold.scale)
+        elif self._optimizer is None:
             mean_into(target, [self._slots[m.worker] for m in fold.members], [m.share for m in fold.members])
         elif self._tables is None:
             self._step(self._optimizer, target, current, self._gathered(fold), fold)

@@ -17,7 +17,7 @@ from math import frexp
 
 import torch
 
-from plesio.tensors.arena import Arena
+from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.finite import is_finite
 from plesio.tensors.operands import pieces
 
@@ -114,6 +114,14 @@ def _largest_into(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     target.copy_(parts[0])
     for part in parts[1:]:
         torch.maximum(target, part, out=target)
+
+
+def move_towards(target: Arena, current: Arena, mean: Arena, rate: float) -> None:
+    """`target` = `current`, so much of the way to `mean`; the model's buffers, too."""
+    for position, segment in enumerate(target.layout.segments):
+        if segment.kind is Kind.TRAINED:
+            torch.lerp(current.flat[position], mean.flat[position], rate, out=target.flat[position])
+    blend_buffers(target, current, mean, rate)
 
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:

@@ -22,13 +22,14 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec, full_name, number, unsendable
+from plesio.tensors.outer_optimizer import DelayedNesterov
 from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.several import Several, parts_of
 from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
-    optim.RAdam, optim.Rprop, optim.ASGD,
+    optim.RAdam, optim.Rprop, optim.ASGD, DelayedNesterov,
 )  # fmt: skip
 NORMALISING: tuple[type[Optimizer], ...] = (
     optim.Adam, optim.AdamW, optim.SparseAdam, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,

@@ -7,12 +7,15 @@ stretch of memory; torch keeps these copies in order with the work on the device
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Blend, Delta
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
@@ -106,16 +109,20 @@ class Replica:
     def check_gradients(self) -> bool:
         """Before an optimizer steps in this process: whether its gradient is finite. Parameters without one are counted."""
         self.check()
+        self.note_gradients()
         gradients = [one.grad for one in self._stepping]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
+
+    def note_gradients(self) -> None:
+        """Parameters have the gradients that the optimizer steps by."""
 
     def fill_slot(self) -> bool:
         """Bring the contribution into its slot; whether it is finite."""
         raise NotImplementedError
 
-    def adopt(self, buffer: int) -> None:
-        """Go on from the version in ring buffer `buffer`."""
+    def adopt(self, buffer: int, anew: bool = True) -> None:
+        """Go on from the version in ring buffer `buffer`; `anew`: and from nothing that this worker had."""
         self.writes.adopted(self._ring[buffer])
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = self._follows  # frozen parameters are there by now
@@ -193,7 +200,7 @@ class GradientReplica(Replica):
         self.absent |= 1 << index
         self._slot.views[index].zero_()
 
-    def adopt(self, buffer: int) -> None:
+    def adopt(self, buffer: int, anew: bool = True) -> None:
         self.bring_back()
         super().adopt(buffer)
         if self._renew is None:
@@ -218,6 +225,49 @@ class ParameterReplica(Replica):
         return self._finite()
 
 
+class BlendingReplica(ParameterReplica):
+    """Its parameters move `alpha` of the way to each version."""
+
+    def __init__(self, *given: Any, alpha: float) -> None:
+        super().__init__(*given)
+        self._alpha = alpha
+
+    def adopt(self, buffer: int, anew: bool = True) -> None:
+        if anew:
+            super().adopt(buffer)
+            return
+        mine = [one.clone() for one in self.arena.of_kind(Kind.TRAINED)]
+        super().adopt(buffer)
+        for own, theirs in zip(mine, self.arena.of_kind(Kind.TRAINED), strict=True):
+            torch.lerp(own, theirs, self._alpha, out=theirs)
+
+
+class DeltaReplica(ParameterReplica):
+    """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins."""
+
+    def _get_ready(self) -> None:
+        self._start = 0
+
+    def fill_slot(self) -> bool:
+        """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
+        self.check()
+        start = self._ring[self._start]
+        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
+        for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
+            torch.sub(before, sent, out=sent)
+        self.absent = sum(1 << index for index in self._trained if index not in self._had)
+        return self._finite()
+
+    def note_gradients(self) -> None:
+        if len(self._had) < len(self._trained):
+            self._had.update(index for index in self._turn if self.tensors[index].grad is not None)
+
+    def adopt(self, buffer: int, anew: bool = True) -> None:
+        super().adopt(buffer)
+        self._start = buffer
+        self._had: set[int] = set()
+
+
 class SharedReplica(Replica):
     """All workers' parameters are the one buffer of the ring, into which the first worker wrote its own."""
 
@@ -228,14 +278,19 @@ class SharedReplica(Replica):
         self.missing = 0
         return self.check_gradients()
 
-    def adopt(self, buffer: int) -> None:
+    def adopt(self, buffer: int, anew: bool = True) -> None:
         """Point the model at the shared parameters."""
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
 
 
-def replica_for(strategy: Strategy) -> type[Replica]:
+def replica_for(strategy: Strategy) -> Callable[..., Replica]:
+    """The class of a worker's replica, and what it is told of the strategy."""
+    if isinstance(strategy.adopt, Blend):
+        return partial(BlendingReplica, alpha=strategy.adopt.alpha)
+    if isinstance(strategy.send, Delta):
+        return DeltaReplica
     return ParameterReplica if strategy.send.stepped else GradientReplica
 
 

@@ -41,7 +41,7 @@ class RecordedWorker(Watcher):
             return not used.checks or used.checks >= following.look
         return not used.checks and following.batches == used.batches
 
-    def due(self, steps: int, seconds: float) -> bool:
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         """As many local steps as it took then; a worker that was not heard of again stops where it is."""
         following = self.upcoming[0] if self.upcoming else None
         if isinstance(following, Pushed):

@@ -57,13 +57,14 @@ class TimedWorker(Participant):
         if isinstance(answer, Cancel):
             self._done -= self._latest
         left = self._last - self._done
+        granted = answer.steps if isinstance(answer, Grant) else 0
         if left <= 0:
             return now_s, None
         time_s, steps = now_s, 0
         while True:
             time_s += self._step_s(time_s)
             steps += 1
-            if steps >= left or self._due(steps, time_s - now_s):
+            if steps >= left or self._due(steps, time_s - now_s, answer.version, granted):
                 self._done, self._latest = self._done + steps, steps
                 return time_s, Contribution(answer.number + 1, steps, steps)
 

@@ -34,6 +34,7 @@ COUNT_OR_NONE = Allowed(COUNT.words, lambda value: value is None or COUNT.holds(
 NUMBER = Allowed("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 POSITIVE = Allowed("a number above 0", lambda value: _is_number(value) and value > 0)
 DECAY = Allowed("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
+PART = Allowed("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
 LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))
 
 
@@ -50,7 +51,9 @@ class Answer:
     stepped: ClassVar[bool] = False
     normalised: ClassVar[bool] = False
     in_rounds: ClassVar[bool] = False
+    paced: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    of_user: ClassVar[bool] = False
     spares_rows: ClassVar[bool] = False
     after_fold: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False

@@ -5,10 +5,11 @@ Numbers only: the arithmetic is in `plesio.tensors`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from plesio.strategy.answers.answer import COUNT, COUNT_OR_NONE, DECAY, LR_SCALE, NUMBER, POSITIVE, Answer
+from plesio.strategy.answers.answer import COUNT, COUNT_OR_NONE, DECAY, LR_SCALE, NUMBER, PART, POSITIVE, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class UserOptimizer(Answer):
     """
 
     lr_scale: Annotated[str, LR_SCALE] = "share"
+    of_user: ClassVar[bool] = True
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
@@ -126,17 +128,58 @@ class UserOptimizer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Average(Answer):
-    """The weighted mean of what was sent becomes the new parameters."""
+    """The weighted mean of what was sent becomes the new parameters; with a `rate`, they move towards it: w += rate (mean -
+    w)."""
 
+    rate: Annotated[float, PART] = 1.0
     averages: ClassVar[bool] = True
-    words: ClassVar[str] = "mean"
 
     def scale(self, folded: int, workers: int) -> float:
-        """1: a mean has no rate."""
-        return 1.0
+        """What a fold moves by, whoever is in it."""
+        return self.rate
+
+    def __str__(self) -> str:
+        return "mean" if self.rate == 1.0 else f"{self.rate:g} of the way to the mean"
 
 
-Outer = UserOptimizer | Average
+@dataclass(frozen=True, slots=True, init=False)
+class Outer(Answer):
+    """An optimizer of its own for deltas: a class of `torch.optim` by name, or `DelayedNesterov`, with its settings.
+
+    `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of its learning rate. The user's optimizer steps in
+    the workers, with the rate and the state it has there.
+
+    >>> print(Outer("SGD", lr=0.7, momentum=0.6, nesterov=True))
+    SGD(lr=0.7, momentum=0.6, nesterov=True)
+    """
+
+    name: str
+    lr_scale: Annotated[str, LR_SCALE]
+    settings: dict[str, Any]
+
+    def __init__(
+        self, name: str, lr_scale: str = "full", settings: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        for field, value in {"name": name, "lr_scale": lr_scale, "settings": {**(settings or {}), **more}}.items():
+            object.__setattr__(self, field, value)
+        LR_SCALE.check("Outer", "lr_scale", lr_scale)
+
+    def scale(self, folded: int, workers: int) -> float:
+        """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
+        return folded / workers if folded < workers and self.lr_scale == "share" else 1.0
+
+    @property
+    def momentum(self) -> float:
+        """Of its past, how much acts again."""
+        betas = self.settings.get("betas", (0.0,))
+        return float(self.settings.get("momentum", betas[0]))
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.name}({settings})" + (", lr x k/N" if self.lr_scale == "share" else "")
+
+
+Moves = UserOptimizer | Average | Outer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from plesio.strategy.answers.answer import WHOLE, Answer
+from plesio.strategy.answers.answer import PART, WHOLE, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +70,14 @@ class LookAhead(Answer):
     words: ClassVar[str] = "look-ahead"
 
 
-Adopt = Replace | LookAhead
+@dataclass(frozen=True, slots=True)
+class Blend(Answer):
+    """Its own parameters, `alpha` of the way to the global ones: w += alpha (w_global - w) (elastic averaging)."""
+
+    alpha: Annotated[float, PART]
+
+    def __str__(self) -> str:
+        return f"{self.alpha:g} of the way"
+
+
+Adopt = Replace | LookAhead | Blend

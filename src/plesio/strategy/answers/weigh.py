@@ -121,14 +121,17 @@ class AdaDelay(Answer):
 
 @dataclass(frozen=True, slots=True)
 class BySamples(Answer):
-    """In proportion to the samples behind the contribution (the n_k / n of federated averaging)."""
+    """In proportion to the samples behind the contribution (the n_k / n of federated averaging), times (1 + tau)^-a."""
 
+    a: Annotated[float, NUMBER] = 0.0
     normalised: ClassVar[bool] = True
-    words: ClassVar[str] = "by samples"
 
     def weight(self, one: Arrival) -> float:
         """The work behind the contribution: its samples, or its steps if those are unknown; at least 1."""
-        return float(max(one.work, 1))
+        return max(1, one.work) * max(float((1.0 + one.staleness) ** -self.a), SMALLEST)
+
+    def __str__(self) -> str:
+        return "by samples" + (f" (1+staleness)^-{self.a:g}" if self.a else "")
 
 
 Weigh = Equal | Inverse | Polynomial | Hinge | DelayAdaptive | AdaDelay | BySamples

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from plesio.errors import StrategyError
-from plesio.strategy.answers.answer import COUNT, POSITIVE, Answer
+from plesio.strategy.answers.answer import COUNT, POSITIVE, WHOLE, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,17 @@ class Steps(Answer):
 
     steps: Annotated[int, COUNT]
 
-    def due(self, steps: int, seconds: float) -> bool:
-        """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now."""
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
+        """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
+
+        Args:
+            version: which it computes from, so how far the run is.
+            granted: how many steps its last grant allows; 0 if it does not say.
+        """
         return steps >= self.steps
 
     def __str__(self) -> str:
-        return "every step" if self.steps == 1 else f"every {self.steps} steps"
+        return _every(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Seconds(Answer):
 
     seconds: Annotated[float, POSITIVE]
 
-    def due(self, steps: int, seconds: float) -> bool:
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
 
         It does when another step as long as those would no longer fit: whoever overruns keeps the others waiting.
@@ -54,7 +59,52 @@ class Seconds(Answer):
         return f"every {self.seconds:g} s"
 
 
-Every = Steps | Seconds
+@dataclass(frozen=True, slots=True)
+class PostLocal(Answer):
+    """Every step until version `after`, then every `steps` steps (Lin et al. 2020, arXiv 1808.07217).
+
+    >>> PostLocal(8, after=100).due(1, 0.1, version=99), PostLocal(8, after=100).due(1, 0.1, version=100)
+    (True, False)
+    """
+
+    steps: Annotated[int, COUNT]
+    after: Annotated[int, WHOLE]
+
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
+        return version < self.after or steps >= self.steps
+
+    def __str__(self) -> str:
+        return f"every step, {_every(self.steps)} after version {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(Answer):
+    """The fastest worker exchanges after `steps` steps, the others after as many as they take meanwhile: the server measures how
+    fast each is, and says in each grant how many (Liu et al. 2024, arXiv 2401.09135).
+
+    >>> Adaptive(50).allowed(pace=2.0, fastest=8.0)
+    12
+    """
+
+    steps: Annotated[int, COUNT]
+    paced: ClassVar[bool] = True
+
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
+        return steps >= (granted or self.steps)
+
+    def allowed(self, pace: float, fastest: float) -> int:
+        """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many."""
+        return max(1, int(self.steps * min(1.0, pace / fastest)))
+
+    def __str__(self) -> str:
+        return f"{_every(self.steps)}, the slow sooner"
+
+
+Every = Steps | Seconds | PostLocal | Adaptive
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def span(text: str) -> Every:
@@ -89,4 +139,13 @@ class Parameters(Answer):
     words: ClassVar[str] = "parameters"
 
 
-Send = Gradient | Parameters
+@dataclass(frozen=True, slots=True)
+class Delta(Answer):
+    """How far the local steps moved the parameters, w_start - w_local: to the server a gradient whose steps were taken elsewhere.
+    The user's optimizer, and its state, stay in the worker; an `Outer` one makes a version of it."""
+
+    stepped: ClassVar[bool] = True
+    words: ClassVar[str] = "delta"
+
+
+Send = Gradient | Parameters | Delta

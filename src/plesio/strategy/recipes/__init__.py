@@ -12,13 +12,14 @@ from typing import Any
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
-from plesio.strategy.recipes import asynchronous, local, synchronous
+from plesio.strategy.recipes import asynchronous, deltas, local, synchronous
 from plesio.strategy.recipes.asynchronous import *
+from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.synchronous import *
 
 RECIPES: dict[str, Callable[..., Strategy]] = {
-    name: getattr(family, name) for family in (synchronous, asynchronous, local) for name in family.__all__
+    name: getattr(family, name) for family in (synchronous, asynchronous, local, deltas) for name in family.__all__
 }
 
 

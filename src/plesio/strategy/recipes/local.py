@@ -2,49 +2,98 @@
 
 from __future__ import annotations
 
-from plesio.errors import StrategyError
+from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Every, Seconds, Steps
+from plesio.strategy.answers import Every, PostLocal, Steps, Weigh
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes.naming import call
 
-__all__ = ["local_sgd", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
+__all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
+
+WEIGHTS: dict[str, Weigh] = {"by_samples": answers.BySamples(), "equal": answers.Equal()}
 
 
-def local_sgd(every: int | str | Every = 16) -> Strategy:
+def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples") -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
 
-    Rule: every H steps, w = mean_i w_i. With `Seconds(t)` each worker takes as many steps as fit into t seconds, so a
-    straggler does not set the pace; the mean is then weighted by samples.
+    Rule: every H steps, w = sum_i n_i w_i / sum_i n_i, n_i the samples behind w_i. With `Seconds(t)` each worker takes as many
+    steps as fit into t seconds, so a straggler does not set the pace.
 
     Args:
         every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
+        weigh: "by_samples" or "equal".
 
     Source: Stich 2018, arXiv 1805.09767.
 
     Raises:
-        StrategyError: `every` is no whole number of at least 1, nor steps or seconds.
+        StrategyError: `every` is no whole number of at least 1, nor steps or seconds; unknown weight.
 
     >>> local_sgd(every=8).name, local_sgd(every="0.3s").name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
     """
     if isinstance(every, str):
         every = span(every)
-    if not isinstance(every, (Steps, Seconds)):
-        if isinstance(every, float):
-            raise StrategyError(
-                f"local_sgd(every={every!r}): whole steps, such as every=16, or every=ps.Seconds({every!r})"
-            )
-        every = Steps(every)
+    if isinstance(every, float):
+        raise StrategyError(
+            f"local_sgd(every={every!r}): whole steps, such as every=16, or every=ps.Seconds({every!r})"
+        )
+    every = Steps(every) if isinstance(every, int) else every
+    if weigh not in WEIGHTS:
+        raise StrategyError(unknown_name("weight", weigh, WEIGHTS))
+    return _averaged(call(local_sgd, str(every), weigh=weigh), every, WEIGHTS[weigh])
+
+
+def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
+    """Post-local SGD: in lock step at first, with local steps from version `after` on.
+
+    Rule: w = mean_i w_i after every step, then after every H. The paper switches where the learning rate first decays.
+
+    Args:
+        every: local steps between two exchanges, after the switch.
+        after: the version at which it switches.
+
+    Source: Lin et al. 2020, arXiv 1808.07217.
+
+    >>> post_local_sgd(8, after=200).answers()["every"]
+    'every step, every 8 steps after version 200'
+    """
+    return _averaged(call(post_local_sgd, every=every, after=after), PostLocal(every, after), answers.BySamples())
+
+
+def _averaged(name: str, every: Every, weigh: Weigh) -> Strategy:
+    """Rounds of parameters."""
     return Strategy(
-        name=call(local_sgd, str(every)),
+        name=name,
         every=every,
         send=answers.Parameters(),
         admit=answers.Fresh(within=0),
-        weigh=answers.Equal() if isinstance(every, Steps) else answers.BySamples(),
+        weigh=weigh,
         gather=answers.Round(),
         outer=answers.Average(),
         release=answers.AfterFold(),
+    )
+
+
+def elastic_averaging(every: int = 16, *, alpha: float = 0.225) -> Strategy:
+    """Elastic averaging: each worker keeps parameters of its own, tied to a common centre by a spring.
+
+    Rule: every H steps, nobody waiting, the centre moves, w += alpha (w_i - w), and then the worker, w_i += alpha (w - w_i).
+
+    Args:
+        every: local steps between two exchanges.
+        alpha: how far; the paper takes .9 / N, the default is that of 4 workers.
+
+    Source: Zhang, Choromanska and LeCun 2015, arXiv 1412.6651. There both move by where the other was before.
+
+    >>> elastic_averaging(alpha=0.1).answers()["adopt"]
+    '0.1 of the way'
+    """
+    return Strategy(
+        name=call(elastic_averaging, every=every, alpha=alpha),
+        every=Steps(every),
+        send=answers.Parameters(),
+        outer=answers.Average(alpha),
+        adopt=answers.Blend(alpha),
     )
 
 

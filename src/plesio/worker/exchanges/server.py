@@ -43,7 +43,7 @@ class ServerExchange(Exchange):
         self.local = self.strategy.send.stepped
         self.cancels = self.strategy.release.cancel_late
         self._number = 0
-        self._steps = 0
+        self._steps = self._granted = 0
         self._finite = True  # the gradients of the contribution under way
         self._exchanged_s = 0.0
         self._sent: Groups | None = None
@@ -58,7 +58,7 @@ class ServerExchange(Exchange):
         self.state.resumed(beginning)
         self._number = 0
         self._next()
-        self._go_on(beginning)
+        self._go_on(beginning, anew=True)
         self.pacer.begin()
 
     def rejoin(self, lost: SeatLostError) -> None:
@@ -79,13 +79,16 @@ class ServerExchange(Exchange):
         self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)
         if self.cancels and self._called_off():
             self.abandon()
-        elif self._every.due(self._steps, self.pacer.now_s() - self._exchanged_s):
+        elif self._every.due(self._steps, self.pacer.now_s() - self._exchanged_s, self.state.version, self._granted):
             self._push()
         self.pacer.begin()
 
     def _step_here(self) -> None:
         """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
-        if self._closure is not None or self.replica.check_gradients():
+        if self._closure is not None:
+            self.move()
+            self.replica.note_gradients()
+        elif self.replica.check_gradients():
             self.move()
         else:
             self._finite = False
@@ -172,15 +175,16 @@ class ServerExchange(Exchange):
         if answer.verdict is Verdict.NOT_FINITE:
             warn_not_finite(state.worker)
 
-    def _go_on(self, answer: Beginning | GoOn) -> None:
+    def _go_on(self, answer: Beginning | GoOn, anew: bool = False) -> None:
         self._exchanged_s = self.pacer.now_s()
         self.used.waited_s = 0.0
-        self.replica.adopt(self.doorbell.buffer)
+        self.replica.adopt(self.doorbell.buffer, anew)
         self.state.version = answer.version
         if answer.counters:
             self.state.heard_of(answer.counters)
         self.state.stopped = self.state.stopped or answer.stop
         self._steps = 0
+        self._granted = answer.steps_granted
         self._finite = True
 
     def end(self) -> None:

@@ -1,0 +1,93 @@
+"""Workers train alone and send how far they moved; an outer optimizer makes a version of it.
+
+The user's optimizer and its state stay in the workers. The outer one lives at the server, over the same parameters.
+"""
+
+from __future__ import annotations
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.strategy import Strategy, answers
+from plesio.strategy.answers import Adaptive, Every, Outer, Steps
+from plesio.strategy.recipes.naming import call
+
+__all__ = ["diloco", "slowmo", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
+
+
+def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6) -> Strategy:
+    """DiLoCo: each worker takes H steps of its own; the mean of what they moved is the gradient of an outer Nesterov.
+
+    Rule: d_i = w - w_i; m = mu m + mean_i d_i; w -= eta (mean_i d_i + mu m). The paper's momentum is .9, for hundreds of rounds;
+    .6 is better in fewer (docs/convergence.md). For a few dozen rounds take `local_sgd`.
+
+    Args:
+        h: local steps between two exchanges.
+        lr, momentum: the outer optimizer's.
+
+    Source: Douillard et al. 2023, arXiv 2311.08105.
+
+    >>> diloco(h=20).name, str(diloco().outer)
+    ('diloco(h=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
+    """
+    outer = Outer("SGD", lr=lr, momentum=momentum, nesterov=momentum > 0)
+    return _in_rounds(call(diloco, h=h, lr=lr, momentum=momentum), h, outer)
+
+
+def slowmo(h: int = 16, *, alpha: float = 1.0, beta: float = 0.5) -> Strategy:
+    """SlowMo: local SGD whose averages are given a slow momentum.
+
+    Rule: d_i = w - w_i; u = beta u + mean_i d_i; w -= alpha u. That is the paper's, whose u is divided by the inner learning
+    rate, as long as that rate is constant.
+
+    Args:
+        h: local steps between two exchanges.
+        alpha, beta: the outer learning rate and momentum.
+
+    Source: Wang et al. 2020, arXiv 1910.00643.
+
+    >>> slowmo(h=8).name, str(slowmo().outer)
+    ('slowmo(h=8)', 'SGD(lr=1.0, momentum=0.5)')
+    """
+    return _in_rounds(call(slowmo, h=h, alpha=alpha, beta=beta), h, Outer("SGD", lr=alpha, momentum=beta))
+
+
+def async_local_sgd(h: int = 50, correct: str = "plain", *, adaptive: bool = False) -> Strategy:
+    """Asynchronous local SGD: each worker's H steps are folded when they come, nobody waits.
+
+    Rule (`plain`): on each arrival w -= d / N. Rule (`delayed_nesterov`): w -= eta d / N on each arrival; every N-th also
+    folds the mean of the last N into a momentum, m = mu m + mean d, and w -= eta mu m, with eta .7 and mu .9.
+
+    Args:
+        h: local steps between two exchanges.
+        correct: "plain", or "delayed_nesterov" for an outer momentum that does not act N times too often.
+        adaptive: slower workers take fewer steps, in proportion to the speed that the server measured.
+
+    Source: Liu et al. 2024, arXiv 2401.09135.
+
+    >>> async_local_sgd(h=20).name, async_local_sgd(adaptive=True).answers()["every"]
+    ('async_local_sgd(h=20)', 'every 50 steps, the slow sooner')
+    """
+    if correct not in CORRECTIONS:
+        raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
+    every: Every = Adaptive(h) if adaptive else Steps(h)
+    name = call(async_local_sgd, h=h, correct=correct, adaptive=adaptive)
+    return Strategy(name=name, every=every, send=answers.Delta(), outer=CORRECTIONS[correct])
+
+
+CORRECTIONS = {
+    "plain": Outer("SGD", "share", lr=1.0),
+    "delayed_nesterov": Outer("DelayedNesterov", "share", lr=0.7, momentum=0.9),
+}
+
+
+def _in_rounds(name: str, h: int, outer: Outer) -> Strategy:
+    """Everybody's H steps make a version."""
+    return Strategy(
+        name=name,
+        every=Steps(h),
+        send=answers.Delta(),
+        admit=answers.Fresh(within=0),
+        weigh=answers.BySamples(),
+        gather=answers.Round(),
+        outer=outer,
+        release=answers.AfterFold(),
+    )

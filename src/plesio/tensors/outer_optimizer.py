@@ -1,0 +1,85 @@
+"""The outer optimizer of a strategy: found by its name, and described as a user's is; and the one that torch does not have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import optim
+from torch.optim import Optimizer
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.strategy.answers import Outer
+from plesio.tensors.optimizer_spec import OptimizerSpec
+
+
+class DelayedNesterov(Optimizer):
+    """Each gradient moves at once, w -= lr g; every n-th also folds the mean of the last n into a momentum, m = mu m + mean g,
+    and w -= lr n mu m. So n workers' deltas, each at lr / n, move as one Nesterov step does (Liu et al. 2024, arXiv
+    2401.09135).
+
+    Args:
+        lr: of one gradient.
+        momentum: mu.
+        n: how many gradients make a step of the momentum.
+
+    >>> w = torch.nn.Parameter(torch.zeros(1)); w.grad = torch.ones(1)
+    >>> optimizer = DelayedNesterov([w], lr=0.5, momentum=0.5, n=2)
+    >>> optimizer.step(); w.item()
+    -0.5
+    >>> optimizer.step(); w.item()
+    -1.5
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.7, momentum: float = 0.9, n: int = 1) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "n": n})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move by the gradients; without a closure."""
+        for group in self.param_groups:
+            lr, momentum, count = group["lr"], group["momentum"], group["n"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["sum"], state["momentum_buffer"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                    state["step"] = 0
+                state["step"] += 1
+                state["sum"].add_(parameter.grad)
+                parameter.add_(parameter.grad, alpha=-lr)
+                if state["step"] % count == 0:
+                    state["momentum_buffer"].mul_(momentum).add_(state["sum"], alpha=1.0 / count)
+                    state["sum"].zero_()
+                    parameter.add_(state["momentum_buffer"], alpha=-lr * count * momentum)
+
+
+def kind_of(outer: Outer) -> type[Optimizer]:
+    """The class that its name stands for; `StrategyError` lists those known, or the settings that this one has."""
+    known = {one.__name__: one for one in vars(optim).values() if isinstance(one, type) and issubclass(one, Optimizer)}
+    known = {name: one for name, one in known.items() if name not in ("Optimizer", "LBFGS", "SparseAdam")}
+    known[DelayedNesterov.__name__] = DelayedNesterov
+    if outer.name not in known:
+        raise StrategyError(unknown_name("outer optimizer", outer.name, known))
+    kind = known[outer.name]
+    settings = [one for one in inspect.signature(kind.__init__).parameters if one not in ("self", "params")]
+    for name in outer.settings:
+        if name not in settings:
+            raise StrategyError(unknown_name(f"setting of {outer.name}", name, dict.fromkeys(settings)))
+    return kind
+
+
+def described(outer: Outer, groups: int, workers: int) -> OptimizerSpec:
+    """What the server builds, for a model whose parameters are in so many groups; `StrategyError` for settings that cannot be."""
+    kind, settings = kind_of(outer), dict(outer.settings)
+    if kind is DelayedNesterov:
+        settings.setdefault("n", workers)
+    try:
+        return OptimizerSpec.of(
+            kind([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)], **settings)
+        )
+    except (TypeError, ValueError) as error:
+        raise StrategyError(f"outer={outer}: {outer.name} cannot be built with that: {error}") from error
