@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conformance.table import ROWS
 from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Hold, Leased, Verdict
 from plesio.strategy import Strategy, recipes
-from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Within
+from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Seconds, Within
 from support.cluster import Cluster
 
 
@@ -33,7 +33,7 @@ def strategies() -> list[Strategy]:
         recipes.ringmaster(2),
         recipes.ringmaster(1),
         recipes.async_sgd("plain", "inverse", lr_scale="full"),
-        recipes.local_sgd(recipes.local.Seconds(0.3)),
+        recipes.local_sgd(Seconds(0.3)),
     ]
     own = [
         Strategy(name="buffer after fold", gather=Buffer(3), release=AfterFold(), weigh=BySamples()),

@@ -139,10 +139,9 @@ def test_weights_by_name_or_as_objects(weigh: Any, kind: type) -> None:
     assert isinstance(recipes.buffered(2, weigh=weigh).weigh, kind)
 
 
-def test_local_sgd_weighs_by_samples_only_for_unequal_work() -> None:
-    assert isinstance(recipes.local_sgd(8).weigh, Equal)
-    assert isinstance(recipes.local_sgd(Steps(8)).weigh, Equal)
-    assert isinstance(recipes.local_sgd(Seconds(0.3)).weigh, BySamples)
+def test_local_sgd_weighs_by_samples_unless_it_is_told_otherwise() -> None:
+    assert recipes.local_sgd(8).weigh == recipes.local_sgd(Seconds(0.3)).weigh == BySamples()
+    assert recipes.local_sgd(8, weigh="equal").weigh == Equal()
 
 
 def test_ringmaster_admits_staleness_below_r() -> None:
@@ -152,7 +151,7 @@ def test_ringmaster_admits_staleness_below_r() -> None:
 
 def test_recipes_in_lock_step() -> None:
     in_step = [name for name, row in ROWS.items() if recipes.recipe(name, **row.needed).in_lock_step]
-    assert sorted(in_step) == ["allreduce", "local_sgd", "sync_sgd"]
+    assert sorted(in_step) == ["allreduce", "diloco", "local_sgd", "post_local_sgd", "slowmo", "sync_sgd"]
     assert not recipes.local_sgd(Seconds(0.3)).in_lock_step
 
 

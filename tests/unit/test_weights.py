@@ -91,7 +91,7 @@ def test_weights_receive_version_and_progress() -> None:
 
 
 def test_samples_set_the_shares_and_not_the_scale() -> None:
-    run = Run(recipes.local_sgd(recipes.local.Seconds(0.3)), workers=2)
+    run = Run(recipes.local_sgd(Seconds(0.3)), workers=2)
     run.push(0, samples=300)
     (fold,) = only(Fold, run.push(1, samples=100))
     assert [member.share for member in fold.members] == [0.75, 0.25]

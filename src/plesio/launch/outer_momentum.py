@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 
 from plesio.config.run_config import RunConfig
-from plesio.strategy.answers import Outer
-from plesio.tensors.outer_optimizer import DelayedNesterov, kind_of
+from plesio.tensors.outer_optimizer import delays, momentum_of
 
 VERSIONS = 40
 """Times 1 / (1 - momentum): how many versions it takes until momentum is ahead of plain averaging (docs/convergence.md)."""
@@ -14,18 +13,18 @@ VERSIONS = 40
 
 def check_outer(config: RunConfig) -> None:
     """Before anything starts: `StrategyError` for an optimizer that there is not; warns of momentum that cannot pay."""
-    outer, strategy = config.strategy.outer, config.strategy
-    if not isinstance(outer, Outer):
+    strategy = config.strategy
+    momentum = momentum_of(strategy)
+    if not momentum:
         return
-    kind = kind_of(outer)
-    if outer.momentum and kind is not DelayedNesterov and not strategy.gather.in_rounds:
+    if not strategy.gather.in_rounds and not delays(strategy):
         _warn(
-            f"{strategy.name}: outer momentum {outer.momentum:g} acts on each of {config.workers} workers' contributions, so "
+            f"{strategy.name}: outer momentum {momentum:g} acts on each of {config.workers} workers' contributions, so "
             f"{config.workers} times as often as in a round, and diverges; take async_local_sgd(), or gather=Round()"
         )
     steps = config.until.limits.get("steps")
     alone = getattr(strategy.every, "steps", None)
-    if steps and alone and strategy.gather.in_rounds:
+    if steps and alone:
         _warn_of_few(config, int(steps / (alone * config.workers)), "until= allows")
 
 
@@ -36,13 +35,11 @@ def warn_of_few_versions(config: RunConfig, version: int) -> None:
 
 
 def _warn_of_few(config: RunConfig, rounds: int, there: str) -> None:
-    outer = config.strategy.outer
-    if not isinstance(outer, Outer) or not 0 < outer.momentum < 1 or not config.strategy.gather.in_rounds:
-        return
-    needed = round(VERSIONS / (1.0 - outer.momentum))
-    if rounds < needed:
+    momentum = momentum_of(config.strategy)
+    needed = round(VERSIONS / (1.0 - momentum)) if 0 < momentum < 1 else 0
+    if config.strategy.gather.in_rounds and rounds < needed:
         _warn(
-            f"{config.strategy.name}: outer momentum {outer.momentum:g} needs about {needed} rounds to be ahead of plain "
+            f"{config.strategy.name}: outer momentum {momentum:g} needs about {needed} rounds to be ahead of plain "
             f"averaging, and {there} {rounds}; train longer, exchange more often, or take local_sgd"
         )
 

@@ -22,7 +22,6 @@ from plesio.errors import ConfigurationError
 from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Outer
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.folding import Folder, build_folder, state_copies
@@ -161,7 +160,7 @@ def _specs_of(strategy: Strategy, first: Hello, workers: int) -> tuple[Optimizer
     """What steps at the server: the user's optimizers, the strategy's outer one, or none."""
     if strategy.steps_at_server:
         return first.optimizers
-    if not isinstance(strategy.outer, Outer):
+    if not strategy.outer.own_optimizer:
         return ()
     return (described(strategy.outer, 1 + max(spec.group for spec in first.model.specs), workers),)
 

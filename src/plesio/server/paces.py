@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plesio.strategy.answers import Adaptive
+from plesio.strategy.answers import Every
 
 KEPT = 0.5
 """Of a pace, when the next one is measured."""
@@ -11,7 +11,7 @@ KEPT = 0.5
 class Paces:
     """The workers' measured paces, in steps a second, and how many steps `every` allows for them."""
 
-    def __init__(self, every: Adaptive) -> None:
+    def __init__(self, every: Every) -> None:
         self._every = every
         self._paces: dict[int, float] = {}
 
@@ -25,7 +25,7 @@ class Paces:
         """How many it may take; 0 (as the strategy says) until it was measured."""
         if worker not in self._paces:
             return 0
-        return self._every.allowed(self._paces[worker], max(self._paces.values()))
+        return self._every.grants(self._paces[worker], max(self._paces.values()))
 
     def forget(self, worker: int) -> None:
         """It is gone."""

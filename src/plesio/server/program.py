@@ -48,7 +48,6 @@ from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Adaptive
 from plesio.tensors.arena import Arena
 from plesio.tensors.tensor_set import of_bits
 
@@ -98,7 +97,7 @@ class Program:
         self._tell = tell
         self._folder: Folder = folder or NoFolder()
         self._in_rounds = strategy.gather.in_rounds
-        self._paces = Paces(strategy.every) if isinstance(strategy.every, Adaptive) else None
+        self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._seen: set[int] = set()  # workers that have joined
         self._absent = [b""] * len(meter.workers)  # of what each sent last
         self._turns: list[list[int]] = [[] for _ in meter.workers]  # of which optimizers its last contributions are

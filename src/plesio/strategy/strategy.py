@@ -86,7 +86,7 @@ class Strategy:
     def _check_fold(self) -> None:
         if not isinstance(self.outer, MOVED_BY[type(self.send)]):
             self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average(), deltas to Outer()")
-        if self.outer == answers.Average() and not self.gather.in_rounds:
+        if self.outer.averages and not self.outer.by_rate and not self.gather.in_rounds:
             self._refuse(
                 "send", "gather", "a mean of parameters needs all of them; use gather=Round(), or Average(rate)"
             )
@@ -96,7 +96,7 @@ class Strategy:
             )
         if self.send.stepped and self.correct != answers.Plain():
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
-        if isinstance(self.adopt, answers.Blend) and not isinstance(self.send, answers.Parameters):
+        if self.adopt.blends and not isinstance(self.send, answers.Parameters):
             self._refuse("adopt", "send", "who blends sends what it is left with; use send=Parameters()")
         by_worker = isinstance(self.correct, answers.WorkerMomentum)
         if by_worker and self.gather.in_rounds:

@@ -15,7 +15,7 @@ import torch
 
 from plesio.core.events import Fold
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Average, DelayCompensated, GapAware, Plain, WorkerMomentum
+from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
@@ -60,7 +60,7 @@ class Folding:
         self._scale = strategy.outer.scale
         self.share_among(workers)
         self._in_rounds = strategy.gather.in_rounds
-        self._averages_by_rate = strategy.outer.averages and strategy.outer != Average()
+        self._averages_by_rate = strategy.outer.by_rate
         build = CORRECTIONS[type(strategy.correct)]
         self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import optim
 from torch.optim import Optimizer
 
 from plesio.errors import StrategyError, unknown_name
-from plesio.strategy.answers import Outer
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Moves
 from plesio.tensors.optimizer_spec import OptimizerSpec
 
 
@@ -57,29 +59,46 @@ class DelayedNesterov(Optimizer):
                     parameter.add_(state["momentum_buffer"], alpha=-lr * count * momentum)
 
 
-def kind_of(outer: Outer) -> type[Optimizer]:
+def kind_of(outer: Moves) -> type[Optimizer]:
     """The class that its name stands for; `StrategyError` lists those known, or the settings that this one has."""
+    name, settings = _told(outer)
     known = {one.__name__: one for one in vars(optim).values() if isinstance(one, type) and issubclass(one, Optimizer)}
-    known = {name: one for name, one in known.items() if name not in ("Optimizer", "LBFGS", "SparseAdam")}
+    known = {key: one for key, one in known.items() if key not in ("Optimizer", "LBFGS", "SparseAdam")}
     known[DelayedNesterov.__name__] = DelayedNesterov
-    if outer.name not in known:
-        raise StrategyError(unknown_name("outer optimizer", outer.name, known))
-    kind = known[outer.name]
-    settings = [one for one in inspect.signature(kind.__init__).parameters if one not in ("self", "params")]
-    for name in outer.settings:
-        if name not in settings:
-            raise StrategyError(unknown_name(f"setting of {outer.name}", name, dict.fromkeys(settings)))
-    return kind
+    if name not in known:
+        raise StrategyError(unknown_name("outer optimizer", name, known))
+    taken = [one for one in inspect.signature(known[name].__init__).parameters if one not in ("self", "params")]
+    for one in settings:
+        if one not in taken:
+            raise StrategyError(unknown_name(f"setting of {name}", one, taken))
+    return known[name]
 
 
-def described(outer: Outer, groups: int, workers: int) -> OptimizerSpec:
+def described(outer: Moves, groups: int, workers: int) -> OptimizerSpec:
     """What the server builds, for a model whose parameters are in so many groups; `StrategyError` for settings that cannot be."""
-    kind, settings = kind_of(outer), dict(outer.settings)
+    kind, (_, settings) = kind_of(outer), _told(outer)
     if kind is DelayedNesterov:
         settings.setdefault("n", workers)
+    parameters = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)]
     try:
-        return OptimizerSpec.of(
-            kind([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)], **settings)
-        )
+        return OptimizerSpec.of(kind(parameters, **settings))
     except (TypeError, ValueError) as error:
-        raise StrategyError(f"outer={outer}: {outer.name} cannot be built with that: {error}") from error
+        raise StrategyError(f"outer={outer} cannot be built with that: {error}") from error
+
+
+def momentum_of(strategy: Strategy) -> float:
+    """Of its outer optimizer, which is built to find out whether it can be; 0 without one."""
+    if not strategy.outer.own_optimizer:
+        return 0.0
+    (group, *_) = described(strategy.outer, 1, 1).groups
+    return float(group.get("momentum", group.get("betas", (0.0,))[0]))
+
+
+def delays(strategy: Strategy) -> bool:
+    """Whether its outer momentum waits for as many contributions as there are workers."""
+    return kind_of(strategy.outer) is DelayedNesterov
+
+
+def _told(outer: Moves) -> tuple[str, dict[str, Any]]:
+    data = asdict(outer)
+    return data["name"], dict(data["settings"])

@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Blend, Delta
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
@@ -287,9 +286,9 @@ class SharedReplica(Replica):
 
 def replica_for(strategy: Strategy) -> Callable[..., Replica]:
     """The class of a worker's replica, and what it is told of the strategy."""
-    if isinstance(strategy.adopt, Blend):
-        return partial(BlendingReplica, alpha=strategy.adopt.alpha)
-    if isinstance(strategy.send, Delta):
+    if strategy.adopt.blends:
+        return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
+    if strategy.send.differs:
         return DeltaReplica
     return ParameterReplica if strategy.send.stepped else GradientReplica
 

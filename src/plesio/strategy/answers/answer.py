@@ -53,7 +53,11 @@ class Answer:
     in_rounds: ClassVar[bool] = False
     paced: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    differs: ClassVar[bool] = False
     of_user: ClassVar[bool] = False
+    own_optimizer: ClassVar[bool] = False
+    by_rate: ClassVar[bool] = False
+    blends: ClassVar[bool] = False
     spares_rows: ClassVar[bool] = False
     after_fold: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False

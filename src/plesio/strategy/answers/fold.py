@@ -5,7 +5,7 @@ Numbers only: the arithmetic is in `plesio.tensors`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -128,11 +128,16 @@ class UserOptimizer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Average(Answer):
-    """The weighted mean of what was sent becomes the new parameters; with a `rate`, they move towards it: w += rate (mean -
-    w)."""
+    """The weighted mean of what was sent becomes the new parameters; with a `rate` they move towards it,
+    w += rate (mean - w)."""
 
     rate: Annotated[float, PART] = 1.0
     averages: ClassVar[bool] = True
+
+    @property
+    def by_rate(self) -> bool:  # type: ignore[override]
+        """Whether they move a part of the way only."""
+        return self.rate != 1.0
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold moves by, whoever is in it."""
@@ -155,27 +160,23 @@ class Outer(Answer):
 
     name: str
     lr_scale: Annotated[str, LR_SCALE]
-    settings: dict[str, Any]
+    settings: tuple[tuple[str, Any], ...]
+    own_optimizer: ClassVar[bool] = True
 
     def __init__(
-        self, name: str, lr_scale: str = "full", settings: Mapping[str, Any] | None = None, **more: Any
+        self, name: str, lr_scale: str = "full", settings: Iterable[tuple[str, Any]] = (), **more: Any
     ) -> None:
-        for field, value in {"name": name, "lr_scale": lr_scale, "settings": {**(settings or {}), **more}}.items():
-            object.__setattr__(self, field, value)
         LR_SCALE.check("Outer", "lr_scale", lr_scale)
+        values = {"name": name, "lr_scale": lr_scale, "settings": (*map(tuple, settings), *more.items())}
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
         return folded / workers if folded < workers and self.lr_scale == "share" else 1.0
 
-    @property
-    def momentum(self) -> float:
-        """Of its past, how much acts again."""
-        betas = self.settings.get("betas", (0.0,))
-        return float(self.settings.get("momentum", betas[0]))
-
     def __str__(self) -> str:
-        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        settings = ", ".join(f"{key}={value}" for key, value in self.settings)
         return f"{self.name}({settings})" + (", lr x k/N" if self.lr_scale == "share" else "")
 
 

@@ -75,6 +75,7 @@ class Blend(Answer):
     """Its own parameters, `alpha` of the way to the global ones: w += alpha (w_global - w) (elastic averaging)."""
 
     alpha: Annotated[float, PART]
+    blends: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"{self.alpha:g} of the way"

@@ -31,6 +31,10 @@ class Steps(Answer):
         """
         return steps >= self.steps
 
+    def grants(self, pace: float, fastest: float) -> int:
+        """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many; 0: as always."""
+        return 0
+
     def __str__(self) -> str:
         return _every(self.steps)
 
@@ -55,6 +59,9 @@ class Seconds(Answer):
         """
         return seconds + seconds / steps > self.seconds
 
+    def grants(self, pace: float, fastest: float) -> int:
+        return 0
+
     def __str__(self) -> str:
         return f"every {self.seconds:g} s"
 
@@ -73,6 +80,9 @@ class PostLocal(Answer):
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         return version < self.after or steps >= self.steps
 
+    def grants(self, pace: float, fastest: float) -> int:
+        return 0
+
     def __str__(self) -> str:
         return f"every step, {_every(self.steps)} after version {self.after}"
 
@@ -82,7 +92,7 @@ class Adaptive(Answer):
     """The fastest worker exchanges after `steps` steps, the others after as many as they take meanwhile: the server measures how
     fast each is, and says in each grant how many (Liu et al. 2024, arXiv 2401.09135).
 
-    >>> Adaptive(50).allowed(pace=2.0, fastest=8.0)
+    >>> Adaptive(50).grants(pace=2.0, fastest=8.0)
     12
     """
 
@@ -92,8 +102,7 @@ class Adaptive(Answer):
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         return steps >= (granted or self.steps)
 
-    def allowed(self, pace: float, fastest: float) -> int:
-        """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many."""
+    def grants(self, pace: float, fastest: float) -> int:
         return max(1, int(self.steps * min(1.0, pace / fastest)))
 
     def __str__(self) -> str:
@@ -145,6 +154,7 @@ class Delta(Answer):
     The user's optimizer, and its state, stay in the worker; an `Outer` one makes a version of it."""
 
     stepped: ClassVar[bool] = True
+    differs: ClassVar[bool] = True
     words: ClassVar[str] = "delta"
 
 

@@ -25,6 +25,9 @@ def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6) -> Strategy:
 
     Source: Douillard et al. 2023, arXiv 2311.08105.
 
+    Raises:
+        StrategyError: `h` is no whole number of at least 1; when the run begins: an outer setting that cannot be.
+
     >>> diloco(h=20).name, str(diloco().outer)
     ('diloco(h=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
     """
@@ -44,6 +47,9 @@ def slowmo(h: int = 16, *, alpha: float = 1.0, beta: float = 0.5) -> Strategy:
 
     Source: Wang et al. 2020, arXiv 1910.00643.
 
+    Raises:
+        StrategyError: `h` is no whole number of at least 1; when the run begins: an outer setting that cannot be.
+
     >>> slowmo(h=8).name, str(slowmo().outer)
     ('slowmo(h=8)', 'SGD(lr=1.0, momentum=0.5)')
     """
@@ -62,6 +68,9 @@ def async_local_sgd(h: int = 50, correct: str = "plain", *, adaptive: bool = Fal
         adaptive: slower workers take fewer steps, in proportion to the speed that the server measured.
 
     Source: Liu et al. 2024, arXiv 2401.09135.
+
+    Raises:
+        StrategyError: `h` is no whole number of at least 1, or an unknown correction.
 
     >>> async_local_sgd(h=20).name, async_local_sgd(adaptive=True).answers()["every"]
     ('async_local_sgd(h=20)', 'every 50 steps, the slow sooner')

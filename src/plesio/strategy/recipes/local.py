@@ -54,6 +54,9 @@ def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
 
     Source: Lin et al. 2020, arXiv 1808.07217.
 
+    Raises:
+        StrategyError: `every` is no whole number of at least 1, `after` none of at least 0.
+
     >>> post_local_sgd(8, after=200).answers()["every"]
     'every step, every 8 steps after version 200'
     """
@@ -84,6 +87,9 @@ def elastic_averaging(every: int = 16, *, alpha: float = 0.225) -> Strategy:
         alpha: how far; the paper takes .9 / N, the default is that of 4 workers.
 
     Source: Zhang, Choromanska and LeCun 2015, arXiv 1412.6651. There both move by where the other was before.
+
+    Raises:
+        StrategyError: `every` is no whole number of at least 1, `alpha` no number above 0 and at most 1.
 
     >>> elastic_averaging(alpha=0.1).answers()["adopt"]
     '0.1 of the way'
