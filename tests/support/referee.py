@@ -32,7 +32,7 @@ from plesio.core.events import (
 from plesio.core.leases import Batch
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Round, UserOptimizer, Within
+from plesio.strategy.answers import AfterFold, Average, Buffer, BySamples, Each, Fresh, Outer, Round, UserOptimizer, Within
 from plesio.strategy.questions import Arrival
 
 SILENCE_S = 10.0
@@ -262,9 +262,10 @@ class Referee:
 
     def scale(self, folded: int, total: float) -> float:
         outer = self.strategy.outer
-        shared = isinstance(outer, UserOptimizer) and outer.lr_scale == "share"
+        shared = isinstance(outer, (UserOptimizer, Outer)) and outer.lr_scale == "share"
         mean_weight = 1.0 if isinstance(self.strategy.weigh, BySamples) else total / folded
-        return (min(1.0, folded / self.sequencer.workers) if shared else 1.0) * mean_weight
+        rate = outer.rate if isinstance(outer, Average) else 1.0
+        return (min(1.0, folded / self.sequencer.workers) if shared else rate) * mean_weight
 
     def close_empty_round(self) -> None:
         """A round without finite contributions makes no fold, and holds nobody."""
