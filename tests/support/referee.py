@@ -32,7 +32,18 @@ from plesio.core.events import (
 from plesio.core.leases import Batch
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, Average, Buffer, BySamples, Each, Fresh, Outer, Round, UserOptimizer, Within
+from plesio.strategy.answers import (
+    AfterFold,
+    Average,
+    Buffer,
+    BySamples,
+    Each,
+    Fresh,
+    Outer,
+    Round,
+    UserOptimizer,
+    Within,
+)
 from plesio.strategy.questions import Arrival
 
 SILENCE_S = 10.0
