@@ -1,0 +1,151 @@
+"""Local steps, outer optimizers and codecs on a character model: what talking less costs.
+
+    python benchmarks/local.py --json local.json
+    python benchmarks/local.py --only momentum
+
+examples/charlm.py on 4 simulated workers, at equal samples; the loss is that on held-out text, in nats a character, and the
+mean of the seeds. Virtual seconds are for a step of .1 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import plesio as ps
+from _report import Row, meets, parser, progress, report
+from plesio.cluster import Cluster
+from plesio.cluster.description import Group
+from plesio.cluster.steps import Constant
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Outer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import charlm
+
+WORKERS, H = 4, 10
+STEADY = Cluster((Group(WORKERS, Constant(0.1)),))
+UNEVEN = Cluster((Group(2, Constant(0.1)), Group(1, Constant(0.2)), Group(1, Constant(0.4))))
+"""Speeds 1/1/2/4."""
+MOMENTA, ROUNDS = (0.0, 0.3, 0.6, 0.9), (20, 60, 120, 240, 480)
+
+
+class Trained:
+    """Runs, each once: by strategy, steps, seed, and what else there is."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Any, tuple[float, float, float]] = {}
+
+    def __call__(
+        self, strategy: Strategy, steps: int, seed: int, cluster: Cluster = STEADY, warm: str | None = None
+    ) -> tuple[float, float, float]:
+        """The loss, megabytes, and virtual seconds."""
+        key = (strategy, steps, seed, cluster is STEADY, warm)
+        if key not in self._runs:
+            given = argparse.Namespace(steps=steps, lr=1e-3 if warm else 3e-3, warm=warm)
+            train = partial(charlm.train, given=given)
+            run = ps.run(train, strategy, workers=WORKERS, seed=seed, engine=ps.Simulated(cluster))
+            model = charlm.build()
+            model.load_state_dict(run.state_dict)
+            loss = charlm.evaluate(model)["loss"]
+            self._runs[key] = loss, run.summary.bytes / 1e6, run.summary.wall_s
+            progress.print(f"{strategy.name}, {steps} steps, seed {seed}{', warm' if warm else ''}: {loss:.4f}")
+        return self._runs[key]
+
+    def mean(self, strategy: Strategy, steps: int, seeds: range, **more: Any) -> tuple[float, float, float]:
+        every = [self(strategy, steps, seed, **more) for seed in seeds]
+        loss, megabytes, seconds = (statistics.fmean(one) for one in zip(*every, strict=True))
+        return loss, megabytes, seconds
+
+
+def against(name: str, one: float, other: float, rival: str, target: str | None, runs: int, unit: str = "nats") -> Row:
+    """A row whose ratio is of means."""
+    ratio = one / other
+    return Row(name, one, unit, rival, other, ratio, target, None if target is None else meets(ratio, target), runs)
+
+
+def warm_weights(trained: Trained, folder: str, steps: int) -> str:
+    """Of a model that was trained in lock step before."""
+    train = partial(charlm.train, given=argparse.Namespace(steps=steps, lr=3e-3, warm=None))
+    run = ps.run(train, ps.sync_sgd(), workers=WORKERS, seed=99, engine=ps.Simulated(STEADY))
+    path = f"{folder}/warm.safetensors"
+    save_file(dict(run.state_dict), path)
+    return path
+
+
+def averaging(trained: Trained, steps: int, seeds: range) -> list[Row]:
+    """Local SGD, and its asynchronous form, against averaging every step."""
+    every, bytes_every, _ = trained.mean(ps.local_sgd(1), steps, seeds)
+    rows = [against("sync_sgd", trained.mean(ps.sync_sgd(), steps, seeds)[0], every, "local_sgd(1)", None, len(seeds))]
+    for h in (10, 20):
+        loss, megabytes, _ = trained.mean(ps.local_sgd(h), steps, seeds)
+        rows.append(against(f"local_sgd({h})", loss, every, "local_sgd(1)", "<= 1.01", len(seeds)))
+        rows.append(
+            against(
+                f"local_sgd({h}), bytes", megabytes, bytes_every, "local_sgd(1)", f"<= {1.02 / h:.3f}", len(seeds), "MB"
+            )
+        )
+    lock, _, lock_s = trained.mean(ps.local_sgd(20), steps, seeds, cluster=UNEVEN)
+    loss, _, seconds = trained.mean(ps.async_local_sgd(20), steps, seeds, cluster=UNEVEN)
+    rows.append(against("async_local_sgd(20), uneven", loss, lock, "local_sgd(20)", "<= 1.01", len(seeds)))
+    rows.append(
+        against("async_local_sgd(20), uneven, time", seconds, lock_s, "local_sgd(20)", "<= 0.4", len(seeds), "s")
+    )
+    nesterov = Strategy(
+        name="Nesterov on every push",
+        every=ps.Steps(20),
+        send=ps.async_local_sgd().send,
+        outer=Outer("SGD", lr=0.7, momentum=0.9, nesterov=True),
+    )
+    for other, target in ((nesterov, ">= 1.2"), (ps.async_local_sgd(20, "delayed_nesterov"), None)):
+        loss, *_ = trained.mean(other, steps, seeds, cluster=UNEVEN)
+        rows.append(against(f"{other.name}, uneven", loss, lock, "local_sgd(20)", target, len(seeds)))
+    return rows
+
+
+def momentum(trained: Trained, rounds: tuple[int, ...], seeds: range, warm: str) -> list[Row]:
+    """Outer Nesterov, lr .7, by momentum and rounds of H = 10, against plain averaging."""
+    rows = []
+    cases: list[tuple[str, int, str | None]] = [(f"{one} rounds", one, None) for one in rounds]
+    for name, count, start in [*cases, (f"{rounds[0]} rounds, warm", rounds[0], warm)]:
+        steps = count * H * WORKERS
+        plain, *_ = trained.mean(ps.local_sgd(H), steps, seeds, warm=start)
+        for one in MOMENTA:
+            strategy = ps.diloco(H, momentum=one)
+            bar = "<= 0.98" if strategy == ps.diloco(H) and count == 240 else None
+            loss, *_ = trained.mean(strategy, steps, seeds, warm=start)
+            rows.append(
+                against(
+                    f"momentum {one:g}, {name}", loss, plain, "local_sgd(10)", "<= 0.98" if bar else None, len(seeds)
+                )
+            )
+    return rows
+
+
+def main() -> None:
+    """All, or one part."""
+    given = parser("Local steps on a character model.", runs=3)
+    given.add_argument("--only", choices=("averaging", "momentum"), help="one part")
+    arguments = given.parse_args()
+    torch.set_num_threads(1)
+    seeds = range(1 if arguments.quick else arguments.runs)
+    steps, rounds = (80, (2,)) if arguments.quick else (2400, ROUNDS)
+    trained, rows = Trained(), []
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.only != "momentum":
+            rows += averaging(trained, steps, seeds)
+        if arguments.only != "averaging":
+            rows += momentum(trained, rounds, seeds, warm_weights(trained, folder, 4 * steps))
+    report("Local steps on a character model", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
