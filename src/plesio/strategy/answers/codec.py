@@ -1,0 +1,51 @@
+"""In how few bytes is a delta sent (`Codec`)? The arithmetic is in `plesio.tensors.codecs`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from plesio.strategy.answers.answer import CAST, HALF_AT_MOST, Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Answer):
+    """Half precision: "bf16" or "fp16"."""
+
+    dtype: Annotated[str, CAST] = "bf16"
+
+    def __str__(self) -> str:
+        return self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Int8(Answer):
+    """8 bits a number, in blocks of 256 that share a scale."""
+
+    def __str__(self) -> str:
+        return "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class Int4(Answer):
+    """4 bits a number, in blocks of 256 that share a scale."""
+
+    def __str__(self) -> str:
+        return "4-bit"
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Answer):
+    """The `part` of the numbers that are largest, with their places.
+
+    >>> print(TopK(0.01))
+    top 1%
+    """
+
+    part: Annotated[float, HALF_AT_MOST]
+
+    def __str__(self) -> str:
+        return f"top {self.part:.3g}" if self.part < 0.001 else f"top {100 * self.part:.3g}%"
+
+
+Codec = Cast | Int8 | Int4 | TopK

@@ -1,0 +1,35 @@
+"""Deltas in few bytes.
+
+A codec packs what parameters moved, and adds what is packed to a sum: to unpack is the weighted sum. With error feedback, what
+the packing left out is held in the worker and goes into the next one.
+
+| codec | bytes of n numbers | error of one |
+| --- | --- | --- |
+| `Cast` | 2 n | 2^-9 (bf16) or 2^-12 (fp16) of it |
+| `Int8` | 1.016 n | .5/127 of its block's largest |
+| `Int4` | .516 n | .5/7 of its block's largest |
+| `TopK` | 8 k | those left out |
+
+Compiled kernels (Numba) are used where they can be had; without them torch does the same, to the bit.
+"""
+
+from __future__ import annotations
+
+from plesio.strategy import answers
+from plesio.tensors.codecs.blocks import Blocks
+from plesio.tensors.codecs.cast import HalfPrecision
+from plesio.tensors.codecs.packer import Packer
+from plesio.tensors.codecs.top_k import Largest
+
+
+def packer_for(codec: answers.Codec) -> Packer:
+    """The arithmetic of a strategy's codec."""
+    match codec:
+        case answers.Cast(dtype=dtype):
+            return HalfPrecision(dtype)
+        case answers.Int8():
+            return Blocks(bits=8)
+        case answers.Int4():
+            return Blocks(bits=4)
+        case answers.TopK(part=part):
+            return Largest(part)

@@ -1,0 +1,53 @@
+"""The numbers of largest magnitude, with their places."""
+
+from __future__ import annotations
+
+import torch
+
+from plesio.tensors.codecs.packer import Packer, kernels, moved
+
+
+class Largest(Packer):
+    """Exactly k of n: of equal ones at the limit, the first. First the places in order, as int32, then the numbers."""
+
+    def __init__(self, part: float) -> None:
+        self._part = part
+
+    def room(self, numel: int) -> int:
+        return 8 * self._count(numel)
+
+    def _count(self, numel: int) -> int:
+        return min(numel, max(1, round(self._part * numel)))
+
+    def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
+        numel, count = start.numel(), self._count(start.numel())
+        places, values = into[: 4 * count].view(torch.int32), into[4 * count : 8 * count].view(torch.float32)
+        delta = moved(start, now, held)
+        if (fast := kernels()) is not None:
+            fast.pack_largest(delta.numpy(), places.numpy(), values.numpy())
+        else:
+            size = delta.abs()
+            limit = size.kthvalue(numel - count + 1).values
+            kept = size > limit
+            ties = (size == limit).nonzero().view(-1)[: count - int(kept.sum())]
+            kept[ties] = True
+            places.copy_(kept.nonzero().view(-1))
+            values.copy_(delta[kept])
+        if held is not None:
+            held.copy_(delta)
+            held[places.long()] = 0.0
+        return 8 * count
+
+    def add_into(self, packed: torch.Tensor, out: torch.Tensor, share: float) -> None:
+        places, values = self._parts(packed)
+        out.index_add_(0, places, values, alpha=share)
+
+    def is_sound(self, packed: torch.Tensor, numel: int) -> bool:
+        if packed.numel() != self.room(numel):
+            return False
+        places, _ = self._parts(packed)
+        return bool((places >= 0).all() and (places < numel).all() and (places.diff() > 0).all())
+
+    def _parts(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        half = packed.numel() // 2
+        return packed[:half].view(torch.int32), packed[half:].view(torch.float32)
