@@ -22,20 +22,21 @@ class Largest(Packer):
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
         numel, count = start.numel(), self._count(start.numel())
         places, values = into[: 4 * count].view(torch.int32), into[4 * count : 8 * count].view(torch.float32)
-        delta = moved(start, now, held)
         if (fast := kernels()) is not None:
-            fast.pack_largest(delta.numpy(), places.numpy(), values.numpy())
-        else:
-            size = delta.abs()
-            limit = size.kthvalue(numel - count + 1).values
-            kept = size > limit
-            ties = (size == limit).nonzero().view(-1)[: count - int(kept.sum())]
-            kept[ties] = True
-            places.copy_(kept.nonzero().view(-1))
-            values.copy_(delta[kept])
+            left = held if held is not None else torch.empty_like(start)
+            given = (one.numpy() for one in (start, now, left))
+            fast.pack_largest(*given, held is not None, places.numpy(), values.numpy())
+            return 8 * count
+        delta = moved(start, now, held)
+        size = delta.abs()
+        limit = size.kthvalue(numel - count + 1).values
+        kept = size > limit
+        ties = (size == limit).nonzero().view(-1)[: count - int(kept.sum())]
+        kept[ties] = True
+        places.copy_(kept.nonzero().view(-1))
+        values.copy_(delta[kept])
         if held is not None:
-            held.copy_(delta)
-            held[places.long()] = 0.0
+            held.copy_(delta.masked_fill_(kept, 0.0))
         return 8 * count
 
     def add_into(self, packed: torch.Tensor, out: torch.Tensor, share: float) -> None:
