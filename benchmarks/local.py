@@ -10,6 +10,7 @@ mean of the seeds. Virtual seconds are for a step of .1 s.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from plesio.cluster import Cluster
 from plesio.cluster.description import Group
 from plesio.cluster.steps import Constant
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Outer
+from plesio.strategy.answers import Delta, Outer, TopK
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import charlm
@@ -111,6 +112,34 @@ def averaging(trained: Trained, steps: int, seeds: range) -> list[Row]:
     return rows
 
 
+def packed(trained: Trained, steps: int, seeds: range) -> list[Row]:
+    """Deltas that are packed on their way to the server, with error feedback and without."""
+    rows, count = [], len(seeds)
+    plain, *_ = trained.mean(ps.local_sgd(H), steps, seeds)
+    outer, *_ = trained.mean(ps.diloco(H), steps, seeds)
+    for codec in ("bf16", "int8", "int4"):
+        loss, *_ = trained.mean(ps.local_sgd(H, codec=codec), steps, seeds)
+        rows.append(against(f"local_sgd({H}), {codec}", loss, plain, "local_sgd(10)", "<= 1.005", count))
+        loss, *_ = trained.mean(ps.diloco(H, codec=codec), steps, seeds)
+        rows.append(against(f"diloco({H}), {codec}", loss, outer, "diloco(10)", "<= 1.015", count))
+    for part, feedback, target in (
+        (0.1, True, "<= 1.025"),
+        (0.1, False, ">= 1.05"),
+        (0.01, True, None),
+        (0.01, False, None),
+    ):
+        strategy = ps.local_sgd(H, codec=TopK(part))
+        strategy = dataclasses.replace(strategy, send=Delta(TopK(part), feedback=feedback))
+        loss, *_ = trained.mean(strategy, steps, seeds)
+        name = f"local_sgd({H}), {strategy.send.codec}{'' if feedback else ', no feedback'}"
+        rows.append(against(name, loss, plain, "local_sgd(10)", target, count))
+    _, every, _ = trained.mean(ps.local_sgd(1), steps, seeds)
+    for codec in (None, "int4"):
+        _, megabytes, _ = trained.mean(ps.local_sgd(50, codec=codec), steps, seeds)
+        rows.append(against(f"local_sgd(50), {codec}, bytes", every, megabytes, "of local_sgd(1)", None, count, "MB"))
+    return rows
+
+
 def momentum(trained: Trained, rounds: tuple[int, ...], seeds: range, warm: str) -> list[Row]:
     """Outer Nesterov, lr .7, by momentum and rounds of H = 10, against plain averaging."""
     rows = []
@@ -133,16 +162,18 @@ def momentum(trained: Trained, rounds: tuple[int, ...], seeds: range, warm: str)
 def main() -> None:
     """All, or one part."""
     given = parser("Local steps on a character model.", runs=3)
-    given.add_argument("--only", choices=("averaging", "momentum"), help="one part")
+    given.add_argument("--only", choices=("averaging", "packed", "momentum"), help="one part")
     arguments = given.parse_args()
     torch.set_num_threads(1)
     seeds = range(1 if arguments.quick else arguments.runs)
     steps, rounds = (80, (2,)) if arguments.quick else (2400, ROUNDS)
     trained, rows = Trained(), []
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.only != "momentum":
+        if arguments.only in (None, "averaging"):
             rows += averaging(trained, steps, seeds)
-        if arguments.only != "averaging":
+        if arguments.only in (None, "packed"):
+            rows += packed(trained, steps, seeds)
+        if arguments.only in (None, "momentum"):
             rows += momentum(trained, rounds, seeds, warm_weights(trained, folder, 4 * steps))
     report("Local steps on a character model", rows, arguments.json)
 

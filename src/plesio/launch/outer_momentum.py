@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 from plesio.config.run_config import RunConfig
 from plesio.tensors.outer_optimizer import delays, momentum_of
+from plesio.worker.warn import warn
 
-VERSIONS = 40
+VERSIONS = 10
 """Times 1 / (1 - momentum): how many versions it takes until momentum is ahead of plain averaging (docs/convergence.md)."""
 
 
@@ -18,7 +17,7 @@ def check_outer(config: RunConfig) -> None:
     if not momentum:
         return
     if not strategy.gather.in_rounds and not delays(strategy):
-        _warn(
+        warn(
             f"{strategy.name}: outer momentum {momentum:g} acts on each of {config.workers} workers' contributions, so "
             f"{config.workers} times as often as in a round, and diverges; take async_local_sgd(), or gather=Round()"
         )
@@ -38,11 +37,7 @@ def _warn_of_few(config: RunConfig, rounds: int, there: str) -> None:
     momentum = momentum_of(config.strategy)
     needed = round(VERSIONS / (1.0 - momentum)) if 0 < momentum < 1 else 0
     if config.strategy.gather.in_rounds and rounds < needed:
-        _warn(
+        warn(
             f"{config.strategy.name}: outer momentum {momentum:g} needs about {needed} rounds to be ahead of plain "
             f"averaging, and {there} {rounds}; train longer, exchange more often, or take local_sgd"
         )
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -29,6 +29,7 @@ from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers
 from plesio.tensors.outer_optimizer import described
+from plesio.tensors.packing import Packing
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
@@ -78,6 +79,12 @@ class Assembly:
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring)
         self._folder: Folder | None = None
+
+    @property
+    def push_bytes(self) -> int:
+        """What a contribution takes, without the rows of tables."""
+        codec = self._strategy.send.codec
+        return Packing(self.layout, codec).nbytes if codec is not None else self.layout.payload_bytes
 
     def check(self, hello: Hello) -> None:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""

@@ -202,8 +202,8 @@ class Program:
         self._ended_s = self._ended_s or now_s
 
     def figures(self, now_s: float, memory: Assembly | None = None, buffer: int = 0, lost: str = "") -> Final:
-        """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`. Each contribution and each answer
-        costs the bytes of the parameters that are not frozen."""
+        """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`. An answer costs the
+        bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed in."""
         meter = self._meter
         return Final(
             wall_s=max(0.0, (self._ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
@@ -214,9 +214,7 @@ class Program:
             discarded=dict(meter.discarded),
             missing_gradients=meter.missing_gradients,
             batches_unvisited=self.sequencer.leases.unvisited,
-            bytes=(meter.exchanges + meter.answers) * memory.layout.payload_bytes + self._folder.row_bytes
-            if memory
-            else 0,
+            bytes=self._bytes(memory) if memory else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
             staleness=meter.staleness(),
             workers=tuple(one.summary() for one in meter.seated),
@@ -226,6 +224,10 @@ class Program:
             model=memory.model if memory else None,
             lost=lost,
         )
+
+    def _bytes(self, memory: Assembly) -> int:
+        answers = self._meter.answers * memory.layout.payload_bytes
+        return self._meter.exchanges * memory.push_bytes + answers + self._folder.row_bytes
 
     def close(self, now_s: float, buffer: int | None = None) -> None:
         """The run ended in order: keep what is to be kept. `buffer` holds the weights, if not the current one."""

@@ -6,7 +6,7 @@ A named algorithm (a recipe, see `plesio.strategy.recipes`) is a function that r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from plesio.errors import StrategyError, unknown_name
@@ -20,7 +20,7 @@ class Strategy:
     Args:
         name: what to call it in tables; a recipe's name with its settings.
         every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`, `PostLocal(h, after)`, `Adaptive(h)`.
-        send: what it sends: `Gradient()`, `Parameters()`, `Delta()`.
+        send: what it sends: `Gradient()`, `Parameters()`, `Delta(codec)`.
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first)`.
@@ -147,7 +147,7 @@ class Strategy:
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         own = {field: getattr(self, field) for field in ANSWERS}
-        return {field: {"is": type(one).__name__, **asdict(one)} for field, one in own.items()}
+        return {field: _plain(one) for field, one in own.items()}
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
@@ -175,9 +175,15 @@ ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if 
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:
-    kinds = {kind.__name__: kind for kind in get_args(ANSWERS[field])}
-    values = dict(data)
+    kinds = {kind.__name__: kind for kind in get_args(answers.Codec if field == "codec" else ANSWERS[field])}
+    values = {key: _answer(key, value) if isinstance(value, Mapping) else value for key, value in data.items()}
     kind = values.pop("is", None)
     if kind not in kinds:
         raise StrategyError(unknown_name(f"answer to {field}", str(kind), kinds))
     return kinds[kind](**values)
+
+
+def _plain(answer: answers.Answer) -> dict[str, Any]:
+    own = {one.name: getattr(answer, one.name) for one in fields(answer)}  # type: ignore[arg-type]
+    values = {key: _plain(value) if isinstance(value, answers.Answer) else value for key, value in own.items()}
+    return {"is": type(answer).__name__, **values}

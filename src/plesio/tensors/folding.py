@@ -23,6 +23,7 @@ from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into, move_towards
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
+from plesio.tensors.packing import Packing
 from plesio.tensors.rows import NO_ROWS, Rows, Tables
 from plesio.tensors.tensor_set import ALL
 from plesio.tensors.versions import Versions
@@ -66,6 +67,10 @@ class Folding:
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
         self._held_absent = ALL  # of all that is in the buffer
         self._tables = Tables.of(versions.buffers)
+        codec = strategy.send.codec
+        self._packing = Packing(versions.buffers[0].layout, codec) if codec is not None else None
+        if self._packing is not None:
+            self._unpacked = new_arena("sum of deltas")
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
     def share_among(self, workers: int) -> None:
@@ -92,7 +97,10 @@ class Folding:
     def hold(self, worker: int, weight: float) -> None:
         """Add a contribution to the buffer; its slot is free again."""
         assert self._held is not None, "only a buffer that lets workers go on holds"
-        self._held.add(self._slots[worker], weight)
+        slot = self._slots[worker]
+        self._held.add(
+            slot if self._packing is None else self._packing.mean_into(self._unpacked, [slot], [1.0]), weight
+        )
         if self._tables is not None:
             self._tables.hold(worker, self._slots[worker], weight)
         self._held_absent &= self._absent.get(worker, 0)
@@ -127,8 +135,10 @@ class Folding:
             assert self._held is not None, "held contributions lie in the buffer"
             return self._held.take_mean(fold.total_weight)
         first = self._slots[fold.members[0].worker]
-        if len(fold.members) > 1:
-            slots, shares = zip(*((self._slots[one.worker], one.share) for one in fold.members), strict=True)
+        slots, shares = [self._slots[one.worker] for one in fold.members], [one.share for one in fold.members]
+        if self._packing is not None:
+            return self._packing.mean_into(self._unpacked, slots, shares)
+        if len(slots) > 1:
             mean_into(first, slots, shares)
         return first
 
@@ -235,7 +245,7 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
     kept = kept_copies(specs, layout) if specs else 0
     if strategy.adopt.looks_ahead and kept:
         return kept + workers + _held(strategy)
-    return kept + strategy.correct.state_copies + min(1, _held(strategy))
+    return kept + strategy.correct.state_copies + min(1, _held(strategy)) + (strategy.send.codec is not None)
 
 
 def build_folder(

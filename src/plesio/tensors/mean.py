@@ -54,13 +54,15 @@ class _Constant:
             torch.where(self._where, self._value, mean, out=mean)
 
 
-def mean_into(out: Arena, parts: Sequence[Arena], shares: Sequence[float]) -> None:
-    """`out` = sum of shares[i] * parts[i]; the shares add up to 1, and `out` may be parts[0].
+def mean_into(
+    out: Arena, parts: Sequence[Arena], shares: Sequence[float], segments: Sequence[int] | None = None
+) -> None:
+    """`out` = sum of shares[i] * parts[i], of all segments that move or of these; the shares add up to 1, `out` may be parts[0].
 
     Equal shares are summed first and divided once. A single part is copied as it is, bit for bit.
     """
     buffers = out.layout.buffer_segments if len(parts) > 1 else ()
-    for segment in out.layout.moving_segments:
+    for segment in out.layout.moving_segments if segments is None else segments:
         target, flats = out.flat[segment], [part.flat[segment] for part in parts]
         if not target.is_floating_point():
             _largest_into(target, flats)

@@ -15,9 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Codec
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
+from plesio.tensors.packing import Packing
 from plesio.tensors.rows import Rows, put
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.lost_writes import LostWrites, buffers_of
@@ -242,19 +244,28 @@ class BlendingReplica(ParameterReplica):
 
 
 class DeltaReplica(ParameterReplica):
-    """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins."""
+    """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins; packed, with
+    a `codec`, and with `feedback` of what the packing left out."""
 
-    def _get_ready(self) -> None:
+    def __init__(self, *given: Any, codec: Codec | None, feedback: bool) -> None:
+        super().__init__(*given)
+        self._packing = Packing(self.layout, codec) if codec is not None else None
+        self._held = self._packing.memory() if self._packing is not None and feedback else None
         self._start = 0
 
     def fill_slot(self) -> bool:
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
         self.check()
         start = self._ring[self._start]
+        self.absent = sum(1 << index for index in self._trained if index not in self._had)
+        if self._packing is not None:
+            finite = are_finite(self.arena.of_kind(Kind.TRAINED))
+            if finite:  # else it does not count, and is not to be remembered
+                self._packing.pack(start, self.arena, self._sent, self._held)
+            return finite
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
         for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
             torch.sub(before, sent, out=sent)
-        self.absent = sum(1 << index for index in self._trained if index not in self._had)
         return self._finite()
 
     def note_gradients(self) -> None:
@@ -289,7 +300,7 @@ def replica_for(strategy: Strategy) -> Callable[..., Replica]:
     if strategy.adopt.blends:
         return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
     if strategy.send.differs:
-        return DeltaReplica
+        return partial(DeltaReplica, codec=strategy.send.codec, feedback=strategy.send.feedback)  # type: ignore[union-attr]
     return ParameterReplica if strategy.send.stepped else GradientReplica
 
 

@@ -29,7 +29,8 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
-from plesio.tensors.arena import Layout
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.packing import Packing
 from plesio.tensors.rows import MOVING, in_range, spans_of
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
@@ -78,6 +79,7 @@ class Deputy:
         self._session = session
         self._order = Order(job.config.strategy)
         self._layout: Layout | None = None
+        self._packing: Packing | None = None
         self._ring: list[memoryview] = []
         self._slot = memoryview(b"")
         self._board: Board | None = None
@@ -172,14 +174,23 @@ class Deputy:
             )
         if expected:
             self._session.read_payload(into)
-        if isinstance(message, messages.Contribution) and not in_range(self._known_layout, self._slot, message.rows):
-            raise ProtocolError("it sent a row that a table does not have")
+        if isinstance(message, messages.Contribution):
+            self._check_sound(message)
         self._order.note(message)
+
+    def _check_sound(self, made: messages.Contribution) -> None:
+        if not in_range(self._known_layout, self._slot, made.rows):
+            raise ProtocolError("it sent a row that a table does not have")
+        if self._packing is not None and made.finite:
+            memory = torch.frombuffer(self._slot, dtype=torch.uint8)
+            if not self._packing.is_sound(Arena(self._known_layout, memory)):
+                raise ProtocolError("it sent a packing that no codec makes")
 
     def _place(self, message: Said) -> Sequence[memoryview]:
         match message:
             case messages.Contribution():
-                return [self._slot[start:end] for start, end in spans_of(self._known_layout, message.rows)]
+                packed = self._packing.spans if self._packing is not None else None
+                return [self._slot[start:end] for start, end in packed or spans_of(self._known_layout, message.rows)]
             case messages.Ready():
                 return self._ring[: self._order.copies]
             case messages.MirrorFilled():
@@ -197,6 +208,8 @@ class Deputy:
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
             self._layout = Layout(message.model.specs)
+            codec = self._job.config.strategy.send.codec
+            self._packing = Packing(self._layout, codec) if codec is not None else None
         self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:

@@ -41,8 +41,10 @@ from plesio.protocol.worker import (
     Welcome,
 )
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Codec
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import States, hand_over
+from plesio.tensors.packing import Packing
 from plesio.tensors.rows import MOVING, spans_of
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
@@ -88,15 +90,18 @@ class RemoteBell:
         self._moving: Sequence[memoryview] = ()
         self._slot = memoryview(b"")
 
-    def lay_out(self, layout: Layout, ring: Arena, slot: Arena) -> None:
-        """From now on versions are received into `ring`, and contributions sent from `slot`."""
+    def lay_out(self, layout: Layout, ring: Arena, slot: Arena, codec: Codec | None) -> None:
+        """From now on versions are received into `ring`, and contributions sent from `slot`, packed by `codec`."""
         self._ring = (ring.memory.numpy().data,)
         self._moving = [self._ring[0][start:end] for start, end in layout.stretches(MOVING)]
         self._layout, self._slot = layout, slot.memory.numpy().data
+        self._packing = Packing(layout, codec) if codec is not None else None
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
-        spans = spans_of(self._layout, message.rows) if isinstance(message, Contribution) else ()
+        spans: Sequence[tuple[int, int]] = ()
+        if isinstance(message, Contribution):
+            spans = spans_of(self._layout, message.rows) if self._packing is None else self._packing.spans
         self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
 
     def show(self, message: FromWorker) -> None:
@@ -257,7 +262,7 @@ class RemoteContext:
         ring, slot = Arena.private(layout), Arena.private(layout)
         initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]
         hand_over(optimizer, carried, tensors, initial, first=True)
-        self._bell.lay_out(layout, ring, slot)
+        self._bell.lay_out(layout, ring, slot, strategy.send.codec)
         self._exchange = self._build(model, optimizer, tensors, layout, (ring, slot), used)
         self._carried = initial[1:]
         self.state.begin(0)

@@ -6,6 +6,7 @@ Other rooms never ask of which class an answer is. They ask the answer itself, o
 table of `plesio.tensors.folding`.
 """
 
+from plesio.strategy.answers.answer import Answer as Answer
 from plesio.strategy.answers.codec import *
 from plesio.strategy.answers.fold import *
 from plesio.strategy.answers.release import *

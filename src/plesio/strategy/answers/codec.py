@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from plesio.errors import StrategyError, unknown_name
 from plesio.strategy.answers.answer import CAST, HALF_AT_MOST, Answer
 
 
@@ -49,3 +50,18 @@ class TopK(Answer):
 
 
 Codec = Cast | Int8 | Int4 | TopK
+CODECS: dict[str, Codec] = {"bf16": Cast(), "fp16": Cast("fp16"), "int8": Int8(), "int4": Int4()}
+"""Those that need no number, by name."""
+
+
+def codec_of(given: str | Codec | None) -> Codec | None:
+    """As people write it: a name, or a codec.
+
+    Raises:
+        StrategyError: there is none of that name.
+    """
+    if not isinstance(given, str):
+        return given
+    if given not in CODECS:
+        raise StrategyError(unknown_name("codec", given, CODECS) + "; and plesio.strategy.answers.TopK(part)")
+    return CODECS[given]

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, POSITIVE, WHOLE, Answer
+from plesio.strategy.answers.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ def span(text: str) -> Every:
 class Gradient(Answer):
     """The gradient of the user's loss; the user's own optimizer runs at the server."""
 
+    codec: ClassVar[None] = None
     words: ClassVar[str] = "gradient"
 
 
@@ -145,17 +147,27 @@ class Parameters(Answer):
     """The parameters after the local steps; the user's optimizer, and its state, stay in the worker."""
 
     stepped: ClassVar[bool] = True
+    codec: ClassVar[None] = None
     words: ClassVar[str] = "parameters"
 
 
 @dataclass(frozen=True, slots=True)
 class Delta(Answer):
     """How far the local steps moved the parameters, w_start - w_local: to the server a gradient whose steps were taken elsewhere.
-    The user's optimizer, and its state, stay in the worker; an `Outer` one makes a version of it."""
+    The user's optimizer, and its state, stay in the worker; an `Outer` one makes a version of it.
 
+    With a `codec` it travels in fewer bytes. With `feedback` the worker keeps what the packing left out, and adds it to the next.
+    """
+
+    codec: Codec | None = None
+    feedback: bool = True
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
-    words: ClassVar[str] = "delta"
+
+    def __str__(self) -> str:
+        if self.codec is None:
+            return "delta"
+        return f"delta, {self.codec}" + ("" if self.feedback else ", without feedback")
 
 
 Send = Gradient | Parameters | Delta

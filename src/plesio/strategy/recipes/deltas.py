@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Adaptive, Every, Outer, Steps
+from plesio.strategy.answers import Adaptive, Codec, Every, Outer, Steps, Weigh, codec_of
 from plesio.strategy.recipes.naming import call
 
 __all__ = ["diloco", "slowmo", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
 
+BY_SAMPLES = answers.BySamples()
 
-def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6) -> Strategy:
+
+def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6, codec: str | Codec | None = None) -> Strategy:
     """DiLoCo: each worker takes H steps of its own; the mean of what they moved is the gradient of an outer Nesterov.
 
     Rule: d_i = w - w_i; m = mu m + mean_i d_i; w -= eta (mean_i d_i + mu m). The paper's momentum is .9, for hundreds of rounds;
@@ -22,17 +24,18 @@ def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6) -> Strategy:
     Args:
         h: local steps between two exchanges.
         lr, momentum: the outer optimizer's.
+        codec: "bf16", "fp16", "int8", "int4" or `TopK(part)`: how deltas are packed, with error feedback.
 
     Source: Douillard et al. 2023, arXiv 2311.08105.
 
     Raises:
-        StrategyError: `h` is no whole number of at least 1; when the run begins: an outer setting that cannot be.
+        StrategyError: `h` is no whole number of at least 1, or an unknown codec; as a run begins: a setting that cannot be.
 
     >>> diloco(h=20).name, str(diloco().outer)
     ('diloco(h=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
     """
     outer = Outer("SGD", lr=lr, momentum=momentum, nesterov=momentum > 0)
-    return _in_rounds(call(diloco, h=h, lr=lr, momentum=momentum), h, outer)
+    return in_rounds(call(diloco, h=h, lr=lr, momentum=momentum, codec=codec), Steps(h), outer, codec)
 
 
 def slowmo(h: int = 16, *, alpha: float = 1.0, beta: float = 0.5) -> Strategy:
@@ -53,10 +56,12 @@ def slowmo(h: int = 16, *, alpha: float = 1.0, beta: float = 0.5) -> Strategy:
     >>> slowmo(h=8).name, str(slowmo().outer)
     ('slowmo(h=8)', 'SGD(lr=1.0, momentum=0.5)')
     """
-    return _in_rounds(call(slowmo, h=h, alpha=alpha, beta=beta), h, Outer("SGD", lr=alpha, momentum=beta))
+    return in_rounds(call(slowmo, h=h, alpha=alpha, beta=beta), Steps(h), Outer("SGD", lr=alpha, momentum=beta))
 
 
-def async_local_sgd(h: int = 50, correct: str = "plain", *, adaptive: bool = False) -> Strategy:
+def async_local_sgd(
+    h: int = 50, correct: str = "plain", *, adaptive: bool = False, codec: str | Codec | None = None
+) -> Strategy:
     """Asynchronous local SGD: each worker's H steps are folded when they come, nobody waits.
 
     Rule (`plain`): on each arrival w -= d / N. Rule (`delayed_nesterov`): w -= eta d / N on each arrival; every N-th also
@@ -65,12 +70,13 @@ def async_local_sgd(h: int = 50, correct: str = "plain", *, adaptive: bool = Fal
     Args:
         h: local steps between two exchanges.
         correct: "plain", or "delayed_nesterov" for an outer momentum that does not act N times too often.
+        codec: as in `diloco`.
         adaptive: slower workers take fewer steps, in proportion to the speed that the server measured.
 
     Source: Liu et al. 2024, arXiv 2401.09135.
 
     Raises:
-        StrategyError: `h` is no whole number of at least 1, or an unknown correction.
+        StrategyError: `h` is no whole number of at least 1; an unknown correction or codec.
 
     >>> async_local_sgd(h=20).name, async_local_sgd(adaptive=True).answers()["every"]
     ('async_local_sgd(h=20)', 'every 50 steps, the slow sooner')
@@ -78,8 +84,8 @@ def async_local_sgd(h: int = 50, correct: str = "plain", *, adaptive: bool = Fal
     if correct not in CORRECTIONS:
         raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
     every: Every = Adaptive(h) if adaptive else Steps(h)
-    name = call(async_local_sgd, h=h, correct=correct, adaptive=adaptive)
-    return Strategy(name=name, every=every, send=answers.Delta(), outer=CORRECTIONS[correct])
+    name = call(async_local_sgd, h=h, correct=correct, adaptive=adaptive, codec=codec)
+    return Strategy(name=name, every=every, send=answers.Delta(codec_of(codec)), outer=CORRECTIONS[correct])
 
 
 CORRECTIONS = {
@@ -88,14 +94,16 @@ CORRECTIONS = {
 }
 
 
-def _in_rounds(name: str, h: int, outer: Outer) -> Strategy:
-    """Everybody's H steps make a version."""
+def in_rounds(
+    name: str, every: Every, outer: Outer, codec: str | Codec | None = None, weigh: Weigh = BY_SAMPLES
+) -> Strategy:
+    """Everybody's deltas make a version."""
     return Strategy(
         name=name,
-        every=Steps(h),
-        send=answers.Delta(),
+        every=every,
+        send=answers.Delta(codec_of(codec)),
         admit=answers.Fresh(within=0),
-        weigh=answers.BySamples(),
+        weigh=weigh,
         gather=answers.Round(),
         outer=outer,
         release=answers.AfterFold(),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Every, PostLocal, Steps, Weigh
+from plesio.strategy.answers import Codec, Every, Outer, PostLocal, Steps, Weigh
 from plesio.strategy.answers.work import span
+from plesio.strategy.recipes.deltas import in_rounds
 from plesio.strategy.recipes.naming import call
 
 __all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
@@ -13,7 +14,7 @@ __all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noq
 WEIGHTS: dict[str, Weigh] = {"by_samples": answers.BySamples(), "equal": answers.Equal()}
 
 
-def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples") -> Strategy:
+def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples", codec: str | Codec | None = None) -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
 
     Rule: every H steps, w = sum_i n_i w_i / sum_i n_i, n_i the samples behind w_i. With `Seconds(t)` each worker takes as many
@@ -22,11 +23,12 @@ def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples") -> Strat
     Args:
         every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         weigh: "by_samples" or "equal".
+        codec: "bf16", "fp16", "int8", "int4" or `TopK(part)`: what moved is sent packed, with error feedback.
 
     Source: Stich 2018, arXiv 1805.09767.
 
     Raises:
-        StrategyError: `every` is no whole number of at least 1, nor steps or seconds; unknown weight.
+        StrategyError: `every` is no whole number of at least 1, nor steps or seconds; unknown weight or codec.
 
     >>> local_sgd(every=8).name, local_sgd(every="0.3s").name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
@@ -40,7 +42,10 @@ def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples") -> Strat
     every = Steps(every) if isinstance(every, int) else every
     if weigh not in WEIGHTS:
         raise StrategyError(unknown_name("weight", weigh, WEIGHTS))
-    return _averaged(call(local_sgd, str(every), weigh=weigh), every, WEIGHTS[weigh])
+    name = call(local_sgd, str(every), weigh=weigh, codec=codec)
+    if codec is not None:
+        return in_rounds(name, every, Outer("SGD", lr=1.0), codec, WEIGHTS[weigh])
+    return _averaged(name, every, WEIGHTS[weigh])
 
 
 def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:

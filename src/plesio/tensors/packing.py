@@ -1,0 +1,77 @@
+"""Contributions in packed form: where the packed bytes lie in a slot, and what is added to the sum of a fold.
+
+The packed bytes of a segment are at its beginning in the slot, so shared memory does not grow. Packed are the trained segments of
+float32; one that would not get smaller, and the model's buffers, are sent as they are. How many bytes these are depends on the
+layout and the codec alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from plesio.strategy.answers import Codec
+from plesio.tensors.arena import CPU, Arena, Kind, Layout
+from plesio.tensors.codecs import packer_for
+from plesio.tensors.mean import mean_into
+
+
+class Packing:
+    """How a model's deltas are packed by `codec`."""
+
+    def __init__(self, layout: Layout, codec: Codec) -> None:
+        self._packer = packer_for(codec)
+        self._layout = layout
+        trained = [place for place, one in enumerate(layout.segments) if one.kind is Kind.TRAINED]
+        rooms = {place: self._packer.room(layout.segments[place].numel) for place in trained}
+        self._packed = {
+            place: room
+            for place, room in rooms.items()
+            if layout.segments[place].dtype == "float32" and room < 4 * layout.segments[place].numel
+        }
+        self._plain = [place for place in trained if place not in self._packed]
+        self.spans = [
+            (one.start, one.start + self._size(place)) for place, one in enumerate(layout.segments) if place in trained
+        ]
+        """The bytes of a slot that are to travel."""
+        self.spans += layout.stretches((Kind.BUFFER,))
+        self.nbytes = sum(end - start for start, end in self.spans)
+
+    def _size(self, place: int) -> int:
+        one = self._layout.segments[place]
+        itemsize: int = getattr(torch, one.dtype).itemsize
+        return self._packed.get(place, one.numel * itemsize)
+
+    def _bytes(self, slot: Arena, place: int) -> torch.Tensor:
+        start = self._layout.segments[place].start
+        return slot.memory[start : start + self._packed[place]]
+
+    def memory(self) -> Arena:
+        """An error memory: of the model's size, and empty."""
+        return Arena.private(self._layout)
+
+    def pack(self, start: Arena, now: Arena, slot: Arena, held: Arena | None) -> None:
+        """Bring what moved between `start` and `now`, and the buffers of `now`, into `slot`."""
+        for place in self._plain:
+            torch.sub(start.flat[place], now.flat[place].to(CPU), out=slot.flat[place])
+        for place in self._packed:
+            error = held.flat[place] if held is not None else None
+            self._packer.pack(start.flat[place], now.flat[place].to(CPU), self._bytes(slot, place), error)
+        slot.copy_from(now, Kind.BUFFER)
+
+    def mean_into(self, out: Arena, slots: Sequence[Arena], shares: Sequence[float]) -> Arena:
+        """`out` = the weighted sum of what lies in the slots."""
+        for place in self._packed:
+            out.flat[place].zero_()
+            for slot, share in zip(slots, shares, strict=True):
+                self._packer.add_into(self._bytes(slot, place), out.flat[place], share)
+        mean_into(out, slots, shares, (*self._plain, *self._layout.buffer_segments))
+        return out
+
+    def is_sound(self, slot: Arena) -> bool:
+        """Whether a slot holds what this packing can have made; nobody else looks at what came from another host."""
+        return all(
+            self._packer.is_sound(self._bytes(slot, place), self._layout.segments[place].numel)
+            for place in self._packed
+        )
