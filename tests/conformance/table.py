@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from plesio.strategy import Strategy, recipes
-from plesio.strategy.answers import BySamples, DelayCompensated, GapAware, Hinge, Polynomial, Seconds, Steps
+from plesio.strategy.answers import BySamples, DelayCompensated, GapAware, Hinge, Polynomial, Seconds, Steps, TopK
 
 PLAIN = "plain PyTorch"
 """The loop without plesio."""
@@ -68,6 +68,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "alpha": [0.5],
     "beta": [0.3],
     "adaptive": [True],
+    "codec": ["int8", TopK(0.1)],
     "after": [7],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
@@ -503,6 +504,7 @@ ROWS: dict[str, Row] = {
     ),
     "diloco": Row(
         settings={"h": 3},
+        also=({"codec": "int8"},),
         answers=("every 50 steps", "delta", "round of all", "after the fold", "server"),
         reduces_to={"local_sgd": {"h": 3, "lr": 1.0, "momentum": 0.0}},
         golden=(
@@ -559,7 +561,7 @@ ROWS: dict[str, Row] = {
     ),
     "async_local_sgd": Row(
         settings={"h": 3},
-        also=({"correct": "delayed_nesterov"}, {"adaptive": True}),
+        also=({"correct": "delayed_nesterov"}, {"adaptive": True}, {"codec": TopK(0.1)}),
         answers=("every 50 steps", "delta", "each", "freely", "server"),
         golden=(
             (

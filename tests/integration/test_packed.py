@@ -1,0 +1,159 @@
+"""Deltas that travel packed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import plesio as ps
+from plesio.errors import StrategyError
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Buffer, Cast, Codec, Delta, Equal, Int4, Int8, Outer, TopK
+from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.tensors.packing import Packing
+from support import loops
+
+CODECS: list[Codec] = [Cast(), Int8(), Int4(), TopK(0.2)]
+SPECS = [
+    TensorSpec("large", (40, 33), "float32", Kind.TRAINED, 0),
+    TensorSpec("small", (1,), "float32", Kind.TRAINED, 1),
+    TensorSpec("half", (70,), "bfloat16", Kind.TRAINED, 0),
+    TensorSpec("frozen", (5,), "float32", Kind.FROZEN),
+    TensorSpec("mean", (9,), "float32", Kind.BUFFER),
+    TensorSpec("count", (), "int64", Kind.BUFFER),
+]
+
+
+def drawn(seed: int, size: float = 1.0) -> Arena:
+    arena, source = Arena.private(Layout(SPECS)), torch.Generator().manual_seed(seed)
+    for view in arena.views:
+        numbers = torch.randn(view.shape, generator=source) * size
+        view.copy_(numbers if view.is_floating_point() else numbers.abs() * 10)
+    return arena
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_each_number_of_each_segment_is_in_the_mean_once(codec: Codec) -> None:
+    layout = Layout(SPECS)
+    packing, start, ends = Packing(layout, codec), drawn(0), [drawn(seed) for seed in (1, 2, 3)]
+    slots = [Arena.private(layout) for _ in ends]
+    held = [packing.memory() for _ in ends]
+    for end, slot, error in zip(ends, slots, held, strict=True):
+        packing.pack(start, end, slot, error)
+    shares = [0.5, 0.3, 0.2]
+    mean = packing.mean_into(Arena.private(layout), slots, shares)
+    for place in (0, 1, 2):
+        lacking = sum(share * one.views[place] for share, one in zip(shares, held, strict=True))
+        wanted = sum(share * (start.views[place] - one.views[place]) for share, one in zip(shares, ends, strict=True))
+        tolerance = 0.05 if place == 2 else 1e-5
+        torch.testing.assert_close(mean.views[place] + lacking, wanted, rtol=tolerance, atol=tolerance)
+    assert torch.equal(mean.views[5], torch.stack([one.views[5] for one in ends]).max())
+    assert packing.nbytes <= layout.nbytes
+    assert packing.is_sound(slots[0])
+
+
+def weights(strategy: Strategy, steps: int = 24) -> dict[str, torch.Tensor]:
+    train = partial(loops.follow, build=loops.batch_norm, optimizers=loops.momentum, steps=steps)
+    return ps.run(train, strategy, workers=2, engine=ps.Simulated("uniform")).state_dict
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("recipe", [ps.local_sgd, ps.diloco], ids=lambda one: one.__name__)
+def test_packed_deltas_train_nearly_as_plain_ones(recipe: Any, codec: str) -> None:
+    plain, packed = weights(recipe(4)), weights(recipe(4, codec=codec))
+    for name, value in plain.items():
+        assert float((packed[name].float() - value.float()).abs().max()) < (0.3 if codec == "int4" else 0.02), name
+
+
+def test_packed_deltas_are_held_in_a_buffer() -> None:
+    def strategy(codec: Codec | None) -> Strategy:
+        send, outer = Delta(codec), Outer("SGD", "share", lr=1.0)
+        return Strategy(name="held", every=ps.Steps(2), send=send, gather=Buffer(2), weigh=Equal(), outer=outer)
+
+    plain, packed = weights(strategy(None)), weights(strategy(Int8()))
+    assert all(float((packed[name].float() - value.float()).abs().max()) < 0.05 for name, value in plain.items())
+
+
+def test_the_report_counts_the_bytes_that_travel() -> None:
+    def train(worker: ps.Worker) -> None:
+        model = nn.Linear(1000, 100, bias=False)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in worker.steps(8):
+            model(torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+
+    found = {
+        codec: ps.run(train, ps.local_sgd(2, codec=codec), workers=1, engine=ps.Simulated("uniform")).summary
+        for codec in (None, "int8", "int4")
+    }
+    exchanges, numbers = 4, 100_000
+    assert found[None].bytes == exchanges * numbers * 8
+    assert found["int8"].bytes == exchanges * (4 * numbers + numbers + 4 * math.ceil(numbers / 256))
+    assert found["int4"].bytes == exchanges * (4 * numbers + numbers // 2 + 4 * math.ceil(numbers / 256))
+
+
+def test_a_packed_contribution_is_sooner_over_a_slow_link() -> None:
+    def train(worker: ps.Worker) -> None:
+        model = nn.Linear(1000, 100)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in worker.steps(40):
+            model(torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+
+    took = [
+        ps.run(train, ps.local_sgd(4, codec=codec), workers=2, engine=ps.Simulated("cross-region")).summary.wall_s
+        for codec in (None, "int4")
+    ]
+    assert took[1] < took[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*held a NaN")
+def test_a_delta_that_is_not_finite_is_not_remembered() -> None:
+    """Without the poisoned steps, which count for nothing, the run is the same."""
+
+    def train(worker: ps.Worker, poisoned: bool) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(300, 1)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(6):
+            if step == 3 and poisoned:
+                with torch.no_grad():
+                    model.weight.mul_(float("nan"))
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                optimizer.step()
+                continue
+            if step == 3:
+                continue
+            optimizer.zero_grad()
+            model(torch.full((2, 300), 0.01 * (step + 1))).square().mean().backward()
+            optimizer.step()
+
+    one, other = (
+        ps.run(partial(train, poisoned=flag), ps.local_sgd(1, codec="int4"), workers=1, engine=ps.Simulated("uniform"))
+        for flag in (True, False)
+    )
+    assert sum(one.discarded.values()) == 1
+    for name, value in other.state_dict.items():
+        assert torch.equal(one.state_dict[name], value)
+
+
+@pytest.mark.parametrize("codec", ["int7", ""])
+def test_an_unknown_codec_is_refused(codec: str) -> None:
+    with pytest.raises(StrategyError, match=f"unknown codec '{codec}'; known: bf16, fp16, int4, int8"):
+        ps.local_sgd(4, codec=codec)
+
+
+def test_feedback_may_be_left_out() -> None:
+    strategy = ps.local_sgd(4, codec=TopK(0.1))
+    without = dataclasses.replace(strategy, send=Delta(TopK(0.1), feedback=False))
+    assert str(without.send) == "delta, top 10%, without feedback"
+    assert Strategy.from_data("own", without.as_data()).send == without.send
+    one, other = weights(strategy), weights(without)
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())
