@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 import plesio as ps
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Buffer, Cast, Codec, Delta, Equal, Int4, Int8, Outer, TopK
+from plesio.strategy.answers import Buffer, Cast, Codec, Delta, Equal, Int4, Int8, Outer, Replace, TopK
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.packing import Packing
 from support import loops
@@ -59,7 +60,7 @@ def test_each_number_of_each_segment_is_in_the_mean_once(codec: Codec) -> None:
 
 
 def weights(strategy: Strategy, steps: int = 24) -> dict[str, torch.Tensor]:
-    train = partial(loops.follow, build=loops.batch_norm, optimizers=loops.momentum, steps=steps)
+    train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=steps)
     return ps.run(train, strategy, workers=2, engine=ps.Simulated("uniform")).state_dict
 
 
@@ -94,8 +95,8 @@ def test_the_report_counts_the_bytes_that_travel() -> None:
     }
     exchanges, numbers = 4, 100_000
     assert found[None].bytes == exchanges * numbers * 8
-    assert found["int8"].bytes == exchanges * (4 * numbers + numbers + 4 * math.ceil(numbers / 256))
-    assert found["int4"].bytes == exchanges * (4 * numbers + numbers // 2 + 4 * math.ceil(numbers / 256))
+    assert found["int8"].bytes == 2 * exchanges * (numbers + 4 * math.ceil(numbers / 256))
+    assert found["int4"].bytes == 2 * exchanges * (numbers // 2 + 4 * math.ceil(numbers / 256))
 
 
 def test_a_packed_contribution_is_sooner_over_a_slow_link() -> None:
@@ -135,8 +136,9 @@ def test_a_delta_that_is_not_finite_is_not_remembered() -> None:
             model(torch.full((2, 300), 0.01 * (step + 1))).square().mean().backward()
             optimizer.step()
 
+    strategy = dataclasses.replace(ps.local_sgd(1, codec="int4"), adopt=Replace())
     one, other = (
-        ps.run(partial(train, poisoned=flag), ps.local_sgd(1, codec="int4"), workers=1, engine=ps.Simulated("uniform"))
+        ps.run(partial(train, poisoned=flag), strategy, workers=1, engine=ps.Simulated("uniform"))
         for flag in (True, False)
     )
     assert sum(one.discarded.values()) == 1
@@ -157,3 +159,44 @@ def test_feedback_may_be_left_out() -> None:
     assert Strategy.from_data("own", without.as_data()).send == without.send
     one, other = weights(strategy), weights(without)
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
+
+
+def shows(worker: ps.Worker, folder: str) -> None:
+    """Writes down what it was shown at each version."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 2)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    source = torch.Generator().manual_seed(worker.rank)
+    for step in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(4, 300, generator=source)).square().mean().backward()
+        optimizer.step()
+        torch.save(model.weight.detach().clone(), f"{folder}/{worker.rank}-{step}")
+
+
+@pytest.mark.parametrize("strategy", [ps.local_sgd(1, codec="int4"), ps.async_local_sgd(1, codec="int8")], ids=str)
+def test_shown_parameters_stay_near_the_true_ones(strategy: Strategy, tmp_path: Path) -> None:
+    run = ps.run(partial(shows, folder=str(tmp_path)), strategy, workers=3, engine=ps.Simulated("uniform"))
+    last = [torch.load(tmp_path / f"{rank}-11") for rank in range(3)]
+    true, begun = run.state_dict["weight"], torch.load(tmp_path / "0-0")
+    moved = float((true - begun).abs().max())
+    if strategy.in_lock_step:
+        assert torch.equal(last[0], last[1])
+        assert torch.equal(last[0], last[2])
+        assert not torch.equal(last[0], true), "they are about the true ones"
+        assert float((last[0] - true).abs().max()) < 0.1 * moved
+
+
+def test_all_workers_of_a_round_share_one_packing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    packings = []
+    pack = Packing.pack
+
+    def counted(self: Packing, start: Arena, now: Arena, slot: Arena, held: Arena | None) -> None:
+        packings.append(held is None)
+        pack(self, start, now, slot, held)
+
+    monkeypatch.setattr(Packing, "pack", counted)
+    train = partial(shows, folder=str(tmp_path))
+    run = ps.run(train, ps.local_sgd(1, codec="int8"), workers=3, engine=ps.Simulated("uniform"))
+    assert packings.count(True) == run.version == 12
+    assert packings.count(False) == 36

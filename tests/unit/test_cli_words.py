@@ -149,7 +149,7 @@ def test_a_recipe_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_recipes_are_listed_with_settings_and_papers() -> None:
-    assert entry("local_sgd").settings == {"every": 16, "weigh": "by_samples"}
+    assert entry("local_sgd").settings == {"every": 16, "weigh": "by_samples", "codec": None}
     assert entry("hogwild").paper == "Niu et al. 2011, arXiv 1106.5730"
 
 

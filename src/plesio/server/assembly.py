@@ -5,6 +5,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | block | bytes |
 | --- | --- |
 | ring of versions | (N + 2) W, one more with an evaluator, N - m more under `first_of`; 1 W where everybody folds in place |
+| packed answers | as much as the ring, of which the packed bytes alone are touched |
 | mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
 | slots | N W |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
@@ -22,6 +23,7 @@ from plesio.errors import ConfigurationError
 from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Codec
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.folding import Folder, build_folder, state_copies
@@ -63,27 +65,35 @@ class Assembly:
         read = most_read(strategy, seats) + evaluates
         own = 2 + evaluates if self.mirrored else 1
         buffers = max(read + 2, 1 + carried) if self.folds else own
+        blocks = 2 * buffers if strategy.adopt.codec is not None else buffers
         slots = seats if self.folds else 0
         kept = state_copies(strategy, self._specs, self.layout, seats) if self.folds else 0
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
         )
-        check_room(self.layout.nbytes * (buffers + slots + kept), what)
+        check_room(self.layout.nbytes * (blocks + slots + kept), what)
         self._state: list[SharedBlock] = []
-        self._ring = SharedBlock.create(self.layout.nbytes * buffers, what)
+        self._ring = SharedBlock.create(self.layout.nbytes * blocks, what)
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), seats)
-        self.ring = arenas(self._ring, self.layout, buffers)
+        self.ring = arenas(self._ring, self.layout, blocks)
         self.slots = arenas(self._slots, self.layout, slots)
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
-        self._versions = Versions(self.ring)
+        self._versions = Versions(self.ring[:buffers])
         self._folder: Folder | None = None
 
     @property
     def push_bytes(self) -> int:
         """What a contribution takes, without the rows of tables."""
-        codec = self._strategy.send.codec
+        return self._bytes_by(self._strategy.send.codec)
+
+    @property
+    def answer_bytes(self) -> int:
+        """What an answer takes."""
+        return self._bytes_by(self._strategy.adopt.codec)
+
+    def _bytes_by(self, codec: Codec | None) -> int:
         return Packing(self.layout, codec).nbytes if codec is not None else self.layout.payload_bytes
 
     def check(self, hello: Hello) -> None:
@@ -125,11 +135,17 @@ class Assembly:
             # not a method of ours: in a cycle, memory would wait for the collector
             new_arena = partial(_new_arena, self._state, self.layout, self._strategy.name)
             self._folder = build_folder(
-                self._strategy, self._specs, self._versions, self.slots, self._workers, new_arena
+                self._strategy,
+                self._specs,
+                self._versions,
+                self.slots,
+                self._workers,
+                new_arena,
+                self.ring[len(self._versions.buffers) :],
             )
             if carry and self._carried is not None:
                 self._folder.begin_from(self._carried, self.ring[1:])
-        for buffer in self.ring[1:]:
+        for buffer in self._versions.buffers[1:]:
             buffer.copy_from(self.ring[0])
         if self.advice:
             warnings.warn(self.advice, RuntimeWarning, stacklevel=2)

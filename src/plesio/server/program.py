@@ -226,7 +226,7 @@ class Program:
         )
 
     def _bytes(self, memory: Assembly) -> int:
-        answers = self._meter.answers * memory.layout.payload_bytes
+        answers = self._meter.answers * memory.answer_bytes
         return self._meter.exchanges * memory.push_bytes + answers + self._folder.row_bytes
 
     def close(self, now_s: float, buffer: int | None = None) -> None:

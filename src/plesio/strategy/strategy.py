@@ -96,6 +96,12 @@ class Strategy:
             )
         if self.send.stepped and self.correct != answers.Plain():
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
+        if self.adopt.codec is not None and not self.send.differs:
+            self._refuse(
+                "adopt", "send", "what a worker is shown is packed for those who send deltas; use send=Delta()"
+            )
+        if self.adopt.codec is not None and self.release.cancel_late:
+            self._refuse("adopt", "release", "who is called off takes the parameters whole; use cancel_late=False")
         if self.adopt.blends and not isinstance(self.send, answers.Parameters):
             self._refuse("adopt", "send", "who blends sends what it is left with; use send=Parameters()")
         by_worker = isinstance(self.correct, answers.WorkerMomentum)

@@ -25,6 +25,7 @@ from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import NO_ROWS, Rows, Tables
+from plesio.tensors.shown import Shown
 from plesio.tensors.tensor_set import ALL
 from plesio.tensors.versions import Versions
 
@@ -43,7 +44,8 @@ CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
 class Folding:
     """Folds into the ring of versions and publishes the current one; without an optimizer, parameters are averaged.
 
-    The current buffer of `versions` holds the first one. The run was asked to have that many `workers`.
+    The current buffer of `versions` holds the first one. The run was asked to have that many `workers`. `packed`: where packed
+    answers go, if they are.
     """
 
     def __init__(
@@ -54,8 +56,11 @@ class Folding:
         slots: Sequence[Arena],
         workers: int,
         new_arena: NewArena,
+        packed: Sequence[Arena] = (),
     ) -> None:
         self._optimizer = optimizer
+        answers = strategy.adopt.codec
+        self._shown = Shown(answers, versions, packed) if answers is not None else None
         self._versions = versions
         self._slots = slots
         self._scale = strategy.outer.scale
@@ -112,7 +117,7 @@ class Folding:
         if self._correction is not None:
             (member,) = fold.members
             self._correction.correct(self._slots[member.worker], current, ring.of(member.worker))
-        index = ring.spare()
+        index = ring.spare() if self._shown is None else ring.current
         target = ring.buffers[index]
         if self._optimizer is None and self._averages_by_rate:
             move_towards(target, current, self._gathered(fold), fold.scale)
@@ -128,6 +133,8 @@ class Folding:
         if self._correction is not None:
             self._correction.stepped(current, target)
         ring.current = index
+        if self._shown is not None:
+            self._shown.changed()
 
     def _gathered(self, fold: Fold) -> Arena:
         """The mean contribution: in the buffer, or in the first member's slot, which is free once folded."""
@@ -170,6 +177,8 @@ class Folding:
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""
+        if self._shown is not None:
+            return self._shown.publish(reader, unasked)
         self._versions.pin(reader, self._versions.current, unasked)
         if self._tables is not None:
             self._tables.read(reader)
@@ -177,6 +186,8 @@ class Folding:
 
     def snapshot(self, reader: int) -> int:
         """Pin a buffer with the global parameters as they are; its index."""
+        if self._shown is not None:
+            return self._shown.whole(reader)
         self._versions.pin(reader, self._versions.current)
         return self._versions.current
 
@@ -255,6 +266,7 @@ def build_folder(
     slots: Sequence[Arena],
     workers: int,
     new_arena: NewArena,
+    packed: Sequence[Arena] = (),
 ) -> Folder:
     """The folder for a strategy and a user's optimizers; for none, what averages parameters.
 
@@ -268,4 +280,4 @@ def build_folder(
             return LookAheadFolding(
                 keys, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena
             )
-    return Folding(strategy, optimizer, versions, slots, workers, new_arena)
+    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed)

@@ -69,6 +69,14 @@ class Packing:
         mean_into(out, slots, shares, (*self._plain, *self._layout.buffer_segments))
         return out
 
+    def move(self, shown: Arena, packed: Arena) -> None:
+        """Move `shown` by the packed difference; the buffers are as they are there."""
+        for place in self._plain:
+            shown.flat[place] += packed.flat[place]
+        for place in self._packed:
+            self._packer.add_into(self._bytes(packed, place), shown.flat[place], 1.0)
+        shown.copy_from(packed, Kind.BUFFER)
+
     def is_sound(self, slot: Arena) -> bool:
         """Whether a slot holds what this packing can have made; nobody else looks at what came from another host."""
         return all(

@@ -51,6 +51,13 @@ class Versions:
         for reader in list(self._pinned):
             self.release(reader)
 
+    def index_of(self, reader: int) -> int | None:
+        """The buffer that it reads; None if it reads none."""
+        return self._pinned.get(reader)
+
+    def is_pinned(self, index: int) -> bool:
+        return self._readers[index] > 0
+
     def of(self, reader: int) -> Arena:
         return self.buffers[self._pinned[reader]]
 

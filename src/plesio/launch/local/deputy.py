@@ -79,7 +79,8 @@ class Deputy:
         self._session = session
         self._order = Order(job.config.strategy)
         self._layout: Layout | None = None
-        self._packing: Packing | None = None
+        self._packing: Packing | None = None  # of contributions,
+        self._answers: Packing | None = None  # and of what is sent back
         self._ring: list[memoryview] = []
         self._slot = memoryview(b"")
         self._board: Board | None = None
@@ -210,6 +211,8 @@ class Deputy:
             self._layout = Layout(message.model.specs)
             codec = self._job.config.strategy.send.codec
             self._packing = Packing(self._layout, codec) if codec is not None else None
+            answers = self._job.config.strategy.adopt.codec
+            self._answers = Packing(self._layout, answers) if answers is not None else None
         self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:
@@ -283,6 +286,9 @@ class Deputy:
         """The tensors that go with an answer: none with one that comes unasked, or both sides might send and neither read."""
         buffer = self._ring[self._buffer]
         if isinstance(answer, messages.GoOn):
+            if self._answers is not None:
+                packed = self._ring[len(self._ring) // 2 + self._buffer]
+                return [packed[start:end] for start, end in self._answers.spans]
             return [] if answer.verdict is Verdict.CANCELLED else self._moving(buffer)
         return [buffer] if isinstance(answer, messages.Beginning) else []
 

@@ -90,12 +90,18 @@ class RemoteBell:
         self._moving: Sequence[memoryview] = ()
         self._slot = memoryview(b"")
 
-    def lay_out(self, layout: Layout, ring: Arena, slot: Arena, codec: Codec | None) -> None:
-        """From now on versions are received into `ring`, and contributions sent from `slot`, packed by `codec`."""
+    def lay_out(self, layout: Layout, ring: Arena, slot: Arena, codec: Codec | None, answers: Codec | None) -> None:
+        """From now on versions are received into `ring`, and contributions sent from `slot`, packed by `codec`; `answers`: by
+        what those are."""
         self._ring = (ring.memory.numpy().data,)
         self._moving = [self._ring[0][start:end] for start, end in layout.stretches(MOVING)]
         self._layout, self._slot = layout, slot.memory.numpy().data
         self._packing = Packing(layout, codec) if codec is not None else None
+        self._shown = Packing(layout, answers) if answers is not None else None
+        if self._shown is not None:
+            self._versions, self._packed = ring, Arena.private(layout)
+            packed = self._packed.memory.numpy().data
+            self._moving = [packed[start:end] for start, end in self._shown.spans]
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
@@ -136,6 +142,8 @@ class RemoteBell:
         phase = f"waited for the answer to contribution {number} (computed from version {version})"
         answer = self._next(self._answers, timeout_s, phase)
         assert isinstance(answer, kind), "a worker knows what comes next"
+        if isinstance(answer, GoOn) and self._shown is not None:
+            self._shown.move(self._versions, self._packed)
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
             self.say(FrameKind.PULL, b"")
             self._pulled = False
@@ -262,7 +270,7 @@ class RemoteContext:
         ring, slot = Arena.private(layout), Arena.private(layout)
         initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]
         hand_over(optimizer, carried, tensors, initial, first=True)
-        self._bell.lay_out(layout, ring, slot, strategy.send.codec)
+        self._bell.lay_out(layout, ring, slot, strategy.send.codec, strategy.adopt.codec)
         self._exchange = self._build(model, optimizer, tensors, layout, (ring, slot), used)
         self._carried = initial[1:]
         self.state.begin(0)

@@ -122,7 +122,7 @@ class SimulatedEngine:
         if self._seating.seat(worker, run.clock.now_s):
             assert run.program.memory is not None, "it was laid out for the first"
             run.push_nbytes = run.program.memory.push_bytes
-            run.answer_nbytes = run.program.memory.layout.payload_bytes
+            run.answer_nbytes = run.program.memory.answer_bytes
         elif worker.error is not None and self.job.config.on_worker_error == "raise":
             if isinstance(worker.error, ConfigurationError) and not self.job.config.strategy.via.at_server:
                 name = self.job.config.strategy.name

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from plesio.strategy.answers.answer import PART, WHOLE, Answer
+from plesio.strategy.answers.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,13 @@ Release = Freely | Within | AfterFold
 
 @dataclass(frozen=True, slots=True)
 class Replace(Answer):
-    """The global parameters, in place of its own."""
+    """The global parameters, in place of its own. With a `codec`, about these: the packed difference from what it was shown
+    before, so that what a packing leaves out is in the next."""
 
-    words: ClassVar[str] = "replace"
+    codec: Codec | None = None
+
+    def __str__(self) -> str:
+        return "replace" if self.codec is None else f"replace, {self.codec}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class LookAhead(Answer):
     w - lr mu (1 - 1/n) sum_j v_j. lr and mu are those of the last fold; where contributions are weighted, lr is times their
     running mean weight."""
 
+    codec: ClassVar[None] = None
     looks_ahead: ClassVar[bool] = True
     words: ClassVar[str] = "look-ahead"
 
@@ -75,6 +81,7 @@ class Blend(Answer):
     """Its own parameters, `alpha` of the way to the global ones: w += alpha (w_global - w) (elastic averaging)."""
 
     alpha: Annotated[float, PART]
+    codec: ClassVar[None] = None
     blends: ClassVar[bool] = True
 
     def __str__(self) -> str:

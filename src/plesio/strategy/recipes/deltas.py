@@ -5,6 +5,8 @@ The user's optimizer and its state stay in the workers. The outer one lives at t
 
 from __future__ import annotations
 
+from typing import Any
+
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Adaptive, Codec, Every, Outer, Steps, Weigh, codec_of
@@ -24,7 +26,7 @@ def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6, codec: str | 
     Args:
         h: local steps between two exchanges.
         lr, momentum: the outer optimizer's.
-        codec: "bf16", "fp16", "int8", "int4" or `TopK(part)`: how deltas are packed, with error feedback.
+        codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
 
     Source: Douillard et al. 2023, arXiv 2311.08105.
 
@@ -85,7 +87,7 @@ def async_local_sgd(
         raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
     every: Every = Adaptive(h) if adaptive else Steps(h)
     name = call(async_local_sgd, h=h, correct=correct, adaptive=adaptive, codec=codec)
-    return Strategy(name=name, every=every, send=answers.Delta(codec_of(codec)), outer=CORRECTIONS[correct])
+    return Strategy(name=name, every=every, outer=CORRECTIONS[correct], **packed(codec))
 
 
 CORRECTIONS = {
@@ -101,10 +103,16 @@ def in_rounds(
     return Strategy(
         name=name,
         every=every,
-        send=answers.Delta(codec_of(codec)),
+        **packed(codec),
         admit=answers.Fresh(within=0),
         weigh=weigh,
         gather=answers.Round(),
         outer=outer,
         release=answers.AfterFold(),
     )
+
+
+def packed(given: str | Codec | None) -> dict[str, Any]:
+    """What is sent, and what is taken back. A few of many numbers would not do for all that a version moved."""
+    codec = codec_of(given)
+    return {"send": answers.Delta(codec), "adopt": answers.Replace(None if isinstance(codec, answers.TopK) else codec)}

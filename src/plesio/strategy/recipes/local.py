@@ -23,7 +23,7 @@ def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples", codec: s
     Args:
         every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         weigh: "by_samples" or "equal".
-        codec: "bf16", "fp16", "int8", "int4" or `TopK(part)`: what moved is sent packed, with error feedback.
+        codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
 
     Source: Stich 2018, arXiv 1805.09767.
 

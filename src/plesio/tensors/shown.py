@@ -1,0 +1,71 @@
+"""What workers are shown where answers are packed, too: about the parameters, and each time nearer.
+
+Nobody but the server has the true parameters (the ring's current buffer, which is never published). A worker goes on from what it
+was shown before, plus the packed difference between the true ones and that. So whatever a packing leaves out is in the next
+difference: the shown parameters are the error memory. The packed bytes lie in the second half of the ring, behind the buffer that
+they made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plesio.strategy.answers import Codec
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.packing import Packing
+from plesio.tensors.versions import Versions
+
+
+class Shown:
+    """Publishes packed differences.
+
+    Args:
+        versions: the buffers that are shown, and the true one.
+        packed: beside each, where its packed bytes go.
+    """
+
+    def __init__(self, codec: Codec, versions: Versions, packed: Sequence[Arena]) -> None:
+        self._packing = Packing(versions.buffers[0].layout, codec)
+        self._versions = versions
+        self._packed = packed
+        self._made: dict[int | None, int] = {}  # of this version: from which buffer (None: whole), which one
+
+    def changed(self) -> None:
+        """There is another version."""
+        self._made.clear()
+
+    def publish(self, reader: int, unasked: bool = False) -> int:
+        """Pin a buffer with what `reader` goes on from; readers that were shown the same share it."""
+        assert not unasked, "who is called off takes the parameters whole"
+        base = self._versions.index_of(reader)
+        index = self._made.get(base)
+        if index is None or not self._versions.is_pinned(index):
+            index = self._spare()
+            self._show(base, index)
+            self._made[base] = index
+        self._versions.pin(reader, index)
+        return index
+
+    def whole(self, reader: int) -> int:
+        """Pin a buffer with the true parameters."""
+        index = self._spare()
+        self._show(None, index)
+        self._versions.pin(reader, index)
+        return index
+
+    def _spare(self) -> int:
+        index = self._versions.spare()
+        self._made = {base: made for base, made in self._made.items() if index not in (base, made)}
+        return index
+
+    def _show(self, base: int | None, index: int) -> None:
+        buffers = self._versions.buffers
+        true, new = buffers[self._versions.current], buffers[index]
+        if base is None:
+            new.copy_from(true)
+            return
+        before, packed = buffers[base], self._packed[index]
+        self._packing.pack(true, before, packed, None)
+        packed.copy_from(true, Kind.BUFFER)
+        new.copy_from(before)
+        self._packing.move(new, packed)
