@@ -38,6 +38,7 @@ from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.quorum import *
 from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:

@@ -57,6 +57,8 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "k": [3],
     "r": [2],
     "c": [0.5],
+    "grace_s": [0.1],
+    "within": [2],
     "every": [Steps(8), Seconds(0.3)],
     "cancel_late": [False],
     "lr_scale": ["full"],
@@ -201,6 +203,56 @@ ROWS: dict[str, Row] = {
                 0#6: -
                 2 is back: go 2@v5
                 2#1: fold v6 [0#6 tau0 0.50, 2#1 tau0 0.50] lr 1.00; go 0@v6; go 2@v6
+                """,
+            ),
+        ),
+    ),
+    "quorum": Row(
+        needed={"k": 2},
+        also=({"grace_s": 0.02},),
+        answers=("every step", "gradient", "round, first 2", "after the fold", "server"),
+        reduces_to={PLAIN: {"k": 1}, "sync_sgd": {"k": 4}},
+        golden=(
+            (
+                {"k": 2},
+                """
+                0#1: -
+                1#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 1.00; go 0@v1; go 1@v1
+                0#2: -
+                1#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.50] lr 1.00; go 0@v2; go 1@v2
+                2#1: -
+                1#3: fold v3 [1#3 tau0 0.63, 2#1 tau2 0.37] lr 0.79; go 2@v3; go 1@v3
+                0#3: -
+                0 is held
+                1#4: fold v4 [0#3 tau1 0.41, 1#4 tau0 0.59] lr 0.85; go 0@v4; go 1@v4
+                2#2: -
+                0#4: fold v5 [0#4 tau0 0.59, 2#2 tau1 0.41] lr 0.85; go 2@v5; go 0@v5
+                1#5: -
+                2 dies: -
+                0#5: fold v6 [0#5 tau0 0.59, 1#5 tau1 0.41] lr 0.85; go 1@v6; go 0@v6
+                2 is back: go 2@v6
+                2#1: -
+                """,
+            ),
+            (
+                {"k": 2, "grace_s": 0.1},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.33, 1#2 tau0 0.33, 2#2 tau0 0.33] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.50, 1#3 tau0 0.50] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
                 """,
             ),
         ),

@@ -128,6 +128,8 @@ class Referee:
         self.quota = {Each: lambda g: 1, Buffer: lambda g: g.k, Round: lambda g: g.first or math.inf}[
             type(strategy.gather)
         ](strategy.gather)
+        self.grace_s = strategy.grace_s or 0.0
+        self.grace_until_s = math.inf  # of the round under way, once it has its quota
 
     def judge(self, event: Event, now_s: float, batches: list[Batch], effects: list[Effect]) -> None:
         self.event, self.now_s, self.effects = event, now_s, effects
@@ -219,6 +221,8 @@ class Referee:
         of_this_round = self.after_fold and came.staleness <= self.stalest
         if came.fate is Verdict.TAKEN or (came.fate is Verdict.NOT_FINITE and of_this_round):
             self.pending.append(came)
+            if len(self.pending) == self.quota:
+                self.grace_until_s = self.now_s + self.grace_s
             self.seated_this_round.add(key[:2])
         told = [one for one in self.effects if isinstance(one, Discard) and one.verdict is not Verdict.CANCELLED]
         expected = Discard(*key, came.fate, came.staleness, event.samples)
@@ -233,8 +237,14 @@ class Referee:
     # What is to be done
 
     def all_came(self) -> bool:
-        nobody_left = not self.chairs or (self.after_fold and all(chair.waits for chair in self.chairs.values()))
-        return len(self.pending) == self.quota or (nobody_left and len(self.pending) < self.quota)
+        if not self.chairs or (self.after_fold and all(chair.waits for chair in self.chairs.values())):
+            return True
+        in_vain = all(came.fate is Verdict.NOT_FINITE for came in self.pending)
+        if not self.grace_s or in_vain:
+            return len(self.pending) == self.quota
+        ended = isinstance(self.event, Ticked) and self.now_s >= self.grace_until_s
+        self.seen["grace"] += ended
+        return ended
 
     def see_hold(self, effect: Hold) -> None:
         event = self.event
@@ -285,6 +295,7 @@ class Referee:
 
     def close_round(self) -> None:
         self.pending.clear()
+        self.grace_until_s = math.inf
         self.seated_this_round.clear()
 
     def see_discard(self, effect: Discard) -> None:
@@ -357,7 +368,9 @@ class Referee:
         chairs = self.chairs.values()
         assert self.sequencer.version == self.version
         assert len(self.sequencer._pending) == len(self.pending)
-        assert len(self.pending) < self.quota, "a fold is overdue"
+        assert len(self.pending) < self.quota or (self.grace_s and self.pending), "a fold is overdue"
+        assert not isinstance(self.event, Ticked) or self.now_s < self.grace_until_s, "a grace is overdue"
+        assert self.sequencer.grace_until_s == self.grace_until_s
         assert len(self.pending) <= (len(self.seated_this_round) if self.after_fold else self.quota)
         assert not chairs or not all(chair.waits for chair in chairs), "everybody waits"
         assert chairs or not self.pending, "a fold nobody can complete"

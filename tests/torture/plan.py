@@ -110,5 +110,6 @@ def _strategy(rng: random.Random, workers: int) -> Strategy:
         "buffered": {"k": few + 1},
         "rennala": {"k": few},
         "ringmaster": {"r": few},
+        "quorum": {"k": few, "grace_s": rng.choice((None, STEP_S / 2, 3 * STEP_S))},
     }
     return recipes.recipe(recipe, **settings.get(recipe, {}))

@@ -42,7 +42,7 @@ from plesio.core.events import (
 from plesio.core.sequencer import Sequencer
 from plesio.protocol.journal import (
     FORMAT,
-    FORMAT_SCALED,
+    FORMAT_GRACE,
     Ended,
     Folded,
     FoldedMember,
@@ -131,6 +131,7 @@ EVENTS = st.one_of(
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4),
     st.builds(Evict, COUNT, COUNT, SECONDS),
     st.builds(Scaled, COUNT),
+    st.builds(Ticked),
 )
 RECEIVED = st.builds(Received, SECONDS, EVENTS, ANY_FLOAT).map(
     lambda one: one if isinstance(one.event, Pushed) else msgspec.structs.replace(one, loss=NAN)
@@ -434,7 +435,7 @@ def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> N
         read_journal(with_head(tmp_path, body))
 
 
-@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT_SCALED + 1])
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT_GRACE + 1])
 def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
     body = bytes([HEAD]) + msgspec.msgpack.encode({"format": other, "strategy": 5})
     with pytest.raises(JournalError, match=rf"format {other}, and this plesio reads {FORMAT}"):

@@ -40,6 +40,8 @@ def strategies() -> list[Strategy]:
         Strategy(name="buffer within", gather=Buffer(3), release=Within(1), weigh=Polynomial(0.5)),
         Strategy(name="fresh within", admit=Fresh(1), gather=Each(), release=Within(2)),
         Strategy(name="late ones count", admit=Fresh(2), gather=Round(2), release=AfterFold()),
+        recipes.quorum(2, grace_s=1.0, within=3),
+        Strategy(name="grace, then off", admit=Fresh(0), gather=Round(2, 0.5), release=AfterFold(cancel_late=True)),
     ]
     return plain + tuned + own
 
@@ -85,9 +87,9 @@ def test_invariants_hold_on_long_runs(strategy: Strategy) -> None:
 def test_long_runs_cover_every_effect_and_verdict() -> None:
     """The runs above saw every kind of effect, verdict and crossing."""
     seen: Counter[str] = Counter()
-    for strategy in (recipes.first_of(2), recipes.bounded_staleness(1), recipes.rennala(3)):
+    for strategy in (recipes.first_of(2), recipes.bounded_staleness(1), recipes.rennala(3), recipes.quorum(2, 0.5)):
         seen += play(strategy, 4, random_actions(seed=1, workers=4, count=4000)).referee.seen
     wanted = {kind.__name__ for kind in (Hold, Fold, Discard, Grant, Cancel, Evict, Leased)}
     wanted |= {verdict.name for verdict in Verdict if verdict is not Verdict.TAKEN}
-    wanted |= {"crossed", "called off again", "abandoned", "freed by another"}
+    wanted |= {"crossed", "called off again", "abandoned", "freed by another", "grace"}
     assert {name: seen[name] for name in wanted if seen[name] < 5} == {}

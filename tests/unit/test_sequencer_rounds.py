@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from plesio.core.events import Cancel, Discard, Effect, Fold, Grant, Verdict
@@ -127,6 +129,63 @@ def test_a_push_crossing_its_cancellation_is_ignored() -> None:
     assert run.push(1) == [Discard(1, 1, 1, Verdict.DUPLICATE, 0)]
     (fold,) = only(Fold, run.push(1))
     assert [(member.worker, member.number, member.staleness) for member in fold.members] == [(1, 2, 0)]
+
+
+# The first k, and a grace
+
+
+def test_a_late_contribution_is_folded_into_the_round_it_reaches() -> None:
+    run = Run(recipes.quorum(2), workers=3)
+    run.push(0)
+    assert only(Fold, run.push(1))
+    run.push(2)
+    (fold,) = only(Fold, run.push(0))
+    assert [(one.worker, one.staleness) for one in fold.members] == [(0, 0), (2, 1)]
+    assert [one.share for one in fold.members] == pytest.approx([1 / (1 + 0.5**0.5), 0.5**0.5 / (1 + 0.5**0.5)])
+    assert fold.scale == pytest.approx((1 + 0.5**0.5) / 2), "it is discounted, and the others get no more for it"
+
+
+def test_a_grace_ends_with_the_first_tick_after_it() -> None:
+    run = Run(recipes.quorum(2, grace_s=1.0), workers=4)
+    run.now_s = 10.0
+    run.push(0)
+    assert run.sequencer.grace_until_s == inf
+    assert run.push(1) == []
+    run.now_s = 10.5
+    assert run.push(2) == []
+    assert run.sequencer.grace_until_s == 11.0, "it begins once"
+    assert run.tick(10.9) == []
+    effects = run.tick(11.0)
+    assert [one.worker for one in only(Fold, effects)[0].members] == [0, 1, 2]
+    assert granted(effects) == [0, 1, 2]
+    assert run.sequencer.grace_until_s == inf
+    assert run.tick(12.0) == []
+
+
+def test_no_contribution_ends_a_grace_but_the_last() -> None:
+    run = Run(recipes.quorum(1, grace_s=1.0), workers=3)
+    run.push(0)
+    run.now_s = 5.0  # nobody told that time went by
+    assert run.push(1) == []
+    assert granted(run.push(2)) == [0, 1, 2]
+    assert run.tick(6.0) == [], "the grace of the round before is over with it"
+
+
+def test_a_death_in_a_grace_completes_the_round() -> None:
+    run = Run(recipes.quorum(2, grace_s=1.0), workers=3)
+    run.push(0)
+    run.push(1)
+    (fold,) = only(Fold, run.die(2))
+    assert [one.worker for one in fold.members] == [0, 1]
+
+
+def test_nobody_waits_in_a_grace_for_a_round_without_finite_contributions() -> None:
+    run = Run(recipes.quorum(1, grace_s=1.0), workers=2)
+    assert granted(run.push(0, finite=False)) == [0]
+    assert (run.version, run.sequencer.grace_until_s) == (0, inf)
+    run.push(0)
+    effects = run.push(1, finite=False)
+    assert [one.worker for one in only(Fold, effects)[0].members] == [0]
 
 
 def called_off(worker: int, number: int, version: int, staleness: int) -> list[Effect]:

@@ -279,6 +279,13 @@ BAD_NUMBERS = [
     (lambda: recipes.buffered(True), "buffered(k=True): k must be a whole number of at least 1"),
     (lambda: recipes.rennala(0), "rennala(k=0): k must be a whole number of at least 1"),
     (lambda: recipes.first_of(0), "first_of(m=0): m must be a whole number of at least 1"),
+    (lambda: recipes.quorum(0), "quorum(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.quorum(2, grace_s=0), "quorum(grace_s=0): grace_s must be a number above 0"),
+    (lambda: recipes.quorum(2, within=-1), "quorum(within=-1): within must be a whole number of at least 0"),
+    (
+        lambda: Round(grace_s=0.5),
+        "Round(grace_s=0.5): a round of all waits for everybody, and has no grace; give first, too",
+    ),
     (lambda: recipes.ringmaster(0), "ringmaster(r=0): r must be a whole number of at least 1"),
     (lambda: recipes.ringmaster(1.0), "ringmaster(r=1.0): r must be a whole number of at least 1"),
     (lambda: recipes.local_sgd(0), "Steps(steps=0): steps must be a whole number of at least 1"),
@@ -309,6 +316,23 @@ def test_a_number_out_of_bounds_is_refused(build: Callable[[], Any], said: str) 
     assert refusal(build) == said
 
 
+def test_a_grace_is_told_in_words_and_kept_in_files() -> None:
+    strategy = recipes.quorum(2, grace_s=0.5)
+    assert strategy.answers()["gather"] == "round, first 2 and 0.5 s more"
+    assert Strategy.from_data(strategy.name, strategy.as_data()) == strategy
+    assert recipes.quorum(2).as_data()["gather"] == {"is": "Round", "first": 2}, "as older versions read it"
+
+
+def test_a_quorum_cannot_be_more_than_the_workers() -> None:
+    assert "the first 3 of 2 workers will never come" in refusal(lambda: recipes.quorum(3).check_workers(2))
+    assert [recipes.recipe("quorum", n).name for n in (1, 2, 4, 5)] == [
+        "quorum(1)",
+        "quorum(2)",
+        "quorum(3)",
+        "quorum(3)",
+    ]
+
+
 def test_the_first_m_cannot_be_more_than_the_workers() -> None:
     recipes.first_of(3).check_workers(3)
     message = refusal(lambda: recipes.first_of(3).check_workers(2))
@@ -318,8 +342,8 @@ def test_the_first_m_cannot_be_more_than_the_workers() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(recipes.RECIPES) - {"first_of"}))
-def test_other_recipes_run_with_one_worker(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(recipes.RECIPES) - set(recipes.USUAL)))
+def test_recipes_with_defaults_run_with_one_worker(name: str) -> None:
     recipes.recipe(name).check_workers(1)
 
 

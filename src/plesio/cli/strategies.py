@@ -16,7 +16,7 @@ from rich.text import Text
 from plesio.cli.live import PLAIN_WIDTH, terminal
 from plesio.cli.settings import strategy_of
 from plesio.errors import StrategyError
-from plesio.strategy.recipes import RECIPES
+from plesio.strategy.recipes import RECIPES, USUAL
 
 EXAMPLE_WORKERS = 4
 WIDEST = 1000
@@ -72,8 +72,9 @@ def entry(name: str) -> Entry:
     text = inspect.getdoc(recipe) or ""
     idea = text.split("\n\n")[0].replace("\n", " ").replace("`", "")
     settings = {one.name: one.default for one in inspect.signature(recipe).parameters.values()}
-    if name == "first_of":
-        settings["m"] = "N - ceil(0.06 N)"  # it has no default: the number of workers sets it here
+    if name in USUAL:
+        setting, _, words = USUAL[name]
+        settings[setting] = words  # it has no default: the number of workers sets it here
     source = re.search(r"^\s*Sources?: (.+?)(?:\n\s*\n|\Z)", text, re.DOTALL | re.MULTILINE)
     paper = re.sub(r"\s+", " ", source.group(1)).strip().rstrip(".") if source else ""
     return Entry(name, idea, settings, answers, paper)

@@ -108,7 +108,7 @@ class Scaled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ticked(msgspec.Struct, frozen=True, gc=False):
-    """Time went by; sent now and then so that silent workers are noticed."""
+    """Time went by; sent now and then so that silent workers are noticed, and when a grace is over."""
 
 
 Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | Scaled | Ticked

@@ -9,6 +9,7 @@ recorded schedule. The six questions are asked in turn of every contribution:
            -> admit: fresh enough?          no: Discard, the worker starts again from the current version
            -> weigh, gather: pending        Hold it, if its worker goes on before the fold
            -> gather: enough together?      yes: Fold; Cancel or answer the members; version + 1
+              (under a grace: or begin it. It ends when all have come, or with the first Ticked at `grace_until_s`)
            -> release: who may go on?       Grant
 
 | state of a worker | Pushed              | its fold                   | others' fold                    | Left    |
@@ -30,6 +31,7 @@ Promises, asserted here and checked from outside by the tests:
 
 from __future__ import annotations
 
+from math import inf
 from typing import Self
 
 import msgspec
@@ -80,6 +82,9 @@ class Sequencer:
         self._pending: list[Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
+        self._grace_s = strategy.grace_s
+        self.grace_until_s = inf
+        """When the round under way is to be folded, whoever is missing; a driver is to tell of the time then."""
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
@@ -187,6 +192,8 @@ class Sequencer:
             if left_over or self._waited_for(seat):
                 self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
                 self._left(seat.worker, seat.incarnation)
+        if self._now_s >= self.grace_until_s:
+            self._fold()
 
     def _waited_for(self, seat: Seat) -> bool:
         """Whether others are held until `seat` pushes: a fold waits for everybody, a clock bound only for the slowest."""
@@ -280,13 +287,20 @@ class Sequencer:
     # Folds and grants
 
     def _settle(self) -> None:
-        if self._pending and len(self._pending) >= self._wanted:
+        if self._pending and len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came()):
             self._fold()
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
         assert self.members.waiting < len(self.members.seats) or not self.members.seats, (
             "promise 4: every live worker waits for another"
         )
+
+    def _all_came(self) -> bool:
+        """Whether all have come, or nothing has that counts; else the round is in its grace, from the first time on."""
+        missing = self.members.waiting < len(self.members.seats) and any(one.counts for one in self._pending)
+        if missing and self._grace_s is not None:
+            self.grace_until_s = min(self.grace_until_s, self._now_s + self._grace_s)
+        return not missing
 
     def _count_anew(self) -> None:
         self._wanted = self._gather.size(self._reachable())
@@ -300,6 +314,7 @@ class Sequencer:
 
     def _fold(self) -> None:
         came, self._pending = self._pending, []
+        self.grace_until_s = inf
         if self._orphans:
             self._orphans = 0
             self._count_anew()

@@ -47,7 +47,7 @@ class Recorder:
         """The sequencer was told `event`, and `effects` are done; `loss` is what the worker that says it last logged."""
         if self._writer is None:
             return
-        if not isinstance(event, Ticked):
+        if not isinstance(event, Ticked) or (effects and not isinstance(effects[0], Evict)):
             self.keep(JournalWriter.event, event, now_s, loss)
         for effect in effects:
             if isinstance(effect, Fold):

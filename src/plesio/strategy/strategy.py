@@ -23,7 +23,7 @@ class Strategy:
         send: what it sends: `Gradient()`, `Parameters()`, `Delta(codec)`.
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
-        gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first)`.
+        gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first, grace_s)`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average(rate)`, `Outer(name, lr_scale, ...)`.
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
@@ -146,6 +146,11 @@ class Strategy:
         return self.gather == answers.Round() and isinstance(self.every, (answers.Steps, answers.PostLocal))
 
     @property
+    def grace_s(self) -> float | None:
+        """How long a round that has its first contributions stays open for others."""
+        return self.gather.grace_s if isinstance(self.gather, answers.Round) else None
+
+    @property
     def steps_at_server(self) -> bool:
         """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
         return self.via.at_server and self.outer.of_user
@@ -153,7 +158,10 @@ class Strategy:
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         own = {field: getattr(self, field) for field in ANSWERS}
-        return {field: _plain(one) for field, one in own.items()}
+        data = {field: _plain(one) for field, one in own.items()}
+        if self.grace_s is None:  # a round without one is written as before there were any
+            data["gather"].pop("grace_s", None)
+        return data
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:

@@ -11,9 +11,10 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
-from plesio.core.events import Cancel, Evict, Grant
+from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError
@@ -145,7 +146,7 @@ class Server(Replies):
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout = Lookout(self._poller)
         while not self._over():
-            for descriptor, _ in lookout.wait(TICK_S):
+            for descriptor, _ in lookout.wait(self._patience_s()):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler()
@@ -153,6 +154,11 @@ class Server(Replies):
                     self._seat_late()
             self._tick()
         self._finish()
+
+    def _patience_s(self) -> float:
+        """How long nobody need speak: until the next tick, or the end of a grace."""
+        until_s = self._program.sequencer.grace_until_s
+        return TICK_S if until_s == inf else min(TICK_S, max(0.0, until_s - time.monotonic()))
 
     def _over(self) -> bool:
         """Whether nobody works any more, and nobody is waited for."""
@@ -182,11 +188,12 @@ class Server(Replies):
             self._poller.unregister(descriptor)
 
     def _tick(self) -> None:
-        now_s = time.monotonic()
+        now_s, program = time.monotonic(), self._program
+        if now_s >= program.sequencer.grace_until_s:
+            program.receive(Ticked(), now_s)
         if now_s < self._next_tick_s:
             return
         self._next_tick_s = now_s + TICK_S
-        program = self._program
         if not program.begun and now_s - self._started_s > self._timeout_s:
             why = f"{self._opening.lacking()} did not get as far as prepare within {self._timeout_s:g} s"
             program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")

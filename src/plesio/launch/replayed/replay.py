@@ -13,7 +13,7 @@ in time that its step was called off) is read from the journal as well.
 | Abandoned, Left             | the sequencer hears of it                                                 |
 | fold                        | ours must have the same checksum                                          |
 | resumption                  | all begin anew from the version that is there                             |
-| eviction                    | the sequencer is told the time it was then                                |
+| Ticked, eviction            | the sequencer is told the time it was then                                |
 | end                         | the weights must have the same hash                                       |
 """
 
@@ -199,7 +199,7 @@ class _Replay(Replies):
         self.seating = Seating(strategy, self._program)
         self._seats = [RecordedWorker(deque()) for _ in range(head.seats)]
         for record in journal:
-            if isinstance(record, records.Received) and not isinstance(record.event, (events.Evict, events.Scaled)):
+            if isinstance(record, records.Received) and isinstance(record.event, WorkerEvent):
                 self._seats[record.event.worker].upcoming.append(record.event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
@@ -229,7 +229,7 @@ class _Replay(Replies):
 
     def _take(self, record: records.Record) -> None:
         if isinstance(record, records.Received):
-            if isinstance(record.event, events.Evict):
+            if isinstance(record.event, (events.Evict, events.Ticked)):
                 self._program.receive(events.Ticked(), record.time_s)
             elif isinstance(record.event, events.Scaled):
                 self._program.scale(record.event.workers, record.time_s)

@@ -131,6 +131,7 @@ class VirtualRun(Replies):
         self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
         self._silent_until_s = 0.0
         self._ticking = False
+        self._grace_until_s = inf  # for when a tick is planned
 
     # The loop
 
@@ -318,6 +319,12 @@ class VirtualRun(Replies):
         if self._ticking:
             self.clock.at(self.clock.now_s + self._silence_s / TICKS, self._tick, None)
 
+    def _end_grace(self, until_s: float) -> None:
+        """A grace is over at `until_s`, unless everybody came before."""
+        if self.program.sequencer.grace_until_s == until_s:
+            self.program.receive(Ticked(), until_s)
+            self._settle()
+
     def _arrived(self, message: Message) -> None:
         if message.void:
             return
@@ -399,6 +406,11 @@ class VirtualRun(Replies):
             else:
                 self._go_on(index, answer, buffer, has_it_s)
         self._answered.clear()
+        until_s = self.program.sequencer.grace_until_s
+        if until_s != self._grace_until_s:
+            self._grace_until_s = until_s
+            if until_s < inf:
+                self.clock.at(until_s, self._end_grace, until_s)
         if self._to_rejoin:
             self._let_in()
 

@@ -22,8 +22,8 @@ change, a new kind too, is a new `FORMAT`.
 | end           | time, version, hash of the weights                                                              |
 | resumption    | time, version                                                                                   |
 
-Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is not kept; where
-a tick evicted somebody, the evictions are, with its time.
+Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is kept where it
+ended the grace of a round; where a tick evicted somebody, the evictions are, with its time. Of other ticks nothing is.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from plesio.core.events import (
     Pushed,
     Reported,
     Scaled,
+    Ticked,
     Verdict,
 )
 from plesio.errors import ConfigurationError
@@ -54,16 +55,16 @@ from plesio.errors import ConfigurationError
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT, FORMAT_SCALED = 3, 4
-"""The second is of runs whose number of workers may change: they have Scaled, which older readers do not know."""
+FORMAT, FORMAT_SCALED, FORMAT_GRACE = 3, 4, 5
+"""The second is of runs whose number of workers may change: they have Scaled, which older readers do not know. The third is of
+runs whose rounds have a grace: they have Ticked, and may have Scaled."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
 NAN = float("nan")
 
 WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
-JournalEvent = WorkerEvent | Scaled
-"""The events that are kept: all but Ticked."""
+JournalEvent = WorkerEvent | Scaled | Ticked
 
 
 class Layout:
@@ -85,6 +86,7 @@ EVENTS: dict[type[JournalEvent | Evict], Layout] = {
     LeaseWanted: Layout(7, "dHHIIII"),
     Evict: Layout(10, "dHHd"),
     Scaled: Layout(18, "dH"),
+    Ticked: Layout(19, "d"),
 }
 WIDE = 1 << 16
 WIDE_EVENTS: dict[type[JournalEvent | Evict], Layout] = {
@@ -267,8 +269,8 @@ def decode_head(body: bytes) -> JournalHead:
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
     format = msgspec.msgpack.decode(body[1:])["format"]
-    if format not in (FORMAT, FORMAT_SCALED):
+    if format not in (FORMAT, FORMAT_SCALED, FORMAT_GRACE):
         raise JournalError(
-            f"it is of format {format}, and this plesio reads {FORMAT} and {FORMAT_SCALED}: use the plesio that wrote it"
+            f"it is of format {format}, and this plesio reads {FORMAT} to {FORMAT_GRACE}: use the plesio that wrote it"
         )
     return msgspec.msgpack.decode(body[1:], type=JournalHead)

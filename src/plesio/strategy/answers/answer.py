@@ -33,6 +33,7 @@ COUNT = Allowed("a whole number of at least 1", lambda value: _is_whole(value) a
 COUNT_OR_NONE = Allowed(COUNT.words, lambda value: value is None or COUNT.holds(value))
 NUMBER = Allowed("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 POSITIVE = Allowed("a number above 0", lambda value: _is_number(value) and value > 0)
+POSITIVE_OR_NONE = Allowed(POSITIVE.words, lambda value: value is None or POSITIVE.holds(value))
 DECAY = Allowed("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
 PART = Allowed("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
 HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(value) and 0 < value <= 0.5)

@@ -9,7 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from plesio.strategy.answers.answer import COUNT, COUNT_OR_NONE, DECAY, LR_SCALE, NUMBER, PART, POSITIVE, Answer
+from plesio.errors import StrategyError
+from plesio.strategy.answers.answer import (
+    COUNT,
+    COUNT_OR_NONE,
+    DECAY,
+    LR_SCALE,
+    NUMBER,
+    PART,
+    POSITIVE,
+    POSITIVE_OR_NONE,
+    Answer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +49,27 @@ class Buffer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Round(Answer):
-    """One contribution of each worker makes a new version; the `first` of them, if given."""
+    """One contribution of each worker makes a new version; the `first` of them, if given, and those that come within `grace_s`
+    seconds after these."""
 
     first: Annotated[int | None, COUNT_OR_NONE] = None
+    grace_s: Annotated[float | None, POSITIVE_OR_NONE] = None
     in_rounds: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Answer.__post_init__(self)
+        if self.grace_s is not None and self.first is None:
+            raise StrategyError(
+                f"Round(grace_s={self.grace_s!r}): a round of all waits for everybody, and has no grace; give first, too"
+            )
 
     def size(self, reachable: int | None) -> int:
         everybody = max(reachable or 1, 1)
         return everybody if self.first is None else min(self.first, everybody)
 
     def __str__(self) -> str:
-        return "round of all" if self.first is None else f"round, first {self.first}"
+        grace = "" if self.grace_s is None else f" and {self.grace_s:g} s more"
+        return "round of all" if self.first is None else f"round, first {self.first}{grace}"
 
 
 Gather = Each | Buffer | Round

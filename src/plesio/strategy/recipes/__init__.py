@@ -13,13 +13,17 @@ from typing import Any
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import asynchronous, deltas, local, synchronous
+from plesio.strategy.recipes import quorum as quorums
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.quorum import *
 from plesio.strategy.recipes.synchronous import *
 
 RECIPES: dict[str, Callable[..., Strategy]] = {
-    name: getattr(family, name) for family in (synchronous, asynchronous, local, deltas) for name in family.__all__
+    name: getattr(family, name)
+    for family in (synchronous, quorums, asynchronous, local, deltas)
+    for name in family.__all__
 }
 
 
@@ -28,8 +32,15 @@ def usual_first(workers: int) -> int:
     return max(1, workers - math.ceil(0.06 * workers))
 
 
+USUAL: dict[str, tuple[str, Callable[[int], int], str]] = {
+    "first_of": ("m", usual_first, "N - ceil(0.06 N)"),
+    "quorum": ("k", lambda workers: workers // 2 + 1, "N // 2 + 1"),
+}
+"""Recipes with a setting that the number of workers gives, if it is not told: how, and in words."""
+
+
 def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strategy:
-    """The strategy of the recipe called `name` with `settings`; `first_of` takes its default from the number of `workers`.
+    """The strategy of the recipe called `name` with `settings`; those in `USUAL` take a default from the number of `workers`.
 
     Raises:
         StrategyError: no such recipe, no such setting, or a setting that cannot work; the known ones are listed.
@@ -43,8 +54,9 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     for key in settings:
         if key not in known:
             raise StrategyError(unknown_name(f"setting of {name}", key, known))
-    if name == "first_of" and workers is not None:
-        settings.setdefault("m", usual_first(workers))
+    if name in USUAL and workers is not None:
+        setting, usual, _ = USUAL[name]
+        settings.setdefault(setting, usual(workers))
     missing = [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in settings]
     if missing:
         raise StrategyError(
