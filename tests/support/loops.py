@@ -195,7 +195,8 @@ def visit(worker: Any, folder: str, rows: int, epochs: int, pause_s: float = 0.0
                 discarded = worker.discarded
                 optimizer.zero_grad()
                 cross_entropy(model(inputs), labels).backward()
-                time.sleep(pause_s)
+                if pause_s:
+                    time.sleep(pause_s)
                 optimizer.step()
                 if worker.discarded == discarded:
                     out.write(f"{epoch} {' '.join(str(int(number)) for number in numbers)}\n")
