@@ -31,7 +31,6 @@ Promises, asserted here and checked from outside by the tests:
 
 from __future__ import annotations
 
-from math import inf
 from typing import Self
 
 import msgspec
@@ -44,6 +43,7 @@ from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.strategy import Strategy
 from plesio.strategy.questions import Arrival
 
+NEVER_S = float("inf")
 _TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to build an effect
 
 
@@ -83,7 +83,7 @@ class Sequencer:
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
         self._grace_s = strategy.grace_s
-        self.grace_until_s = inf
+        self.grace_until_s = NEVER_S
         """When the round under way is to be folded, whoever is missing; a driver is to tell of the time then."""
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._sender = -1  # whose event is being dealt with
@@ -314,7 +314,7 @@ class Sequencer:
 
     def _fold(self) -> None:
         came, self._pending = self._pending, []
-        self.grace_until_s = inf
+        self.grace_until_s = NEVER_S
         if self._orphans:
             self._orphans = 0
             self._count_anew()
