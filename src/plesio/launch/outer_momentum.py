@@ -7,7 +7,7 @@ from plesio.tensors.outer_optimizer import delays, momentum_of
 from plesio.worker.warn import warn
 
 VERSIONS = 10
-"""Times 1 / (1 - momentum): how many versions it takes until momentum is ahead of plain averaging (docs/convergence.md)."""
+"""Times 1 / (1 - momentum): how many versions it takes until momentum is ahead of plain averaging (docs/local-steps.md)."""
 
 
 def check_outer(config: RunConfig) -> None:

@@ -21,7 +21,7 @@ def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6, codec: str | 
     """DiLoCo: each worker takes H steps of its own; the mean of what they moved is the gradient of an outer Nesterov.
 
     Rule: d_i = w - w_i; m = mu m + mean_i d_i; w -= eta (mean_i d_i + mu m). The paper's momentum is .9, for hundreds of rounds;
-    .6 is better in fewer (docs/convergence.md). For a few dozen rounds take `local_sgd`.
+    .6 is better in fewer (docs/local-steps.md). For a few dozen rounds take `local_sgd`.
 
     Args:
         h: local steps between two exchanges.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import warnings
 from types import ModuleType
 
 import torch
@@ -37,11 +39,19 @@ compiled = True
 
 def kernels() -> ModuleType | None:
     """The compiled kernels; None where Numba is not installed."""
-    if not compiled:
-        return None
+    return _loaded() if compiled else None
+
+
+@functools.cache
+def _loaded() -> ModuleType | None:
     try:
         return importlib.import_module("plesio.tensors.codecs.kernels")
     except ImportError:
+        warnings.warn(
+            "codecs without Numba take up to 28 times as long; pip install 'plesio[codecs]'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
 
 
