@@ -50,7 +50,7 @@ torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --seeds $(SEEDS)
 
 bench: setup
-	for name in exchange network network_faults fold straggler convergence embedding simulator theory whatif journal hogwild rows converted codecs local; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in exchange network network_faults fold straggler convergence embedding simulator theory whatif journal hogwild rows converted codecs local bandwidth; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs demo.html

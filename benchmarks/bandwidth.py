@@ -1,0 +1,194 @@
+"""Two workers behind links of 100 Mbit/s and 40 ms there and back: how much of the time they train.
+
+    python benchmarks/bandwidth.py --json bandwidth.json
+
+The character model of examples/charlm.py, widened to 1e7 parameters. Workers join over TCP, each through a relay of its own that
+lets through as many bytes a second, each way, and holds them for 20 ms. The ideal is their own steps without any exchange, measured
+in the same processes before they join. The simulator is told these steps and links, and should foretell the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import plesio as ps
+from _report import Row, parser, progress, report, row
+from plesio.cluster import Cluster
+from plesio.cluster.description import Group, Link
+from plesio.cluster.steps import Constant
+from plesio.strategy import recipes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import charlm
+
+RATE, LATENCY_S, WIDTH, WORKERS = 12.5e6, 0.02, 24_000, 2
+STRATEGIES: dict[str, tuple[str, dict[str, Any], int]] = {  # recipe, settings, steps a worker
+    "sync_sgd": ("sync_sgd", {}, 5),
+    "local_sgd(50)": ("local_sgd", {"every": 50}, 150),
+    "local_sgd(50), 4-bit": ("local_sgd", {"every": 50, "codec": "int4"}, 200),
+}
+
+
+class Relay:
+    """A slow link to `port`: one thread each way."""
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._target = port
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            far = socket.create_connection(("127.0.0.1", self._target))
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    """At `RATE`, and `LATENCY_S` later; reading waits where a queue as long as the link is full."""
+    waiting: deque[tuple[float, bytes]] = deque()
+    room, over = threading.Semaphore(16), threading.Event()
+
+    def deliver() -> None:
+        while not (over.is_set() and not waiting):
+            if not waiting:
+                time.sleep(0.001)
+                continue
+            due_s, data = waiting.popleft()
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            room.release()
+            try:
+                target.sendall(data)
+            except OSError:
+                return
+        target.close()
+
+    threading.Thread(target=deliver, daemon=True).start()
+    free_s = 0.0
+    while data := _received(source):
+        room.acquire()
+        free_s = max(free_s, time.monotonic()) + len(data) / RATE
+        waiting.append((free_s + LATENCY_S, data))
+        time.sleep(max(0.0, free_s - time.monotonic()))
+    over.set()
+
+
+def _received(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, text: torch.Tensor, draw: torch.Generator) -> None:
+    inputs, following = charlm.windows(text, torch.randint(len(text) - charlm.CONTEXT, (charlm.BATCH,), generator=draw))
+    optimizer.zero_grad()
+    cross_entropy(model(inputs), following).backward()
+    optimizer.step()
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Generator]:
+    torch.manual_seed(0)
+    model = charlm.build(WIDTH)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01), charlm.text(held_out=False), torch.Generator()
+
+
+def work(address: str, steps: int) -> None:
+    """One worker, in a process of its own: how long its steps take alone, and in the run."""
+    torch.set_num_threads(1)
+    model, optimizer, *data = parts()
+    alone = []
+    for _ in range(12):
+        began_s = time.perf_counter()
+        step(model, optimizer, *data)
+        alone.append(time.perf_counter() - began_s)
+    with ps.join(address=f"tcp://{address}", insecure=True) as worker:
+        model, optimizer, *data = parts()
+        model, optimizer = worker.prepare(model, optimizer)
+        began_s = time.perf_counter()
+        for _ in worker.steps(steps * WORKERS):
+            step(model, optimizer, *data)
+        print(
+            json.dumps({"alone_s": statistics.median(alone[2:]), "took_s": time.perf_counter() - began_s}), flush=True
+        )
+
+
+def measured(name: str, steps: int, settings: dict[str, Any]) -> tuple[float, float]:
+    """The share of the time that is training, and how long a step takes."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        environment = {**os.environ, "PLESIO_TOKEN": secrets.token_hex(16)}
+        told = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        serve = ["serve", "--listen", f"127.0.0.1:{port}", "--workers", str(WORKERS), "--strategy", name, *told]
+        head = subprocess.Popen(
+            [sys.executable, "-m", "plesio", *serve], env=environment, cwd=folder, stdout=subprocess.DEVNULL
+        )
+        relays = [Relay(port) for _ in range(WORKERS)]
+        arguments = [[sys.executable, __file__, "--work", f"127.0.0.1:{one.port}", str(steps)] for one in relays]
+        workers = [
+            subprocess.Popen(one, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) for one in arguments
+        ]
+        figures = [json.loads(one.communicate(timeout=400)[0].splitlines()[-1]) for one in workers]
+        head.wait(60)
+    step_s = statistics.fmean(one["alone_s"] for one in figures)
+    return steps * step_s / max(one["took_s"] for one in figures), step_s
+
+
+def foretold(name: str, steps: int, settings: dict[str, Any], step_s: float) -> float:
+    """The same share, simulated."""
+    cluster = Cluster((Group(WORKERS, Constant(step_s), Link(LATENCY_S, RATE)),))
+
+    def train(worker: ps.Worker) -> None:
+        model, optimizer, *data = parts()
+        model, optimizer = worker.prepare(model, optimizer)
+        for _ in worker.steps(steps * WORKERS):
+            step(model, optimizer, *data)
+
+    run = ps.run(train, recipes.recipe(name, **settings), workers=WORKERS, engine=ps.Simulated(cluster))
+    return steps * step_s / run.summary.wall_s
+
+
+def main() -> None:
+    """Each strategy, real and simulated."""
+    given = parser("Training over a slow link.", runs=3)
+    given.add_argument("--work", nargs=2, metavar=("ADDRESS", "STEPS"), help=argparse.SUPPRESS)
+    arguments = given.parse_args()
+    if arguments.work:
+        work(arguments.work[0], int(arguments.work[1]))
+        return
+    rows: list[Row] = []
+    for title, (name, settings, steps) in STRATEGIES.items():
+        steps, runs = (50 if "every" in settings else 1, 1) if arguments.quick else (steps, arguments.runs)
+        real, simulated = [], []
+        for _ in range(runs):
+            share, step_s = measured(name, steps, settings)
+            real.append(share)
+            simulated.append(foretold(name, steps, settings, step_s))
+            progress.print(f"{title}: {share:.3f}, foretold {simulated[-1]:.3f}; a step {1000 * step_s:.0f} ms")
+        target = ">= 0.9" if "codec" in settings else None
+        rows.append(row(f"{title}: share of the ideal", real, "", target=target))
+        rows.append(row(f"{title}: foretold", simulated, "", against="measured", against_values=real))
+    report("Two workers over links of 100 Mbit/s and 40 ms", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
