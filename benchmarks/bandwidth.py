@@ -2,9 +2,9 @@
 
     python benchmarks/bandwidth.py --json bandwidth.json
 
-The character model of examples/charlm.py, widened to 1e7 parameters. Workers join over TCP, each through a relay of its own that
-lets through as many bytes a second, each way, and holds them for 20 ms. The ideal is their own steps without any exchange, measured
-in the same processes before they join. The simulator is told these steps and links, and should foretell the same.
+The character model of examples/charlm.py, widened to 1e7 parameters. Workers join over TCP, each through a relay of its own
+that lets through as many bytes a second, each way, and holds them for 20 ms. The ideal is their own steps without any exchange,
+measured in the same processes before they join. The simulator is told these steps and links, and should foretell the same.
 """
 
 from __future__ import annotations

@@ -495,13 +495,7 @@ ROWS: dict[str, Row] = {
     ),
     "post_local_sgd": Row(
         settings={"every": 3, "after": 4},
-        answers=(
-            "every step, every 16 steps after version 1000",
-            "parameters",
-            "round of all",
-            "after the fold",
-            "server",
-        ),
+        answers=("every step, later 16", "parameters", "round of all", "after the fold", "server"),
         reduces_to={PLAIN: {"every": 1}, "local_sgd": {"every": 3, "after": 0}},
         golden=(
             (

@@ -85,7 +85,7 @@ class PostLocal(Answer):
         return 0
 
     def __str__(self) -> str:
-        return f"every step, {_every(self.steps)} after version {self.after}"
+        return f"every step, later {self.steps}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
         StrategyError: `every` is no whole number of at least 1, `after` none of at least 0.
 
     >>> post_local_sgd(8, after=200).answers()["every"]
-    'every step, every 8 steps after version 200'
+    'every step, later 8'
     """
     return _averaged(call(post_local_sgd, every=every, after=after), PostLocal(every, after), answers.BySamples())
 
