@@ -36,7 +36,8 @@ class Row:
     Args:
         needed: the settings it cannot do without.
         settings: those that make it bite with three or four workers; beside `needed`.
-        also: further settings to check in runs.
+        also: further settings to check in runs; `simulated`: in simulated runs and replays alone.
+        like: the recipe that is the same to processes and connections: what it decides differs, and is checked without them.
         answers: what it answers by default to every, send, gather, release and via.
         reduces_to: with which settings it equals what. `PLAIN`: with one worker, bit for bit. Another recipe: with
             several workers, to rounding. Empty if it equals nothing but itself.
@@ -48,6 +49,8 @@ class Row:
     needed: Settings = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
     also: tuple[Settings, ...] = ()
+    simulated: tuple[Settings, ...] = ()
+    like: str = ""
     reduces_to: Mapping[str, Settings] = field(default_factory=dict)
 
 
@@ -82,14 +85,19 @@ OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean some
 }
 
 
-def makers() -> dict[str, Callable[..., Strategy]]:
-    """Every recipe by name, with settings that bite."""
-    return {name: partial(recipes.recipe, name, **row.needed, **row.settings) for name, row in ROWS.items()}
+def makers(*, real: bool = False) -> dict[str, Callable[..., Strategy]]:
+    """Every recipe by name, with settings that bite; `real`: without those that are to processes like another."""
+    rows = {name: row for name, row in ROWS.items() if not (real and row.like)}
+    return {name: partial(recipes.recipe, name, **row.needed, **row.settings) for name, row in rows.items()}
 
 
-def strategies(*, at_server: bool = False) -> list[Strategy]:
+def strategies(*, at_server: bool = False, real: bool = False) -> list[Strategy]:
     """Every recipe with settings that bite, and with its further ones; `at_server`: those that a server folds."""
-    every = [make(**more) for name, make in makers().items() for more in ({}, *ROWS[name].also)]
+    every = [
+        make(**more)
+        for name, make in makers(real=real).items()
+        for more in ({}, *ROWS[name].also, *(() if real else ROWS[name].simulated))
+    ]
     return [one for one in every if one.via.at_server or not at_server]
 
 
@@ -494,6 +502,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "post_local_sgd": Row(
+        like="local_sgd",
         settings={"every": 3, "after": 4},
         answers=("every step, later 16", "parameters", "round of all", "after the fold", "server"),
         reduces_to={PLAIN: {"every": 1}, "local_sgd": {"every": 3, "after": 0}},
@@ -578,6 +587,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "slowmo": Row(
+        like="diloco",
         settings={"h": 3},
         answers=("every 16 steps", "delta", "round of all", "after the fold", "server"),
         reduces_to={"local_sgd": {"h": 3, "beta": 0.0}},
@@ -607,7 +617,8 @@ ROWS: dict[str, Row] = {
     ),
     "async_local_sgd": Row(
         settings={"h": 3},
-        also=({"correct": "delayed_nesterov"}, {"adaptive": True}, {"codec": TopK(0.1)}),
+        also=({"codec": TopK(0.1)},),
+        simulated=({"correct": "delayed_nesterov"}, {"adaptive": True}),
         answers=("every 50 steps", "delta", "each", "freely", "server"),
         golden=(
             (

@@ -22,7 +22,7 @@ from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.strategy import Strategy
 from support.replayed import chancy, fills_the_disk
 
-ON_THE_SERVER = strategies(at_server=True)
+ON_THE_SERVER = strategies(at_server=True, real=True)
 OFTEN = ps.Checkpoint(every_s=0.1, keep=3)
 
 

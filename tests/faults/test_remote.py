@@ -25,6 +25,7 @@ from conformance.table import strategies
 from plesio.core.events import Joined
 from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Round
 from plesio.transport.certificates import make_certificates
 from plesio.transport.limits import LEASE_S, RETURN_S
 from support import remote
@@ -32,7 +33,8 @@ from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
 from support.replayed import chancy
 
-ALONE = [one for one in strategies(at_server=True) if not one.release.cancel_late] + [ps.first_of(1)]
+ALL = [one for one in strategies(at_server=True, real=True) if not one.gather.in_rounds or one.gather == Round()]
+ALONE = [*ALL, ps.first_of(1), ps.quorum(1)]
 IN_LOCK_STEP = [one for one in ALONE if one.in_lock_step]
 
 
@@ -298,6 +300,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint(strategy:
     assert joined(done)[-2:] == [(0, 2), (1, 2)] or joined(done)[-2:] == [(1, 2), (0, 2)]
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_loses_its_seat_within_the_lease_and_takes_it_again(tmp_path: Path) -> None:
     with remote.head(rejoin_s=30.0) as head:
         train = functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.02)

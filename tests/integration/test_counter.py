@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def plays(worker: ps.Worker, folder: str, games: int = GAMES, dies: bool = False
             model(torch.rand(4, 1)).sum().backward()
             played.add()
             optimizer.step()
+            if dies:  # else one might play all before the other dies
+                time.sleep(0.005)
             seen.append(played.value)
     finally:
         Path(folder, f"{worker.rank}-{os.getpid()}").write_text(" ".join(map(str, seen)))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SLOW = ("raw,raw_ssl", "torch_rpc,ddp,local", "sync_tcp", "async_tls", "sync_tls")
+SLOW = ("raw,raw_ssl", "torch_rpc,ddp,local", "async_tcp", "sync_tcp", "async_tls", "sync_tls")
 
 
-@pytest.mark.parametrize("only", ["async_tcp", *(pytest.param(names, marks=pytest.mark.slow) for names in SLOW)])
+@pytest.mark.parametrize("only", [pytest.param(names, marks=pytest.mark.slow) for names in SLOW])
 def test_network_benchmark_measures_every_contestant(only: str, tmp_path: Path) -> None:
     measured = rows_of("network.py", tmp_path, "--only", only)
     for name in only.split(","):

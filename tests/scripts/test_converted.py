@@ -18,7 +18,10 @@ import plesio as ps
 
 FOLDER = Path(__file__).parents[2] / "examples" / "converted"
 NAMES = sorted(one.stem for one in FOLDER.glob("*.py") if not one.stem.startswith("plain_"))
-MODES: list[Any] = ["sync_sgd", "async_sgd", "buffered", ps.local_sgd(4), "hogwild", "allreduce"]
+MODES: list[Any] = ["async_sgd", ps.local_sgd(4), "hogwild", "allreduce"]
+MODES += [
+    pytest.param(one, marks=pytest.mark.slow) for one in ("buffered", ps.diloco(4, codec="int8"))
+]  # sync_sgd is below
 OWN_STATISTICS = "batch norm looks at each worker's own part of the batch"
 NOT_ONE_MODULE = {"gan", "recommender"}
 """Several modules or optimizers: allreduce refuses them."""
@@ -104,7 +107,7 @@ def test_every_mode_trains_it(name: str, strategy: Any) -> None:
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
 
 
-@pytest.mark.parametrize("strategy", ["async_sgd", ps.local_sgd(4)], ids=str)
+@pytest.mark.parametrize("strategy", ["async_sgd", pytest.param(ps.local_sgd(4), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_asynchronous_run_replays_bit_for_bit(name: str, strategy: Any, tmp_path: Path) -> None:
     run = run_of(name, strategy, 2, runs=tmp_path)

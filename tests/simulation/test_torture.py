@@ -40,6 +40,7 @@ def test_invariants_hold_in_ten_thousand_seeds(first: int) -> None:
         assert run_seed(seed).failure is None, seed
 
 
+@pytest.mark.slow
 def test_the_seeds_cover_every_strategy_and_fault() -> None:
     plans = [draw(seed) for seed in range(SEEDS)]
     names = {plan.strategy.name.split("(")[0] for plan in plans}
