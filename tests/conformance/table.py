@@ -370,6 +370,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "rennala": Row(
+        like="buffered",
         answers=("every step", "gradient", "buffer of 2", "freely", "server"),
         reduces_to={PLAIN: {"k": 1}},
         golden=(
@@ -397,6 +398,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "ringmaster": Row(
+        like="async_sgd",
         settings={"r": 2},
         answers=("every step", "gradient", "each", "freely", "server"),
         reduces_to={PLAIN: {}},
@@ -425,6 +427,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "adadelay": Row(
+        like="async_sgd",
         settings={"c": 0.5},
         answers=("every step", "gradient", "each", "freely", "server"),
         reduces_to={PLAIN: {"c": 0.0}, "async_sgd": {"c": 0.0}},

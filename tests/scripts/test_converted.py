@@ -18,7 +18,7 @@ import plesio as ps
 
 FOLDER = Path(__file__).parents[2] / "examples" / "converted"
 NAMES = sorted(one.stem for one in FOLDER.glob("*.py") if not one.stem.startswith("plain_"))
-MODES: list[Any] = ["async_sgd", ps.local_sgd(4), "hogwild", "allreduce"]
+MODES: list[Any] = ["async_sgd", ps.local_sgd(4), "allreduce"]
 MODES += [
     pytest.param(one, marks=pytest.mark.slow) for one in ("buffered", ps.diloco(4, codec="int8"))
 ]  # sync_sgd is below
