@@ -57,11 +57,15 @@ def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: s
     assert re.search(r"\b(1 update|\d+ updates) undone$", resumed.incidents[0].what)
 
 
-def test_a_resumed_local_sgd_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    """Without momentum, since the workers' inner optimizers start anew."""
-    whole = trained(ps.local_sgd(every=2), tmp_path / "whole", functools.partial(chancy, epochs=12, kind="plain"))
-    folder, train = interrupted(ps.local_sgd(every=2), tmp_path / "broken", epochs=12, kind="plain")
-    assert same(whole, trained(ps.local_sgd(every=2), tmp_path / "resumed", train, resume=folder))
+@pytest.mark.parametrize("strategy", [ps.local_sgd(2), ps.diloco(2, codec="int4")], ids=lambda one: one.name)
+def test_a_resumed_run_of_local_steps_equals_the_uninterrupted_one_bit_for_bit(
+    strategy: Strategy, tmp_path: Path
+) -> None:
+    """What workers hold comes back: momenta, and what was left out of packed deltas."""
+    whole = trained(strategy, tmp_path / "whole", functools.partial(chancy, epochs=12))
+    folder, train = interrupted(strategy, tmp_path / "broken", epochs=12)
+    assert {one.name for one in latest(folder).path.glob("*.pt")} == {f"worker-{worker}.pt" for worker in range(4)}
+    assert same(whole, trained(strategy, tmp_path / "resumed", train, resume=folder))
 
 
 @pytest.mark.parametrize("strategy", ON_THE_SERVER, ids=lambda one: one.name)

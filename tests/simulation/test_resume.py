@@ -16,6 +16,7 @@ from plesio.core.events import Pushed
 from plesio.protocol.journal import Received, read_journal
 from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
+from plesio.strategy.answers import TopK
 from support.replayed import Augmented, build
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
@@ -70,9 +71,65 @@ def test_in_rounds_a_resumed_run_gives_the_same_weights(function: Any, steps: in
     assert f"resumed at version {first.version}" in second.incidents[0].what
 
 
+HOLDING = [
+    ps.local_sgd(3),
+    ps.diloco(3, codec="int4"),
+    ps.slowmo(3),
+    ps.local_sgd(3, codec=TopK(0.1)),
+]
+
+
+@pytest.mark.parametrize("seconds", [1.3, 2.1])
+@pytest.mark.parametrize("strategy", HOLDING, ids=lambda one: str(one.name))
+def test_what_a_worker_holds_comes_back(strategy: Strategy, seconds: float, tmp_path: Path) -> None:
+    """The inner AdamW, what the codecs left out, what was shown: weights equal those of the uninterrupted run, although it
+    was stopped between two exchanges."""
+    whole = simulated(strategy, adam)
+    kept = ps.Checkpoint(every_s=0.25)
+    first = simulated(strategy, adam, runs=tmp_path / "a", checkpoint=kept, until=ps.Until(seconds=seconds))
+    assert 0 < first.version < whole.version
+    second = simulated(strategy, adam, runs=tmp_path / "b", checkpoint=kept, resume=first.folder)
+    assert second.version == whole.version
+    assert same(second, whole)
+    assert second.folder is not None
+    assert ps.replay(second.folder, adam).identical
+
+
+def test_what_a_dead_worker_held_is_reported_lost(tmp_path: Path) -> None:
+    dies = Cluster((Group(4, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.55),))
+    first = simulated(
+        ps.local_sgd(2), adam, dies, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(seconds=0.9)
+    )
+    assert "the state of its optimizer is lost" in first.incidents[0].what
+    assert first.folder is not None
+    held = [one.name for one in sorted(latest(first.folder).path.glob("worker-*"))]
+    assert held == ["worker-0.pt", "worker-2.pt", "worker-3.pt"]
+    second = simulated(ps.local_sgd(2), adam, runs=tmp_path, resume=first.folder)
+    lost = "the checkpoint does not hold the state of the optimizer of worker 1, which begins anew"
+    assert lost in [one.what for one in second.incidents]
+    assert second.folder is not None
+    assert ps.replay(second.folder, adam).identical
+
+
+def test_another_inner_optimizer_is_refused_on_resume(tmp_path: Path) -> None:
+    first = simulated(ps.local_sgd(2), adam, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(seconds=0.9))
+    with pytest.raises(
+        ps.CheckpointError, match=r"holds the state of AdamW, and worker 0 prepared SGD; prepare the same"
+    ):
+        simulated(ps.local_sgd(2), resume=first.folder)
+
+
 @pytest.mark.parametrize(
     "strategy",
-    [ps.sync_sgd(), ps.first_of(3), ps.async_sgd(), ps.bounded_staleness(2), ps.buffered(2), ps.local_sgd(every=3)],
+    [
+        ps.sync_sgd(),
+        ps.first_of(3),
+        ps.async_sgd(),
+        ps.bounded_staleness(2),
+        ps.buffered(2),
+        ps.elastic_averaging(2),
+        ps.async_local_sgd(2, codec="int8"),
+    ],
     ids=lambda one: str(one.name),
 )
 def test_a_replay_of_a_resumed_run_is_identical(strategy: Strategy, tmp_path: Path) -> None:
@@ -126,3 +183,21 @@ def test_on_nonfinite_raise_ends_a_simulated_run_when_the_contribution_comes(tmp
         run = simulated(ps.async_sgd(), poisoned)
     assert run.discarded == {"not finite": 1}
     assert [one.what for one in run.incidents] == ["contribution 2 of worker 1 held a NaN or an infinity: discarded"]
+
+
+def test_an_optimizer_state_that_cannot_be_saved_is_warned_of_once(tmp_path: Path) -> None:
+    def odd(worker: Any) -> None:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer.state["hook"] = {"call": lambda: None}
+        model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=6))
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match="checkpoints cannot hold the state of SGD, and a resumed run") as warned:
+        first = simulated(ps.local_sgd(2), odd, runs=tmp_path, checkpoint=ps.Checkpoint())
+    assert len([one for one in warned if "cannot hold" in str(one.message)]) == 4  # each worker
+    assert first.folder is not None
+    assert not list(latest(first.folder).path.glob("worker-*"))

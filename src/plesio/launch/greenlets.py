@@ -39,6 +39,7 @@ from plesio.strategy.answers import Every
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.doorbell import Located, nothing
+from plesio.transport.held import Held
 from plesio.transport.memory import SharedBlock
 from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
@@ -62,6 +63,7 @@ class Place:
     slot: Arena
     first: bool
     state: Callable[[], tuple[Carried, SharedBlock]]
+    held: Held | None
 
 
 class StillTimer:
@@ -182,6 +184,7 @@ class GreenletWorker:
             FOREVER_S,
             self._strategy,
             self._every,
+            place.held,
         )
         self._used = used
         exchange.begin()

@@ -36,9 +36,11 @@ def apart(threads: int) -> Iterator[None]:
 
 
 class Seating:
-    """Brings workers of this process to where training can begin; the first one's model lays out the memory for `program`."""
+    """Brings workers of this process to where training can begin; the first one's model lays out the memory for `program`.
+    `holds`: they leave what they hold of their own there."""
 
-    def __init__(self, strategy: Strategy, program: Program) -> None:
+    def __init__(self, strategy: Strategy, program: Program, holds: bool) -> None:
+        self._holds = holds
         self._strategy = strategy
         self._program = program
         self._workers, self._seats = program.sequencer.workers, len(program.listening)
@@ -65,7 +67,7 @@ class Seating:
         first = self._first is None
         if first:
             self._first = hello
-            memory = Assembly(self._strategy, self._workers, [hello], evaluates=False, seats=self._seats)
+            memory = Assembly(self._strategy, self._workers, [hello], False, self._seats, self._holds)
             copies = memory.layout.nbytes * self._seats  # processes may read a version where it lies
             what = f"with a copy of the model for each of the {self._seats} workers of this process, training"
             check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
@@ -73,7 +75,14 @@ class Seating:
             memory = self._memory
             memory.check(hello)
         worker.resume(
-            Place(memory.layout, memory.ring, memory.slots[worker.rank], first, partial(memory.state_for, worker.rank))
+            Place(
+                memory.layout,
+                memory.ring,
+                memory.slots[worker.rank],
+                first,
+                partial(memory.state_for, worker.rank),
+                memory.held,
+            )
         )
         if first:
             self._program.begin(memory, now_s)

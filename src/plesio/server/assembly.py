@@ -8,6 +8,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | packed answers | as much as the ring, of which the packed bytes alone are touched |
 | mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
 | slots | N W |
+| what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, and error memories |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 """
 
@@ -34,14 +35,21 @@ from plesio.tensors.outer_optimizer import described
 from plesio.tensors.packing import Packing
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
+from plesio.transport.held import Held
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
 
 
 class Assembly:
-    """The memory of one run and what the server does with it."""
+    """The memory of one run and what the server does with it. `holds`: workers leave what they hold of their own."""
 
     def __init__(
-        self, strategy: Strategy, workers: int, hellos: Sequence[Hello], evaluates: bool, seats: int = 0
+        self,
+        strategy: Strategy,
+        workers: int,
+        hellos: Sequence[Hello],
+        evaluates: bool,
+        seats: int = 0,
+        holds: bool = False,
     ) -> None:
         self._strategy = strategy
         self._workers = workers
@@ -79,6 +87,7 @@ class Assembly:
         self.board = Board(SharedBlock.create(PAGE, what), seats)
         self.ring = arenas(self._ring, self.layout, blocks)
         self.slots = arenas(self._slots, self.layout, slots)
+        self.held = Held.create(seats) if holds and strategy.send.stepped else None
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring[:buffers])
         self._folder: Folder | None = None
@@ -122,7 +131,8 @@ class Assembly:
 
     def welcome(self, first: bool) -> tuple[Welcome, tuple[int, ...]]:
         """What to tell a worker, with descriptors; the `first` hands over the initial weights."""
-        return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor)
+        held = (self.held.fd,) if self.held is not None else ()
+        return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor, *held)
 
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""

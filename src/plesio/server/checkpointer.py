@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from plesio.server.assembly import Assembly
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
+from plesio.transport.held import Held
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +61,17 @@ class Checkpointer:
         self._coming = [Progress()] * seats  # in a contribution that came and is not answered
         self.counters: Counters = {}
         self._counted: list[Counters] = [{} for _ in range(seats)]  # in a contribution that is not answered
+        self.held_again: tuple[int, ...] = ()  # workers that go on with what they held before the run was resumed
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
     @property
     def writes(self) -> bool:
         return bool(self._keeping.folder)
+
+    @property
+    def holds(self) -> bool:
+        """Whether workers leave what they hold of their own."""
+        return bool(self._keeping.folder or self._keeping.resume)
 
     def came(self, worker: int, number: int, steps: int, samples: int, batches: int = 0, calls: int = 0) -> None:
         """A contribution came; it may have crossed its own cancellation."""
@@ -127,7 +134,7 @@ class Checkpointer:
         )
         weights, nameless = _weights(built)
         try:
-            self._store.save(manifest, weights, {**nameless, **kept.tensors})
+            self._store.save(manifest, weights, {**nameless, **kept.tensors}, self.own_states(built.held))
         except CheckpointError as error:
             reason = _reason(error)
             if reason in self._failed:
@@ -163,7 +170,7 @@ class Checkpointer:
         if len(manifest.progress) != len(self._made):
             raise ValueError(f"progress of {len(manifest.progress)} workers, of {len(self._made)}")
         self._made = list(manifest.progress)
-        self.go_on()
+        self.go_on(built.held, saved.own_states())
         self.taken = Taken(manifest.steps, manifest.samples)
         self.counters = dict(manifest.counters)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
@@ -175,8 +182,24 @@ class Checkpointer:
         self._coming[worker] = Progress()
         self._counted[worker] = {}
 
-    def go_on(self) -> None:
-        """The run is resumed here: new processes count their contributions from 1, and what had come is computed again."""
+    def own_states(self, held: Held | None) -> dict[int, bytes]:
+        """What each worker held after its last contribution that was answered; nothing of those that left."""
+        if held is None:
+            return {}
+        numbers = [made.contributions - was.contributions for made, was in zip(self._made, self.before, strict=True)]
+        states = {worker: held.get(worker, number) for worker, number in enumerate(numbers)}
+        return {worker: state for worker, state in states.items() if state is not None}
+
+    def go_on(self, held: Held | None, states: Mapping[int, bytes]) -> None:
+        """The run is resumed here: new processes count their contributions from 1, and what had come is computed again. The
+        first process in a seat takes up what its worker held, of those in `states`."""
+        self.held_again = ()
+        if held is not None:
+            self.held_again = tuple(states)
+            for worker in range(len(self._made)):
+                held.forget(worker)
+            for worker, state in states.items():
+                held.put(worker, 0, state)
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
         self.counters = self._settled()

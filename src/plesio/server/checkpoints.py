@@ -3,6 +3,7 @@
     checkpoints/version-00001234/
         weights.safetensors   parameters and buffers under their PyTorch names: plain torch loads them
         state.safetensors     what the server keeps beside them (momenta, corrections), as bytes
+        worker-3.pt           what worker 3 held (its optimizer's state, what its codec left out), where workers train alone
         manifest.json         version, order and data, numbers, place in the journal, a checksum of each file
 
 Everything is written into a hidden folder, brought to disk, and then given its name: whoever finds the name finds all of
@@ -12,8 +13,10 @@ it. The manifest's own checksum is its last line, so that a folder copied half w
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from plesio.core.sequencer import SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+OWN = re.compile(r"worker-(0|[1-9]\d{0,8})\.pt")
 FORMAT = 4
 PREFIX = "version-"
 FOLDER = "checkpoints"
@@ -92,6 +96,11 @@ class Saved(msgspec.Struct, frozen=True):
     def state(self) -> dict[str, torch.Tensor]:
         return load_file(self.path / STATE)
 
+    def own_states(self) -> dict[int, bytes]:
+        """What each worker held."""
+        found = {name: OWN.fullmatch(name) for name in self.manifest.files}
+        return {int(match[1]): (self.path / name).read_bytes() for name, match in found.items() if match}
+
 
 class CheckpointStore:
     """One run's checkpoints in a folder, `keep` of them; `resumed`: the one that the run goes on from, wherever that is."""
@@ -102,7 +111,13 @@ class CheckpointStore:
         self._resumed = resumed
         self._own: list[Path] | None = None  # the first of them goes first
 
-    def save(self, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> Path:
+    def save(
+        self,
+        manifest: Manifest,
+        weights: dict[str, torch.Tensor],
+        state: dict[str, torch.Tensor],
+        own_states: Mapping[int, bytes] = {},
+    ) -> Path:
         """Write a checkpoint and delete those that are too many; its path. If it cannot, the older ones are as they were."""
         path = self._folder / f"{PREFIX}{manifest.version:08d}"
         hidden = self._folder / f".{path.name}.{os.getpid()}"
@@ -114,6 +129,8 @@ class CheckpointStore:
             own = self._begun()
             self._folder.mkdir(exist_ok=True)
             hidden.mkdir()
+            for worker, data in own_states.items():
+                (hidden / f"worker-{worker}.pt").write_bytes(data)
             _write(hidden, manifest, weights, state)
             _give_name(hidden, path, path in own)
             self._own = own = [*(one for one in own if one != path), path]
@@ -145,12 +162,12 @@ class CheckpointStore:
 def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
     for name, tensors in ((WEIGHTS, weights), (STATE, state)):
         save_file(tensors, folder / name)
-    files = {name: xxh3_64_hexdigest((folder / name).read_bytes()) for name in (WEIGHTS, STATE)}
+    files = {one.name: xxh3_64_hexdigest(one.read_bytes()) for one in sorted(folder.iterdir())}
     body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
     (folder / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
     for name in (WEIGHTS, STATE):  # safetensors makes files that only their owner may read
         shutil.copymode(folder / MANIFEST, folder / name)
-    for name in (WEIGHTS, STATE, MANIFEST):
+    for name in (*files, MANIFEST):
         to_disk(folder / name)
     to_disk(folder)
 
@@ -240,9 +257,11 @@ def read(path: Path) -> Saved:
         if xxh3_64_hexdigest(body).encode() != digest:
             raise CheckpointError(f"{path / MANIFEST} is damaged")
         manifest = msgspec.json.decode(body, type=Manifest)
-        if manifest.files.keys() != {WEIGHTS, STATE}:
+        others = manifest.files.keys() - {WEIGHTS, STATE}
+        if len(manifest.files) < 2 + len(others) or not all(map(OWN.fullmatch, others)):
             raise CheckpointError(
-                f"{path / MANIFEST} names {sorted(manifest.files)}; it must name {sorted((WEIGHTS, STATE))} and no other file"
+                f"{path / MANIFEST} names {sorted(manifest.files)}; it must name {sorted((WEIGHTS, STATE))}, and beside them "
+                "only workers' files"
             )
         for name, checksum in manifest.files.items():
             if xxh3_64_hexdigest((path / name).read_bytes()) != checksum:

@@ -132,13 +132,26 @@ class Program:
             self._folder = memory.folder
         self._recorder.memory = memory
         if resumed:
-            self._recorder.keep(JournalWriter.resumed, self.version, now_s)
+            held = self._checkpointer.held_again if self._checkpointer is not None else ()
+            self._recorder.keep(JournalWriter.resumed, self.version, held, now_s)
+            self._tell_what_is_lost(held)
         if self.sequencer.workers != workers:  # the checkpoint is of another number
             self.receive(events.Scaled(workers), now_s)
         self._folder.share_among(workers)
         if self._checkpointer is not None:
             self.before = self._checkpointer.taken
         self.is_finite(memory.current)
+
+    def _tell_what_is_lost(self, held: Sequence[int]) -> None:
+        """Workers that had trained before the run was resumed, and whose own state did not come back, begin it anew."""
+        assert self._checkpointer is not None, "it was restored from there"
+        before = self._checkpointer.before if self._strategy.send.stepped else ()
+        lost = [str(worker) for worker, one in enumerate(before) if one.contributions and worker not in held]
+        if lost:
+            self.trouble(
+                None,
+                f"the checkpoint does not hold the state of the optimizer of worker {', '.join(lost)}, which begins anew",
+            )
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
@@ -351,11 +364,15 @@ class Program:
         if died and not self.stopping:
             alone = all(one.left for one in self._meter.seated)
             others = "" if alone else "; the others go on, its data goes to them"
+            if self._strategy.send.stepped:
+                others += "; the state of its optimizer is lost"
             self.trouble(worker, f"worker {worker} {how}{others}", died=True)
 
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
         self._folder.forget(worker)
+        if self.memory is not None and self.memory.held is not None:
+            self.memory.held.forget(worker)
         if self._paces is not None:
             self._paces.forget(worker)
         self.receive(events.Left(worker, incarnation, died), now_s)

@@ -197,7 +197,7 @@ class Folding:
 
     def kept(self) -> Kept:
         """What a checkpoint keeps beside the parameters; what is in the buffer is computed again."""
-        parts = {"optimizer": self._optimizer, "correction": self._correction}
+        parts = {"optimizer": self._optimizer, "correction": self._correction, "shown": self._shown}
         kept = {name: part.kept() for name, part in parts.items() if part is not None}
         tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
         return Kept(tensors, {name: part.numbers for name, part in kept.items()})
@@ -208,6 +208,8 @@ class Folding:
             self._optimizer.restore(numbers["optimizer"])
         if self._correction is not None:
             self._correction.restore(numbers["correction"])
+        if self._shown is not None:
+            self._shown.restore(numbers["shown"])
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Begin with the state that the user's optimizer held; `arenas` hold what its keys name."""
@@ -224,8 +226,11 @@ class Folding:
             self._optimizer.copy_state(carried, arenas)
 
     def begin_anew(self) -> None:
-        """As after a restore: nobody reads anything, and the buffer is empty."""
-        self._versions.release_all()
+        """As after a restore: nobody reads anything but what it was shown, and the buffer is empty."""
+        if self._shown is not None:
+            self._shown.begin_anew()
+        else:
+            self._versions.release_all()
         self._held_absent = ALL
         if self._tables is not None:
             self._tables.begin_anew()

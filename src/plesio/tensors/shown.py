@@ -9,9 +9,11 @@ they made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from plesio.strategy.answers import Codec
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.outer import Kept
 from plesio.tensors.packing import Packing
 from plesio.tensors.versions import Versions
 
@@ -45,6 +47,31 @@ class Shown:
             self._made[base] = index
         self._versions.pin(reader, index)
         return index
+
+    def kept(self) -> Kept:
+        """What each worker reads; `made`: what it was shown of this version."""
+        read = self._versions.read_by_workers
+        buffers = sorted(set(read.values()))
+        return Kept(
+            {f"shown {place}": self._versions.buffers[index].memory for place, index in enumerate(buffers)},
+            {
+                "read": [[worker, buffers.index(index)] for worker, index in read.items()],
+                "made": [buffers.index(index) for index in buffers if index in self._made.values()],
+            },
+        )
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Workers read as they did; the tensors that `kept` then names are to be filled."""
+        for place in range(len({place for _, place in numbers["read"]})):
+            index = self._versions.spare()
+            for worker in [worker for worker, read in numbers["read"] if read == place]:
+                self._versions.pin(worker, index)
+            if place in numbers["made"]:
+                self._made[index] = index
+
+    def begin_anew(self) -> None:
+        """As after a restore: what was shown of this version is shown again."""
+        self._made = {index: index for index in self._made.values()}
 
     def whole(self, reader: int) -> int:
         """Pin a buffer with the true parameters."""

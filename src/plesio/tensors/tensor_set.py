@@ -16,3 +16,12 @@ def bits(tensors: int) -> bytes:
 
 def of_bits(data: bytes) -> int:
     return int.from_bytes(data, "little")
+
+
+def members_of(tensors: int) -> tuple[int, ...]:
+    """What is in the set.
+
+    >>> members_of(1 | 1 << 9)
+    (0, 9)
+    """
+    return tuple(one for one in range(tensors.bit_length()) if tensors >> one & 1)

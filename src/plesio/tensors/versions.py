@@ -55,6 +55,11 @@ class Versions:
         """The buffer that it reads; None if it reads none."""
         return self._pinned.get(reader)
 
+    @property
+    def read_by_workers(self) -> dict[int, int]:
+        """The buffer that each worker reads; other readers have numbers below 0."""
+        return {reader: index for reader, index in self._pinned.items() if reader >= 0}
+
     def is_pinned(self, index: int) -> bool:
         return self._readers[index] > 0
 

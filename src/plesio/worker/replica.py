@@ -129,6 +129,13 @@ class Replica:
         self._copied = self._follows  # frozen parameters are there by now
         self.missing = 0
 
+    def own(self) -> dict[str, torch.Tensor]:
+        """What this worker alone has, by name, beside its optimizer's state."""
+        return {}
+
+    def take_up(self, own: dict[str, torch.Tensor]) -> None:
+        """Go on with what `own` gave."""
+
     def drop_gradients(self) -> None:
         """Keep what was computed so far out of the next contribution."""
         for tensor in self.trained:
@@ -233,6 +240,12 @@ class BlendingReplica(ParameterReplica):
         super().__init__(*given)
         self._alpha = alpha
 
+    def own(self) -> dict[str, torch.Tensor]:
+        return {"parameters": self.arena.memory}
+
+    def take_up(self, own: dict[str, torch.Tensor]) -> None:
+        self.arena.memory.copy_(own["parameters"])
+
     def adopt(self, buffer: int, anew: bool = True) -> None:
         if anew:
             super().adopt(buffer)
@@ -252,6 +265,13 @@ class DeltaReplica(ParameterReplica):
         self._packing = Packing(self.layout, codec) if codec is not None else None
         self._held = self._packing.memory() if self._packing is not None and feedback else None
         self._start = 0
+
+    def own(self) -> dict[str, torch.Tensor]:
+        return {"left out": self._held.memory} if self._held is not None else {}
+
+    def take_up(self, own: dict[str, torch.Tensor]) -> None:
+        if self._held is not None:
+            self._held.memory.copy_(own["left out"])
 
     def fill_slot(self) -> bool:
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""

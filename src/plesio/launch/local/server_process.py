@@ -60,13 +60,15 @@ class Server(Replies):
         self._engine = engine
         self._lines = lines
         self._listening = job.listening
-        assembled = partial(Assembly, strategy, config.workers, evaluates=evaluator is not None, seats=config.seats)
-        self._opening = Opening(assembled, lines, config.workers)
         self._meter = Meter(config.workers, seats=config.seats)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         self._checkpointer = Checkpointer(
             job.keeping, strategy, config.workers, config.seats, counts=job.comes_and_goes
         )
+        holds = self._checkpointer.holds and job.listening is None  # else workers are elsewhere
+        evaluates = evaluator is not None
+        assembled = partial(Assembly, strategy, config.workers, evaluates=evaluates, seats=config.seats, holds=holds)
+        self._opening = Opening(assembled, lines, config.workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._late: list[Line] = []  # ready, while the others train
         self._evicted: list[Line] = []  # members no longer: hung up when all is done

@@ -40,6 +40,7 @@ from plesio.transport.board import Board
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import Doorbell
+from plesio.transport.held import Held
 from plesio.transport.memory import CopyOnWriteView, SharedBlock
 from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
@@ -159,7 +160,8 @@ class ProcessContext:
             ring = arenas(view, layout, len(ring))
             renew = partial(view.renew, layout.nbytes)
         replica = replica_for(self._strategy)(layout, model, tensors, ring, slot, renew)
-        return ServerExchange(state, optimizer, replica, *line, self._strategy)
+        held = Held(descriptors[3]) if len(descriptors) > 3 else None
+        return ServerExchange(state, optimizer, replica, *line, self._strategy, held=held)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:
         """The server's next message; what it refuses is raised here."""

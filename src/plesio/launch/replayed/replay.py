@@ -196,7 +196,8 @@ class _Replay(Replies):
             checkpointer=self._checkpointer,
             tell=lambda message: None,
         )
-        self.seating = Seating(strategy, self._program)
+        resumed = any(isinstance(one, records.Resumed) for one in journal)
+        self.seating = Seating(strategy, self._program, resumed)
         self._seats = [RecordedWorker(deque()) for _ in range(head.seats)]
         for record in journal:
             if isinstance(record, records.Received) and isinstance(record.event, WorkerEvent):
@@ -236,7 +237,7 @@ class _Replay(Replies):
             else:
                 self._heard(record.event, record.time_s)
         elif isinstance(record, records.Resumed):
-            self._resume()
+            self._resume(record.held)
         elif isinstance(record, records.Folded):
             ours = self._checksums.made.pop(record.version, None)
             if ours != record.checksum:
@@ -251,14 +252,15 @@ class _Replay(Replies):
             if seat.worker is not None:
                 seat.request = seat.worker.resume(answer)
 
-    def _resume(self) -> None:
-        """The run was interrupted after its checkpoint; do what restoring that does."""
+    def _resume(self, held: tuple[int, ...]) -> None:
+        """The run was interrupted after its checkpoint; do what restoring that does. `held`: whose own state came back."""
         memory = self._program.memory
         if memory is None:
             raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
         for seat in self._seats:
             seat.empty()
-        self._checkpointer.go_on()
+        states = self._checkpointer.own_states(memory.held)
+        self._checkpointer.go_on(memory.held, {worker: state for worker, state in states.items() if worker in held})
         memory.folder.begin_anew()
         self._program.go_back(self._program.sequencer.state())
 

@@ -82,7 +82,7 @@ class SimulatedEngine:
             incarnation=job.incarnation,
             raise_on_nonfinite=job.config.on_nonfinite == "raise",
         )
-        self._seating = Seating(self._strategy, self.run_of.program)
+        self._seating = Seating(self._strategy, self.run_of.program, self.checkpointer.holds)
 
     def run(self) -> Outcome:
         with closing(self), apart(THREADS):

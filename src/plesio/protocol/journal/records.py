@@ -20,7 +20,7 @@ change, a new kind too, is a new `FORMAT`.
 | eviction      | time, the fields of `Evict`                                                                     |
 | note          | time, worker (-1: none), text                                                                   |
 | end           | time, version, hash of the weights                                                              |
-| resumption    | time, version                                                                                   |
+| resumption    | time, version, the set of workers whose own state came back (none: nothing follows)             |
 
 Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is kept where it
 ended the grace of a round; where a tick evicted somebody, the evictions are, with its time. Of other ticks nothing is.
@@ -51,6 +51,7 @@ from plesio.core.events import (
     Verdict,
 )
 from plesio.errors import ConfigurationError
+from plesio.tensors.tensor_set import members_of, of_bits
 
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
@@ -194,10 +195,12 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Resumed(msgspec.Struct, frozen=True, gc=False):
-    """The run went on from a checkpoint of `version`: nobody is a member, what was not folded is forgotten."""
+    """The run went on from a checkpoint of `version`: nobody is a member, what was not folded is forgotten. `held`: the workers
+    that go on with what they held of their own."""
 
     time_s: float
     version: int
+    held: tuple[int, ...] = ()
 
 
 Record = Resumed | Received | Folded | Discard | Noted | Ended
@@ -260,7 +263,8 @@ def decode(body: bytes) -> Record:
         _, time_s, version = END.unpack_from(body)
         return Ended(time_s, version, body[END.size :].decode())
     if kind == RESUME.kind:
-        return Resumed(*RESUME.unpack(body)[1:])
+        _, time_s, version = RESUME.unpack_from(body)
+        return Resumed(time_s, version, members_of(of_bits(body[RESUME.size :])))
     raise ValueError(f"there is no record of kind {kind}")
 
 

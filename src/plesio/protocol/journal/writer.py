@@ -13,6 +13,7 @@ The writer has no clock: it flushes when the time of an event says so, and its o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import astuple
@@ -21,6 +22,7 @@ from plesio.core.events import Discard, Evict, Fold
 from plesio.protocol.journal import records
 from plesio.protocol.journal.reader import read_journal
 from plesio.protocol.journal.records import FRAME, MAGIC, NAN, JournalError, JournalEvent, JournalHead
+from plesio.tensors.tensor_set import bits
 
 FLUSH_S = 0.1
 
@@ -116,9 +118,10 @@ class JournalWriter:
         head = records.NOTE.body(now_s, -1 if worker is None else worker)
         self._append(head + text.encode(errors="replace"))
 
-    def resumed(self, version: int, now_s: float) -> None:
-        """The run goes on from a checkpoint of `version`, which is of this place in the journal."""
-        self._append(records.RESUME.body(now_s, version))
+    def resumed(self, version: int, held: Iterable[int], now_s: float) -> None:
+        """The run goes on from a checkpoint of `version`, which is of this place in the journal; the workers `held` with what
+        they held of their own."""
+        self._append(records.RESUME.body(now_s, version) + bits(sum(1 << worker for worker in held)))
 
     def end(self, version: int, weights_hash: str, now_s: float) -> None:
         """The run ended in order; closes the journal, durably."""

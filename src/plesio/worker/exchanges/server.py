@@ -14,7 +14,9 @@ from plesio.strategy.answers import Every
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.several import parts_of
 from plesio.tensors.tensor_set import bits
+from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.own import OwnState
 from plesio.worker.warn import warn_not_finite
 
 
@@ -32,10 +34,12 @@ class SeatLostError(ServerLostError):
 
 @dataclass(eq=False)
 class ServerExchange(Exchange):
-    """Send a contribution, wait for the answer, go on from the version it names; `every` overrides the strategy's."""
+    """Send a contribution, wait for the answer, go on from the version it names; `every` overrides the strategy's, and `held` is
+    where checkpoints find what this worker holds."""
 
     strategy: Strategy
     every: Every | None = None
+    held: Held | None = None
     counts = True
 
     def __post_init__(self) -> None:
@@ -47,6 +51,7 @@ class ServerExchange(Exchange):
         self._finite = True  # the gradients of the contribution under way
         self._exchanged_s = 0.0
         self._sent: Groups | None = None
+        self._own = OwnState(self.held, self.state.worker, self.optimizer, self.replica) if self.held else None
 
     def begin(self) -> None:
         try:
@@ -58,7 +63,7 @@ class ServerExchange(Exchange):
         self.state.resumed(beginning)
         self._number = 0
         self._next()
-        self._go_on(beginning, anew=True)
+        self._go_on(beginning, anew=self._own is None or not self._own.take_up())
         self.pacer.begin()
 
     def rejoin(self, lost: SeatLostError) -> None:
@@ -117,6 +122,8 @@ class ServerExchange(Exchange):
         except SeatLostError as lost:
             self.rejoin(lost)
             return
+        if self._own is not None:
+            self._own.keep(self._number)
         self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._worked_s()))
         self._next()
         self._adopt(answer)
@@ -125,6 +132,8 @@ class ServerExchange(Exchange):
     def _push(self) -> None:
         finite = self.replica.fill_slot() and self._finite
         batches, samples = self.used()
+        if self._own is not None:
+            self._own.keep(self._number)
         self.doorbell.send(
             Contribution(
                 number=self._number,

@@ -1,0 +1,88 @@
+"""What a worker holds of its own, as bytes: the state of an optimizer that steps there, and what its replica keeps.
+
+Settings (a learning rate) are not in it: schedules go to where they were, and the loop sets the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from plesio.errors import CheckpointError
+from plesio.tensors.several import parts_of
+from plesio.transport.held import Held
+from plesio.worker.replica import Replica
+from plesio.worker.warn import warn
+
+
+class OwnState:
+    """Leaves what `worker` holds in `held`, and takes it up again in a run that was resumed."""
+
+    def __init__(self, held: Held, worker: int, optimizer: Optimizer, replica: Replica) -> None:
+        self._held = held
+        self._worker = worker
+        self._optimizer = optimizer
+        self._replica = replica
+        self._loads: bool | None = None  # whether what is saved can be loaded; not known before it was tried
+
+    def keep(self, number: int) -> None:
+        """Leave it, as it is after contribution `number`."""
+        if self._loads is False:
+            return
+        file = io.BytesIO()
+        what = {"kinds": self._kinds, "optimizer": self._state(), "replica": self._replica.own()}
+        try:
+            torch.save(what, file)
+            if self._loads is None and what["optimizer"]:
+                _loaded(file)
+                self._loads = True
+        except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
+            self._loads = False
+            warn(
+                f"checkpoints cannot hold the state of {', '.join(self._kinds)}, and a resumed run begins it anew: "
+                f"{str(error).splitlines()[0]}"
+            )
+            return
+        self._held.put(self._worker, number, file.getbuffer())
+
+    def take_up(self) -> bool:
+        """Go on with what this worker held when the run was interrupted; whether there is anything.
+
+        Raises:
+            CheckpointError: it is another optimizer's, or not what was saved.
+        """
+        data = self._held.get(self._worker, 0)
+        if data is None:
+            return False
+        saved = _loaded(io.BytesIO(data))
+        if saved["kinds"] != self._kinds:
+            raise CheckpointError(
+                f"the checkpoint holds the state of {', '.join(saved['kinds'])}, and worker {self._worker} prepared "
+                f"{', '.join(self._kinds)}; prepare the same, or begin a new run and load weights.safetensors in the training "
+                "function"
+            )
+        parameters = self._parameters()
+        for key, state in saved["optimizer"].items():
+            self._optimizer.state[parameters[key] if isinstance(key, int) else key] = state
+        self._replica.take_up(saved["replica"])
+        return True
+
+    @property
+    def _kinds(self) -> list[str]:
+        return [type(one).__name__ for one in parts_of(self._optimizer)]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    def _state(self) -> dict[Any, Any]:
+        places: dict[int, Any] = {id(one): place for place, one in enumerate(self._parameters())}
+        return {places.get(id(key), key): state for key, state in self._optimizer.state.items()}
+
+
+def _loaded(file: io.BytesIO) -> Any:
+    file.seek(0)
+    return torch.load(file, weights_only=True)
