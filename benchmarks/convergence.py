@@ -228,6 +228,7 @@ def others() -> Iterator[ps.Strategy]:
     yield ps.rennala(2)
     yield ps.ringmaster(8)
     yield ps.first_of(3)
+    yield ps.quorum(3)
     yield ps.local_sgd(16)
     yield ps.hogwild()
 

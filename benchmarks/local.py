@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import random
 import statistics
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 
 import plesio as ps
 from _report import Row, meets, parser, progress, report
-from plesio.cluster import Cluster
+from plesio.cluster import Cluster, Crash, Restart
 from plesio.cluster.description import Group
 from plesio.cluster.steps import Constant
 from plesio.strategy import Strategy
@@ -36,6 +37,7 @@ WORKERS, H = 4, 10
 STEADY = Cluster((Group(WORKERS, Constant(0.1)),))
 UNEVEN = Cluster((Group(2, Constant(0.1)), Group(1, Constant(0.2)), Group(1, Constant(0.4))))
 """Speeds 1/1/2/4."""
+CHURN_S = 600.0
 MOMENTA, ROUNDS = (0.0, 0.3, 0.6, 0.9), (20, 60, 120, 240, 480)
 
 
@@ -49,7 +51,7 @@ class Trained:
         self, strategy: Strategy, steps: int, seed: int, cluster: Cluster = STEADY, warm: str | None = None
     ) -> tuple[float, float, float]:
         """The loss, megabytes, and virtual seconds."""
-        key = (strategy, steps, seed, cluster is STEADY, warm)
+        key = (strategy, steps, seed, id(cluster), warm)
         if key not in self._runs:
             given = argparse.Namespace(steps=steps, lr=1e-3 if warm else 3e-3, warm=warm)
             train = partial(charlm.train, given=given)
@@ -141,6 +143,26 @@ def packed(trained: Trained, steps: int, seeds: range) -> list[Row]:
     return rows
 
 
+def churned(seconds: float) -> Cluster:
+    """`STEADY`, where every 5 s some worker is killed, and is back a second later."""
+    chance, faults = random.Random(0), []
+    for at in range(5, int(seconds), 5):
+        worker = chance.randrange(WORKERS)
+        faults += [Crash(worker=worker, at_s=float(at)), Restart(worker=worker, at_s=at + 1.0)]
+    return dataclasses.replace(STEADY, faults=tuple(faults))
+
+
+def churn(trained: Trained, seconds: float, seeds: range) -> list[Row]:
+    """Deaths every 5 s, for ten minutes: who dies loses its optimizer's state, and what packing left out."""
+    rows, steps, cluster = [], int(seconds / 0.1) * WORKERS, churned(seconds)
+    for strategy in (ps.diloco(H, codec="int4"), ps.async_local_sgd(H, codec="int4"), ps.local_sgd(H, codec=TopK(0.1))):
+        steady, *_ = trained.mean(strategy, steps, seeds)
+        loss, *_ = trained.mean(strategy, steps, seeds, cluster=cluster)
+        name = f"{strategy.name}, {len(cluster.faults) // 2} deaths"
+        rows.append(against(name, loss, steady, "none", "<= 1.01", len(seeds)))
+    return rows
+
+
 def momentum(trained: Trained, rounds: tuple[int, ...], seeds: range, warm: str) -> list[Row]:
     """Outer Nesterov, lr .7, by momentum and rounds of H = 10, against plain averaging."""
     rows = []
@@ -163,7 +185,7 @@ def momentum(trained: Trained, rounds: tuple[int, ...], seeds: range, warm: str)
 def main() -> None:
     """All, or one part."""
     given = parser("Local steps on a character model.", runs=3)
-    given.add_argument("--only", choices=("averaging", "packed", "momentum"), help="one part")
+    given.add_argument("--only", choices=("averaging", "packed", "churn", "momentum"), help="one part")
     arguments = given.parse_args()
     torch.set_num_threads(1)
     seeds = range(1 if arguments.quick else arguments.runs)
@@ -174,6 +196,8 @@ def main() -> None:
             rows += averaging(trained, steps, seeds)
         if arguments.only in (None, "packed"):
             rows += packed(trained, steps, seeds)
+        if arguments.only in (None, "churn"):
+            rows += churn(trained, 10.0 if arguments.quick else CHURN_S, seeds)
         if arguments.only in (None, "momentum"):
             rows += momentum(trained, rounds, seeds, warm_weights(trained, folder, 4 * steps))
     report("Local steps on a character model", rows, arguments.json)

@@ -128,6 +128,19 @@ def test_a_narrow_link_limits_throughput() -> None:
     assert found.steps_per_s == pytest.approx(1e7 / 1e6, rel=0.05)
 
 
+def test_a_codec_takes_fewer_bytes_over_a_narrow_link() -> None:
+    run = a_run((0.01,), steps=2_000, nbytes=1_000_000)
+    plain, packed = what_if(run, [ps.local_sgd(10), ps.local_sgd(10, codec="int8")], bytes_per_s=1e7)
+    assert plain.steps_per_s == pytest.approx(10 / (0.1 + 0.2), rel=0.05)
+    assert packed.steps_per_s == pytest.approx(10 / (0.1 + 0.2 * 0.254), rel=0.05)
+
+
+def test_without_the_codec_of_the_measured_run_links_carry_whole_models() -> None:
+    run = msgspec.structs.replace(a_run((0.01,), steps=2_000, nbytes=130_000), plain_nbytes=1_000_000)
+    (found,) = what_if(run, [ps.local_sgd(10)], bytes_per_s=1e7)
+    assert found.steps_per_s == pytest.approx(10 / (0.1 + 0.2), rel=0.05)
+
+
 def test_further_workers_are_drawn_from_the_measured() -> None:
     few, many = (what_if(a_run((0.1,), steps=1_000), [ps.async_sgd()], workers=n)[0] for n in (1, 10))
     assert many.steps_per_s == pytest.approx(10 * few.steps_per_s, rel=0.02)

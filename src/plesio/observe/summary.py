@@ -195,6 +195,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     batches_unvisited: int = 0
     bytes: int
     shared_bytes: int = 0
+    plain_bytes: int = 0
     staleness: Staleness
     history: tuple[Evaluation, ...] = ()
     logged: tuple[Logged, ...] = ()

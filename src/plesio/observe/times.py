@@ -55,7 +55,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured. `steps`: of all workers, without those whose contribution was discarded.
 
     Of one exchange, `service_s` is the server's time, and `latency_s` and `nbytes` are the latency and the bytes in each
-    direction.
+    direction; `plain_nbytes`: what these would have been without a codec.
     """
 
     workers: tuple[StepTimes, ...]
@@ -63,6 +63,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     service_s: float = 0.0
     latency_s: float = 0.0
     nbytes: int = 0
+    plain_nbytes: int = 0
 
 
 def measured(summary: Summary) -> Measured:
@@ -91,6 +92,7 @@ def measured(summary: Summary) -> Measured:
         service_s=service_s,
         latency_s=latency_s,
         nbytes=round(summary.bytes / payloads) if payloads else 0,
+        plain_nbytes=summary.plain_bytes,
     )
 
 

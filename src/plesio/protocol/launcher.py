@@ -92,6 +92,7 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     batches_unvisited: int
     bytes: int
     shared_bytes: int
+    plain_bytes: int
     staleness: Staleness
     workers: tuple[WorkerSummary, ...]
     timeline: tuple[Span, ...]

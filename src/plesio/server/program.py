@@ -229,6 +229,7 @@ class Program:
             batches_unvisited=self.sequencer.leases.unvisited,
             bytes=self._bytes(memory) if memory else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
+            plain_bytes=self.memory.layout.payload_bytes if self.memory else 0,
             staleness=meter.staleness(),
             workers=tuple(one.summary() for one in meter.seated),
             timeline=meter.timeline(),

@@ -33,6 +33,7 @@ from plesio.observe.times import Measured, StepTimes, measured, useful_share
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
+from plesio.tensors.codecs import share_of
 
 STEPS_MAX = 50_000  # steps simulated a strategy; from there on the time is extrapolated
 ADVICE_STEPS, ADVICE_WORKERS = 2_000, 64
@@ -148,7 +149,8 @@ def _predict(
     bytes_per_s: float | None,
     steps_max: int,
 ) -> Prediction:
-    nbytes = max(1, run.nbytes)
+    nbytes, plain = max(1, run.nbytes), run.plain_nbytes or run.nbytes
+    push, answer = (max(1, round(plain * share_of(one.codec))) for one in (strategy.send, strategy.adopt))
     ring = strategy.via.by_collective
     part = min(1.0, steps_max / run.steps)
     virtual = VirtualRun(
@@ -158,8 +160,8 @@ def _predict(
             TimedWorker(Timetable(one.__next__), strategy.every, last=last)
             for one, last in zip(steps, _lasts(crew, part), strict=True)
         ],
-        push_nbytes=nbytes,
-        answer_nbytes=nbytes if bytes_per_s is not None or ring else 0,
+        push_nbytes=push,
+        answer_nbytes=answer if bytes_per_s is not None or ring else 0,
         limits=Limits(steps=min(run.steps, steps_max)),
         timeline=False,
     )

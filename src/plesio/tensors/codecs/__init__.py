@@ -22,6 +22,18 @@ from plesio.tensors.codecs.packer import Packer
 from plesio.tensors.codecs.top_k import Largest
 
 
+LARGE = 1 << 20
+
+
+def share_of(codec: answers.Codec | None) -> float:
+    """The bytes of a large packing, of those of float32.
+
+    >>> share_of(None), share_of(answers.Cast())
+    (1.0, 0.5)
+    """
+    return 1.0 if codec is None else packer_for(codec).room(LARGE) / (4 * LARGE)
+
+
 def packer_for(codec: answers.Codec) -> Packer:
     """The arithmetic of a strategy's codec."""
     match codec:
