@@ -149,7 +149,7 @@ def churned(seconds: float) -> Cluster:
     for at in range(5, int(seconds), 5):
         worker = chance.randrange(WORKERS)
         faults += [Crash(worker=worker, at_s=float(at)), Restart(worker=worker, at_s=at + 1.0)]
-    return dataclasses.replace(STEADY, faults=tuple(faults))
+    return Cluster(STEADY.groups, faults=tuple(faults))
 
 
 def churn(trained: Trained, seconds: float, seeds: range) -> list[Row]:

@@ -22,6 +22,7 @@ class Packing:
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._packer = packer_for(codec)
+        self._get_ready()
         self._layout = layout
         trained = [place for place, one in enumerate(layout.segments) if one.kind is Kind.TRAINED]
         rooms = {place: self._packer.room(layout.segments[place].numel) for place in trained}
@@ -37,6 +38,13 @@ class Packing:
         """The bytes of a slot that are to travel."""
         self.spans += layout.stretches((Kind.BUFFER,))
         self.nbytes = sum(end - start for start, end in self.spans)
+
+    def _get_ready(self) -> None:
+        """Load the compiled kernels now, which takes half a second, and not in the middle of training."""
+        one = torch.zeros(1)
+        packed = torch.zeros(self._packer.room(1), dtype=torch.uint8)
+        self._packer.pack(one, one, packed, None)
+        self._packer.add_into(packed, one, 1.0)
 
     def _size(self, place: int) -> int:
         one = self._layout.segments[place]
