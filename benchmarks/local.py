@@ -153,13 +153,19 @@ def churned(seconds: float) -> Cluster:
 
 
 def churn(trained: Trained, seconds: float, seeds: range) -> list[Row]:
-    """Deaths every 5 s, for ten minutes: who dies loses its optimizer's state, and what packing left out."""
+    """A death every 5 s, for ten minutes: who dies loses its optimizer's state, and what packing left out."""
     rows, steps, cluster = [], int(seconds / 0.1) * WORKERS, churned(seconds)
-    for strategy in (ps.diloco(H, codec="int4"), ps.async_local_sgd(H, codec="int4"), ps.local_sgd(H, codec=TopK(0.1))):
-        steady, *_ = trained.mean(strategy, steps, seeds)
-        loss, *_ = trained.mean(strategy, steps, seeds, cluster=cluster)
-        name = f"{strategy.name}, {len(cluster.faults) // 2} deaths"
-        rows.append(against(name, loss, steady, "none", "<= 1.01", len(seeds)))
+    deaths, codec = f"{len(cluster.faults) // 2} deaths", TopK(0.1)
+    for plain, packed, target in (
+        (ps.diloco(H), ps.diloco(H, codec="int4"), "<= 1.005"),
+        (ps.async_local_sgd(H), ps.async_local_sgd(H, codec="int4"), "<= 1.005"),
+        (ps.local_sgd(H), ps.local_sgd(H, codec=codec), "<= 1.025"),
+    ):
+        steady, *_ = trained.mean(packed, steps, seeds)
+        loss, *_ = trained.mean(packed, steps, seeds, cluster=cluster)
+        unpacked, *_ = trained.mean(plain, steps, seeds, cluster=cluster)
+        rows.append(against(f"{packed.name}, {deaths}", loss, unpacked, f"{plain.name}, as many", target, len(seeds)))
+        rows.append(against(f"{packed.name}, {deaths}", loss, steady, "without deaths", None, len(seeds)))
     return rows
 
 
