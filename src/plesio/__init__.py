@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from plesio import cluster as cluster
+from plesio import splits as splits
 from plesio.cluster import Cluster as Cluster
 from plesio.config.checkpoint import Checkpoint as Checkpoint
 from plesio.config.faults import Kill as Kill
@@ -37,6 +38,7 @@ from plesio.strategy.answers import Steps as Steps
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
+from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.quorum import *
 from plesio.strategy.recipes.synchronous import *
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from plesio.runner import run as run
     from plesio.transport.secure import ProofError as ProofError
     from plesio.transport.wire import RemoteProtocolError as RemoteProtocolError
+    from plesio.worker.clients import Clients as Clients
     from plesio.worker.worker import Worker as Worker
 
 _NEED_TORCH = {
@@ -59,6 +62,7 @@ _NEED_TORCH = {
     "plesio.transport.secure": ("ProofError",),
     "plesio.transport.wire": ("RemoteProtocolError",),
     "plesio.runner": ("EvaluateError", "Run", "run"),
+    "plesio.worker.clients": ("Clients",),
     "plesio.worker.worker": ("Worker",),
 }
 """Names that are imported when they are first used: `plesio strategies` need not wait for torch."""
@@ -81,4 +85,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names: those imported from plesio's modules, now or later."""
     own = {name for name, one in globals().items() if getattr(one, "__module__", "").startswith("plesio.")}
-    return sorted({"cluster", *own, *(name for names in _NEED_TORCH.values() for name in names)})
+    return sorted({"cluster", "splits", *own, *(name for names in _NEED_TORCH.values() for name in names)})

@@ -414,6 +414,7 @@ def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
         start_up_s=outcome.start_up_s,
         history=tuple(outcome.history),
         logged=tuple(outcome.logged),
+        clients=outcome.clients.summaries(),
         incidents=tuple(outcome.incidents),
         ended=outcome.ended,
         clock="virtual" if config.simulated else "wall",

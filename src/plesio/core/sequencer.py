@@ -6,6 +6,7 @@ recorded schedule. The six questions are asked in turn of every contribution:
 
     Pushed -> the next of its sender?       no: DUPLICATE or FENCED: Discard, no answer (it had one)
            -> finite?                       no: Discard, counts as having come (if it is of this round)
+           -> any work in it?               no: it came, and that is all (a worker without clients in a round)
            -> admit: fresh enough?          no: Discard, the worker starts again from the current version
            -> weigh, gather: pending        Hold it, if its worker goes on before the fold
            -> gather: enough together?      yes: Fold; Cancel or answer the members; version + 1
@@ -83,8 +84,9 @@ class Sequencer:
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
         self._grace_s = strategy.grace_s
+        self._deadline_s = strategy.deadline_s
         self.grace_until_s = NEVER_S
-        """When the round under way is to be folded, whoever is missing; a driver is to tell of the time then."""
+        """When what has come is to be folded, whoever is missing; a driver is to tell of the time then."""
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
@@ -241,6 +243,8 @@ class Sequencer:
         batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
         if not event.finite:
             self._not_finite(event, seat, batches)
+        elif not event.steps:
+            self._empty(event, seat, batches)
         elif not (self._admit.unconditional or self._admit.admits(seat.staleness)):
             self._stale(event, seat, batches)
         else:
@@ -266,6 +270,13 @@ class Sequencer:
         elif self._after_fold:  # of an earlier round: it does not count in this one
             self._grant(seat)
 
+    def _empty(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
+        """There is no work in it: its round does not wait for it any longer, and that is all."""
+        seat.verdict = _TAKEN
+        self.leases.folded(batches)
+        if self._after_fold:
+            self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
+
     def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         """It does not count; no fold will release its worker, so it starts again from the current version now."""
         seat.verdict = Verdict.STALE
@@ -289,6 +300,8 @@ class Sequencer:
     def _settle(self) -> None:
         if self._pending and len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came()):
             self._fold()
+        elif self._pending and self._deadline_s is not None:
+            self.grace_until_s = min(self.grace_until_s, self._now_s + self._deadline_s)
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
         assert self.members.waiting < len(self.members.seats) or not self.members.seats, (

@@ -32,6 +32,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
+from plesio.observe.clients import Visit
 from plesio.protocol.worker import A, Contribution, DroppedStep, FromWorker, Hello, LeaseReply, LeaseRequest, Ready
 from plesio.server.assembly import arenas
 from plesio.strategy import Strategy
@@ -78,6 +79,8 @@ class StillTimer:
     def now_s(self) -> float:
         return self.time_s
 
+    def takes(self, step_s: float) -> None: ...
+
 
 class Watcher:
     """Whoever runs the greenlets, as a worker sees it."""
@@ -90,6 +93,9 @@ class Watcher:
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """What the training function logged."""
+
+    def visited(self, visit: Visit) -> None:
+        """A client's turn is over."""
 
     def stop(self, why: str) -> None:
         """It asks for the end of the whole run."""
@@ -125,6 +131,7 @@ class GreenletWorker:
         self.error: PlesioError | None = None
         """What the training function raised."""
         self.logged = watcher.logged
+        self.visited = watcher.visited
         self.stop = watcher.stop
         self.now_s = watcher.timer.now_s
         self._train = train

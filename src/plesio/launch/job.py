@@ -11,6 +11,7 @@ import torch
 
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError
+from plesio.observe.clients import ClientBook
 from plesio.observe.logbook import Logbook
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
@@ -71,6 +72,7 @@ class Outcome:
     state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
     history: list[Evaluation] = field(default_factory=list)
     logged: Logbook = field(default_factory=Logbook)
+    clients: ClientBook = field(default_factory=ClientBook)
     incidents: list[Incident] = field(default_factory=list)
     start_up_s: float = 0.0
     evaluate_raised: str = ""

@@ -14,7 +14,7 @@ def check_outer(config: RunConfig) -> None:
     """Before anything starts: `StrategyError` for an optimizer that there is not; warns of momentum that cannot pay."""
     strategy = config.strategy
     momentum = momentum_of(strategy)
-    if not momentum:
+    if not momentum or strategy.every.by_client:  # the table is of workers that draw from the same data
         return
     if not strategy.gather.in_rounds and not delays(strategy):
         warn(
@@ -29,7 +29,8 @@ def check_outer(config: RunConfig) -> None:
 
 def warn_of_few_versions(config: RunConfig, version: int) -> None:
     """At the end of a run that made so many."""
-    if version and not config.until.limits.get("steps"):  # else it was told before
+    told = config.until.limits.get("steps") or config.strategy.every.by_client
+    if version and not told:
         _warn_of_few(config, version, "there were")
 
 

@@ -26,7 +26,7 @@ def head_of(job: Job, threads: int) -> JournalHead:
     config = job.config
     scaled = FORMAT_SCALED if config.seats > config.workers else FORMAT
     return JournalHead(
-        format=scaled if config.strategy.grace_s is None else FORMAT_GRACE,
+        format=scaled if config.strategy.grace_s is config.strategy.deadline_s is None else FORMAT_GRACE,
         workers_max=config.workers_max or msgspec.UNSET,
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),

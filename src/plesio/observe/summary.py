@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from plesio.core.events import Verdict
+from plesio.observe.clients import ClientSummary
 
 EXTREMES = 8
 """Of very many workers, this many of the slowest and of the fastest are shown."""
@@ -199,6 +200,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     staleness: Staleness
     history: tuple[Evaluation, ...] = ()
     logged: tuple[Logged, ...] = ()
+    clients: tuple[ClientSummary, ...] = ()
     timeline: tuple[Span, ...] = ()
     incidents: tuple[Incident, ...] = ()
     ended: str = "finished"

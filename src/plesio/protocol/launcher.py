@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
 from plesio.protocol.worker import Count, Seconds
 from plesio.tensors.model import Described
@@ -148,5 +149,13 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
 ToServer = Stop | Opened | Emptied | Scale
 FromServer = Begun | Progress | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
-FromWorker = Logged | StopRequest | Returned | Finished | Failed
+
+
+class Visited(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the launcher: a client's turn is over."""
+
+    visit: Visit
+
+
+FromWorker = Logged | Visited | StopRequest | Returned | Finished | Failed
 FromEvaluator = Evaluated | Failed

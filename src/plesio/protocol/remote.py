@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest
+from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest, Visited
 
 PROTOCOL = 2
 """The version of what is said between hosts."""
@@ -96,7 +96,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 FromNewcomer = Knock | Resume | Parted
 ToNewcomer = Seated | Resumed | Refused
-ToLauncher = Logged | StopRequest | Finished | Failed
+ToLauncher = Logged | Visited | StopRequest | Finished | Failed
 """What a worker says to the launcher, perhaps by its deputy."""
 
 
@@ -119,5 +119,5 @@ class Reconnected(msgspec.Struct, tag=True, frozen=True):
     """The launcher to a deputy, with a descriptor: your worker, on a new connection."""
 
 
-FromDeputy = Knock | Away | Refused | Logged | StopRequest | Finished | Failed
+FromDeputy = Knock | Away | Refused | Logged | Visited | StopRequest | Finished | Failed
 ToDeputy = Seat | Refused | Reconnected

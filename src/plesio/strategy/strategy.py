@@ -19,11 +19,11 @@ class Strategy:
 
     Args:
         name: what to call it in tables; a recipe's name with its settings.
-        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`, `PostLocal(h, after)`, `Adaptive(h)`.
+        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`, `PostLocal(h, after)`, `Adaptive(h)`, `Clients()`.
         send: what it sends: `Gradient()`, `Parameters()`, `Delta(codec)`.
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
-        gather: when contributions become a version: `Each()`, `Buffer(k)`, `Round(first, grace_s)`.
+        gather: when contributions become a version: `Each()`, `Buffer(k, deadline_s)`, `Round(first, grace_s)`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average(rate)`, `Outer(name, lr_scale, ...)`.
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
@@ -86,10 +86,12 @@ class Strategy:
     def _check_fold(self) -> None:
         if not isinstance(self.outer, MOVED_BY[type(self.send)]):
             self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average(), deltas to Outer()")
-        if self.outer.averages and not self.outer.by_rate and not self.gather.in_rounds:
+        if self.outer.averages and not (self.outer.by_rate or self.gather.in_rounds or self.every.by_client):
             self._refuse(
                 "send", "gather", "a mean of parameters needs all of them; use gather=Round(), or Average(rate)"
             )
+        if self.every.by_client and self.release.cancel_late:
+            self._refuse("every", "release", "a client that is late keeps its work; use cancel_late=False")
         if not self.send.stepped and self.every != answers.Steps(1):
             self._refuse(
                 "every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters() or Delta()"
@@ -151,6 +153,11 @@ class Strategy:
         return self.gather.grace_s if isinstance(self.gather, answers.Round) else None
 
     @property
+    def deadline_s(self) -> float | None:
+        """How long a buffer waits from the first contribution in it."""
+        return self.gather.deadline_s if isinstance(self.gather, answers.Buffer) else None
+
+    @property
     def steps_at_server(self) -> bool:
         """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
         return self.via.at_server and self.outer.of_user
@@ -159,8 +166,9 @@ class Strategy:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         own = {field: getattr(self, field) for field in ANSWERS}
         data = {field: _plain(one) for field, one in own.items()}
-        if self.grace_s is None:  # a round without one is written as before there were any
-            data["gather"].pop("grace_s", None)
+        for field, key in (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal")):
+            if not data[field].get(key):  # written as before there were any
+                data[field].pop(key, None)
         return data
 
     @classmethod

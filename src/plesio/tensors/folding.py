@@ -66,7 +66,7 @@ class Folding:
         self._scale = strategy.outer.scale
         self.share_among(workers)
         self._in_rounds = strategy.gather.in_rounds
-        self._averages_by_rate = strategy.outer.by_rate
+        self._averages_by_rate = strategy.outer.by_rate or not self._in_rounds
         build = CORRECTIONS[type(strategy.correct)]
         self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot

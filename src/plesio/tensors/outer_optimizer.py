@@ -59,12 +59,52 @@ class DelayedNesterov(Optimizer):
                     parameter.add_(state["momentum_buffer"], alpha=-lr * count * momentum)
 
 
+class Yogi(Optimizer):
+    """Adam whose second moment grows and falls by a step that does not depend on how large it is, v -= (1 - b2) sign(v - g g) g g
+    (Zaheer et al. 2018); corrected for its bias as torch's Adam is.
+
+    Args:
+        lr: the learning rate.
+        betas: of the first and of the second moment.
+        eps: added to the root of the second.
+
+    >>> w = torch.nn.Parameter(torch.zeros(1)); w.grad = torch.ones(1)
+    >>> Yogi([w], lr=0.5, eps=0.0).step(); w.item()
+    -0.5
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-2, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-3
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move by the gradients; without a closure."""
+        for group in self.param_groups:
+            (b1, b2), lr, eps = group["betas"], group["lr"], group["eps"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                    state["step"] = 0
+                state["step"] += 1
+                mean, square, gradient = state["exp_avg"], state["exp_avg_sq"], parameter.grad
+                mean.lerp_(gradient, 1 - b1)
+                squared = gradient * gradient
+                square.addcmul_(torch.sign(square - squared), squared, value=b2 - 1)
+                root = (square / (1 - b2 ** state["step"])).sqrt_().add_(eps)
+                parameter.addcdiv_(mean, root, value=-lr / (1 - b1 ** state["step"]))
+
+
 def kind_of(outer: Moves) -> type[Optimizer]:
     """The class that its name stands for; `StrategyError` lists those known, or the settings that this one has."""
     name, settings = _told(outer)
     known = {one.__name__: one for one in vars(optim).values() if isinstance(one, type) and issubclass(one, Optimizer)}
     known = {key: one for key, one in known.items() if key not in ("Optimizer", "LBFGS", "SparseAdam")}
-    known[DelayedNesterov.__name__] = DelayedNesterov
+    known |= {one.__name__: one for one in (DelayedNesterov, Yogi)}
     if name not in known:
         raise StrategyError(unknown_name("outer optimizer", name, known))
     taken = [one for one in inspect.signature(known[name].__init__).parameters if one not in ("self", "params")]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from plesio.observe.clients import Visit
 from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
 from plesio.tensors.carrying import Carried, States
@@ -48,6 +49,9 @@ class WorkerContext(Protocol):
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Pass on what the training function logged over its last `steps` steps."""
+
+    def visited(self, visit: Visit) -> None:
+        """Pass on that a client's turn is over."""
 
     def stop(self, why: str) -> None:
         """Ask for the end of the whole run."""

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from plesio.errors import ConfigurationError
 from plesio.tensors.model import Models
 from plesio.tensors.several import Several
+from plesio.worker.clients import Clients
 
 ALLOWED = "modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
 
@@ -26,6 +27,7 @@ class Given:
     optimizers: list[Optimizer]
     schedulers: list[LRScheduler]
     loaders: list[Any]
+    clients: list[Clients]
 
     @classmethod
     def sorted(cls, things: Sequence[Any]) -> Given:
@@ -34,8 +36,13 @@ class Given:
         Raises:
             ConfigurationError: something that it does not take, or the same object twice.
         """
-        given = cls([], [], [], [])
-        homes = (nn.Module, given.modules), (Optimizer, given.optimizers), (LRScheduler, given.schedulers)
+        given = cls([], [], [], [], [])
+        homes = (
+            (nn.Module, given.modules),
+            (Optimizer, given.optimizers),
+            (LRScheduler, given.schedulers),
+            (Clients, given.clients),
+        )
         for place, one in enumerate(things):
             if one is None:
                 continue
@@ -52,6 +59,8 @@ class Given:
         for kind, found in ("model", self.modules), ("optimizer", self.optimizers):
             if not found:
                 raise ConfigurationError(f"prepare was given no {kind}; it takes {ALLOWED}")
+        if len(self.clients) > 1 or (self.clients and self.loaders):
+            raise ConfigurationError("prepare takes one ps.Clients, and no loader beside it: its clients are the data")
         for schedule in self.schedulers:
             if not any(schedule.optimizer is one for one in self.optimizers):
                 kind = type(schedule.optimizer).__name__

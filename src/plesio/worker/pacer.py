@@ -21,6 +21,9 @@ class Timer(Protocol):
 
     def now_s(self) -> float: ...
 
+    def takes(self, step_s: float) -> None:
+        """Where time is simulated: from now on a step takes so long."""
+
 
 class Pacer:
     """Makes steps last longer: in place of an accelerator, and as the fault of a slow worker."""
@@ -45,3 +48,5 @@ class Pacer:
 
     def now_s(self) -> float:
         return time.monotonic()
+
+    def takes(self, step_s: float) -> None: ...

@@ -6,7 +6,7 @@ stretch of memory; torch keeps these copies in order with the work on the device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,15 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Codec
 from plesio.tensors.arena import CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
+from plesio.tensors.mean import Accumulator
 from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import Rows, put
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.lost_writes import LostWrites, buffers_of
 
+CLIENTS = 1 << 10
+"""Room for so many clients' sum, before it could overflow where their mean does not."""
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_MEAN_BYTES = 1 << 16
 """A model this large, in tensors this large on average, is read in place (benchmarks/exchange.py --read)."""
@@ -224,7 +227,58 @@ class GradientReplica(Replica):
 
 
 class ParameterReplica(Replica):
-    """This worker owns its parameters between exchanges and sends them."""
+    """This worker owns its parameters between exchanges and sends them. Of several clients it sends the mean."""
+
+    def _get_ready(self) -> None:
+        self._start = 0  # the buffer that it began from
+        self._clients: Accumulator | None = None
+        self._weight = 0.0  # of what was added
+
+    def adopt(self, buffer: int, anew: bool = True) -> None:
+        super().adopt(buffer)
+        self._start = buffer
+        self._weight = 0.0
+        if self._clients is not None:
+            self._clients.empty()
+
+    def begin_client(self) -> None:
+        """Parameters and buffers are those of the version again."""
+        self.arena.copy_from(self._ring[self._start], Kind.TRAINED, Kind.BUFFER)
+
+    def add_client(self, weight: float) -> bool:
+        """Keep how far a client moved the parameters; whether that is finite, and counts."""
+        self.check()
+        if not are_finite(self.arena.of_kind(Kind.TRAINED)):
+            return False
+        for mine, start in self._pairs():
+            mine.sub_(start.to(mine.device))
+        if self._clients is None:
+            self._clients = Accumulator(Arena.private(self.layout, self.tensors[0].device), CLIENTS)
+        self._clients.add(self.arena, weight)
+        self._weight += weight
+        return True
+
+    def take_clients(self) -> None:
+        """Parameters and buffers are the mean of the clients'."""
+        self.begin_client()
+        if not self._weight or self._clients is None:
+            return
+        mean = self._clients.take_mean(self._weight)
+        self._weight = 0.0
+        for mine, moved in zip(self.arena.of_kind(Kind.TRAINED), mean.of_kind(Kind.TRAINED), strict=True):
+            mine.add_(moved)
+        self.arena.copy_from(mean, Kind.BUFFER)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each trained tensor, and what it began from."""
+        return zip(self.arena.of_kind(Kind.TRAINED), self._ring[self._start].of_kind(Kind.TRAINED), strict=True)
+
+    def pull_back(self, strength: float) -> None:
+        """Add to each gradient so much of how far its parameter is from where it began."""
+        for index, tensor in enumerate(self.tensors):
+            if index in self._turn and tensor.grad is not None:
+                start = self._ring[self._start].views[index].to(tensor.device)
+                tensor.grad.add_(tensor.detach() - start, alpha=strength)
 
     def fill_slot(self) -> bool:
         """Bring parameters and buffers into the slot; whether they are finite."""
@@ -264,7 +318,6 @@ class DeltaReplica(ParameterReplica):
         super().__init__(*given)
         self._packing = Packing(self.layout, codec) if codec is not None else None
         self._held = self._packing.memory() if self._packing is not None and feedback else None
-        self._start = 0
 
     def own(self) -> dict[str, torch.Tensor]:
         return {"left out": self._held.memory} if self._held is not None else {}
@@ -294,7 +347,6 @@ class DeltaReplica(ParameterReplica):
 
     def adopt(self, buffer: int, anew: bool = True) -> None:
         super().adopt(buffer)
-        self._start = buffer
         self._had: set[int] = set()
 
 

@@ -13,10 +13,12 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.tensors.model import device_of
+from plesio.worker.clients import Clients, LeasedClients
 from plesio.worker.context import WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.given import Given
 from plesio.worker.guards.guards import Guards
 from plesio.worker.loader import Lease, LeasedLoader, is_stream
@@ -74,6 +76,7 @@ class Worker:
         self._state = context.state
         self._exchange: Exchange | None = None
         self._loader: LeasedLoader | None = None
+        self._clients: LeasedClients | None = None
         self._prepared: dict[int, Any] = {}  # by the identity of what was given
         self._used = DataUse()
         self._in_step = False
@@ -291,6 +294,7 @@ class Worker:
             self._loader.begins = self._go_on
         guards = Guards(model, optimizer)
         self._exchange, ours = self._context.join(model, optimizer, self._used)
+        self._check_clients(given)
         if self._exchange.cancels:
             for module in model.modules():
                 if next(module.children(), None) is None:
@@ -311,7 +315,26 @@ class Worker:
             **{id(one): self._loader for one in others[:1]},
             **{id(one): self._beside(one, optimizer) for one in others[1:]},
             **{id(one): self._stream(one) for one in streams},
+            **{id(one): self._lent(one, model) for one in given.clients},
         }
+
+    def _check_clients(self, given: Given) -> None:
+        """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
+        assert self._exchange is not None, "it takes part"
+        if given.clients and not self._exchange.by_client:
+            raise ConfigurationError(
+                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, fedbuff or fedasync"
+            )
+        if given.loaders and self._exchange.by_client:
+            raise ConfigurationError(
+                "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "
+                "worker.contribute(samples=...) in a loop over data of your own"
+            )
+
+    def _lent(self, clients: Clients, model: torch.nn.Module) -> LeasedClients:
+        assert isinstance(self._exchange, ServerExchange), "a strategy by client has a server"
+        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model)
+        return self._clients
 
     def _go_on(self) -> None:
         """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
@@ -412,6 +435,23 @@ class Worker:
             raise ConfigurationError("worker.count beside a prepared loader: its samples are counted already")
         self._used.samples += samples
 
+    def contribute(self, samples: int | None = None) -> None:
+        """Exchange now what this worker's local steps moved since the last time, where the optimizer steps in the worker: for a
+        loop over data of its own under `fedavg` and the others, one call a round. Returns when the next version is there.
+
+        Args:
+            samples: how many it trained on, which is its weight; None: those counted by `worker.count`, or else steps.
+
+        Raises:
+            ConfigurationError: before prepare, under a strategy that exchanges gradients, or `samples` is no whole number.
+            StopRun: the run is over; let it pass.
+        """
+        if self._exchange is None:
+            raise ConfigurationError("worker.contribute before prepare: prepare the model and the optimizer first")
+        if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 0):
+            raise ConfigurationError(f"worker.contribute(samples={samples!r}): a whole number of samples")
+        self._exchange.contribute(samples)
+
     def counter(self, name: str) -> Counter:
         """A counter that all workers share: `games = worker.counter("episodes")`, then `while games.value < 10_000:` and
         `games.add(1)`. It stands in checkpoints, and a replay counts the same. Each worker may go on for one more step before
@@ -434,8 +474,9 @@ class Worker:
         """The training function returned."""
         self._logged_steps = self._state.steps
         self._flush()
-        if self._loader is not None:
-            self._loader.leave()
+        for one in (self._loader, self._clients):
+            if one is not None:
+                one.leave()
         if self._exchange is not None:
             self._warn_of_unread()
             self._exchange.end()

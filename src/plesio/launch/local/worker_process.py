@@ -19,7 +19,8 @@ from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.launch.local.output import speak_as
 from plesio.launch.returned import packed
-from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest
+from plesio.observe.clients import Visit
+from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest, Visited
 from plesio.protocol.worker import (
     Farewell,
     LeaseReply,
@@ -95,6 +96,9 @@ class ProcessContext:
         """Tell the engine, in time: nobody waits for one that was stopped."""
         time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
         self._engine.send_in_time(Logged(time_s, steps, metrics))
+
+    def visited(self, visit: Visit) -> None:
+        self._engine.send_in_time(Visited(visit))
 
     def stop(self, why: str) -> None:
         """Tell the engine; if it is gone, the run is over anyway."""

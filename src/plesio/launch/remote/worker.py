@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, PlesioError, StopRun, error_class
 from plesio.launch.remote.link import Link, Reseated
+from plesio.observe.clients import Visit
 from plesio.protocol import launcher
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.remote import BoardNews
@@ -253,6 +254,9 @@ class RemoteContext:
         """Tell the launcher."""
         time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
         self._bell.say(FrameKind.LAUNCHER, launcher.Logged(time_s, steps, metrics))
+
+    def visited(self, visit: Visit) -> None:
+        self._bell.say(FrameKind.LAUNCHER, launcher.Visited(visit))
 
     def stop(self, why: str) -> None:
         """Tell the launcher."""

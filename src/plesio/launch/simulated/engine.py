@@ -29,6 +29,7 @@ from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.wall_clock import no_wall_clock
+from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
@@ -48,8 +49,13 @@ class VirtualTimer(StillTimer):
     def __init__(self, timetable: Timetable) -> None:
         self._timetable = timetable
 
+        self._step_s = 0.0  # if it is another's than this worker's
+
     def rest(self, sleep: Callable[[float], object]) -> None:
-        self.time_s += self._timetable.step_s(self.time_s)
+        self.time_s += self._step_s or self._timetable.step_s(self.time_s)
+
+    def takes(self, step_s: float) -> None:
+        self._step_s = step_s
 
 
 class SimulatedEngine:
@@ -189,6 +195,9 @@ class _Participant(Watcher, Participant):
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
+
+    def visited(self, visit: Visit) -> None:
+        self._engine.outcome.clients.add(visit)
 
     def stop(self, why: str) -> None:
         """The run ends when this worker's time is everybody's."""

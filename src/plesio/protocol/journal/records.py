@@ -58,7 +58,7 @@ FILE_NAME = "journal.bin"
 MAGIC = b"\x89plesio\n"
 FORMAT, FORMAT_SCALED, FORMAT_GRACE = 3, 4, 5
 """The second is of runs whose number of workers may change: they have Scaled, which older readers do not know. The third is of
-runs whose rounds have a grace: they have Ticked, and may have Scaled."""
+runs whose rounds have a grace, or whose buffers a deadline: they have Ticked, and may have Scaled."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")

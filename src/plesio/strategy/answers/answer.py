@@ -55,6 +55,8 @@ class Answer:
     normalised: ClassVar[bool] = False
     in_rounds: ClassVar[bool] = False
     paced: ClassVar[bool] = False
+    by_client: ClassVar[bool] = False
+    proximal: float = 0.0
     averages: ClassVar[bool] = False
     differs: ClassVar[bool] = False
     of_user: ClassVar[bool] = False

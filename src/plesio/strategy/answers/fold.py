@@ -6,7 +6,7 @@ Numbers only: the arithmetic is in `plesio.tensors`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from plesio.errors import StrategyError
@@ -36,15 +36,16 @@ class Each(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Buffer(Answer):
-    """`k` contributions make a new version, whoever sent them."""
+    """`k` contributions make a new version, whoever sent them; fewer, `deadline_s` seconds after the first of them."""
 
     k: Annotated[int, COUNT]
+    deadline_s: Annotated[float | None, POSITIVE_OR_NONE] = field(default=None, repr=False)
 
     def size(self, reachable: int | None) -> int:
         return self.k if reachable is None else min(self.k, max(reachable, 1))
 
     def __str__(self) -> str:
-        return f"buffer of {self.k}"
+        return f"buffer of {self.k}" + ("" if self.deadline_s is None else f", {self.deadline_s:g} s at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,8 @@ class Outer(Answer):
     ) -> None:
         LR_SCALE.check("Outer", "lr_scale", lr_scale)
         values = {"name": name, "lr_scale": lr_scale, "settings": (*map(tuple, settings), *more.items())}
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""

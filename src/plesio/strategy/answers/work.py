@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from plesio.errors import StrategyError
-from plesio.strategy.answers.answer import COUNT, POSITIVE, WHOLE, Answer
+from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, WHOLE, Answer
 from plesio.strategy.answers.codec import Codec
 
 
@@ -14,14 +14,17 @@ from plesio.strategy.answers.codec import Codec
 class Steps(Answer):
     """Exchange after every `steps` optimizer steps (H). All do equal work, so all wait for the slowest.
 
+    `proximal`: mu of a leash on local steps, mu (w - w_start) added to each gradient (Li et al. 2020, arXiv 1812.06127).
+
     Raises:
-        StrategyError: `steps` is no whole number of at least 1.
+        StrategyError: `steps` is no whole number of at least 1, or `proximal` no number of at least 0.
 
     >>> Steps(16).due(steps=15, seconds=0.3), Steps(16).due(steps=16, seconds=0.3)
     (False, True)
     """
 
     steps: Annotated[int, COUNT]
+    proximal: Annotated[float, NUMBER] = field(default=0.0, repr=False)
 
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
@@ -37,7 +40,7 @@ class Steps(Answer):
         return 0
 
     def __str__(self) -> str:
-        return _every(self.steps)
+        return _every(self.steps) + _leash(self.proximal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,33 @@ class Adaptive(Answer):
         return f"{_every(self.steps)}, the slow sooner"
 
 
-Every = Steps | Seconds | PostLocal | Adaptive
+@dataclass(frozen=True, slots=True)
+class Clients(Answer):
+    """Exchange when a client ends (`plesio.Clients`), or in rounds when the worker has trained its clients of one; no step does.
+    `proximal`: as of `Steps`.
+
+    >>> Clients().due(steps=10_000, seconds=60.0)
+    False
+    """
+
+    proximal: Annotated[float, NUMBER] = field(default=0.0, repr=False)
+    by_client: ClassVar[bool] = True
+
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
+        return False
+
+    def grants(self, pace: float, fastest: float) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return "by client" + _leash(self.proximal)
+
+
+Every = Steps | Seconds | PostLocal | Adaptive | Clients
+
+
+def _leash(proximal: float) -> str:
+    return f", proximal {proximal:g}" if proximal else ""
 
 
 def _every(steps: int) -> str:

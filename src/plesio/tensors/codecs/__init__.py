@@ -21,7 +21,6 @@ from plesio.tensors.codecs.cast import HalfPrecision
 from plesio.tensors.codecs.packer import Packer
 from plesio.tensors.codecs.top_k import Largest
 
-
 LARGE = 1 << 20
 
 

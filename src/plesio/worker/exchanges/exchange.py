@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
+from plesio.errors import ConfigurationError
 from plesio.protocol.worker import A, FromWorker
 from plesio.worker.data_use import DataUse
 from plesio.worker.pacer import Timer
@@ -42,6 +43,7 @@ class Exchange:
         cancels: whether a step under way may be called off.
         local: whether the user's optimizer steps in this process, with the state it has here.
         counts: whether each exchange tells what all workers counted.
+        by_client: whether clients' ends are what is exchanged at, not steps.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
     """
 
@@ -56,6 +58,7 @@ class Exchange:
     cancels = False
     local = True
     counts = False
+    by_client = False
     shares_parameters = False
     _part: Optimizer | None = field(default=None, init=False)
     _closure: Callable[[], Any] | None = field(default=None, init=False)
@@ -103,6 +106,13 @@ class Exchange:
     def abandon(self) -> None:
         """Drop the step under way."""
         raise NotImplementedError
+
+    def contribute(self, samples: int | None = None) -> None:
+        """Exchange now what was trained since the last time, on so many samples."""
+        raise ConfigurationError(
+            "worker.contribute sends what local steps moved, and under this strategy each step is exchanged; take one that "
+            "trains alone, such as local_sgd or fedavg"
+        )
 
     def report(self) -> None:
         """Tell the server what was done without it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plesio.core.events import Verdict
-from plesio.errors import ServerLostError, StopRun
+from plesio.errors import ConfigurationError, ServerLostError, StopRun
 from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewell, GoOn
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
@@ -17,6 +17,7 @@ from plesio.tensors.tensor_set import bits
 from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.own import OwnState
+from plesio.worker.replica import ParameterReplica
 from plesio.worker.warn import warn_not_finite
 
 
@@ -45,9 +46,13 @@ class ServerExchange(Exchange):
     def __post_init__(self) -> None:
         self._every = self.every or self.strategy.every
         self.local = self.strategy.send.stepped
+        self.by_client = self.strategy.every.by_client
+        self.in_rounds = self.strategy.gather.in_rounds
+        self._proximal = self.strategy.every.proximal
         self.cancels = self.strategy.release.cancel_late
         self._number = 0
-        self._steps = self._granted = 0
+        self._steps = self._granted = self._before_client = 0
+        self.taken = True  # whether the last contribution counted
         self._finite = True  # the gradients of the contribution under way
         self._exchanged_s = 0.0
         self._sent: Groups | None = None
@@ -84,16 +89,64 @@ class ServerExchange(Exchange):
         self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)
         if self.cancels and self._called_off():
             self.abandon()
-        elif self._every.due(self._steps, self.pacer.now_s() - self._exchanged_s, self.state.version, self._granted):
+        elif not self.by_client and self._every.due(
+            self._steps, self.pacer.now_s() - self._exchanged_s, self.state.version, self._granted
+        ):
             self._push()
         self.pacer.begin()
+
+    @property
+    def _stepped(self) -> ParameterReplica:
+        assert isinstance(self.replica, ParameterReplica), "the optimizer steps in this worker"
+        return self.replica
+
+    def contribute(self, samples: int | None = None) -> None:
+        if not self.local:
+            super().contribute()
+        if self.state.stopped:
+            raise StopRun("the run is over")
+        if samples is not None:
+            self.used.samples = samples
+        self._push()
+        self.pacer.begin()
+
+    def begin_client(self) -> None:
+        """The model is the version's again, and the optimizer has no state."""
+        self.optimizer.state.clear()
+        self._stepped.begin_client()
+        self.replica.drop_gradients()
+        self._finite, self._before_client = True, self._steps
+
+    @property
+    def client_steps(self) -> int:
+        """How many steps the client has taken."""
+        return self._steps - self._before_client
+
+    def end_client(self, samples: int) -> bool:
+        """Keep what a client moved for the round; whether that is finite, and counts."""
+        if self._finite and self._stepped.add_client(samples):
+            return True
+        self._steps = self._before_client
+        return False
+
+    def end_round(self) -> None:
+        """Exchange what the clients moved."""
+        self._stepped.take_clients()
+        self._finite = True
+        self.contribute()
 
     def _step_here(self) -> None:
         """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
         if self._closure is not None:
+            if self._proximal:
+                raise ConfigurationError(
+                    "a proximal term is added to gradients, and step(closure) computes its own: take them before"
+                )
             self.move()
             self.replica.note_gradients()
         elif self.replica.check_gradients():
+            if self._proximal:
+                self._stepped.pull_back(self._proximal)
             self.move()
         else:
             self._finite = False
@@ -130,7 +183,7 @@ class ServerExchange(Exchange):
         self.pacer.begin()
 
     def _push(self) -> None:
-        finite = self.replica.fill_slot() and self._finite
+        finite = (not self._steps or self.replica.fill_slot()) and self._finite
         batches, samples = self.used()
         if self._own is not None:
             self._own.keep(self._number)
@@ -176,7 +229,7 @@ class ServerExchange(Exchange):
     def _adopt(self, answer: GoOn) -> None:
         self._go_on(answer)
         state = self.state
-        state.staleness = answer.staleness
+        state.staleness, self.taken = answer.staleness, answer.verdict is Verdict.TAKEN
         if answer.verdict is Verdict.CANCELLED:
             self._sent = None  # the settings sent with it may be lost
         if answer.verdict is not Verdict.TAKEN:

@@ -1,0 +1,168 @@
+"""Federated rounds: clients train on data of their own, and send what they moved (`plesio.Clients`).
+
+In rounds a worker adds up what its clients moved, and makes one contribution of it: the weighted mean of weighted means is the
+mean. Asynchronously each client is a contribution, and a worker trains one after the other.
+"""
+
+from __future__ import annotations
+
+from plesio.errors import StrategyError, unknown_name
+from plesio.strategy import Strategy, answers
+from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Weigh
+from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
+from plesio.strategy.recipes.deltas import in_rounds, packed
+from plesio.strategy.recipes.naming import call
+
+__all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
+
+MEAN = Outer("SGD", lr=1.0)
+DISCOUNTED = Polynomial(0.5)
+OPTIMIZERS = {
+    "momentum": lambda lr: Outer("SGD", lr=lr, momentum=0.9),
+    "adam": lambda lr: Outer("Adam", lr=lr, betas=(0.9, 0.99), eps=1e-3),
+    "yogi": lambda lr: Outer("Yogi", lr=lr, betas=(0.9, 0.99), eps=1e-3),
+    "adagrad": lambda lr: Outer("Adagrad", lr=lr, eps=1e-3),
+}
+
+
+def fedavg(
+    first: int | None = None, *, deadline_s: float | None = None, late: str = "keep", codec: str | Codec | None = None
+) -> Strategy:
+    """Federated averaging: the mean of what a round's clients moved, by their samples.
+
+    Rule: w -= sum_k (n_k / n) (w - w_k) over the clients of the round, w_k after the local epochs. With `first`, a version is
+    made of so many clients, or of those that came within `deadline_s` of the first of them; a client that comes later goes into
+    the next version, at (1 + tau)^-1/2 of its weight.
+
+    Args:
+        first: how many clients make a version; None: all of the round, and the workers wait for each other.
+        deadline_s: with `first`: how long a version waits for them, from the first that came.
+        late: with `first`: "keep" or "drop" what was trained from an older version.
+        codec: as in `diloco`.
+
+    Source: McMahan et al. 2017, arXiv 1602.05629.
+
+    Raises:
+        StrategyError: `first` is no whole number of at least 1, `deadline_s` no number above 0 or without `first`, `late`
+            neither, or an unknown codec.
+
+    >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
+    ('by client', 'buffer of 8')
+    """
+    COUNT_OR_NONE.check("fedavg", "first", first)
+    POSITIVE_OR_NONE.check("fedavg", "deadline_s", deadline_s)
+    if late not in ("keep", "drop"):
+        raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
+    name = call(fedavg, first=first, deadline_s=deadline_s, late=late, codec=codec)
+    if first is None:
+        if deadline_s is not None or late != "keep":
+            raise StrategyError(
+                f"{name}: without first= a round waits for all of its clients, and none is late; give first"
+            )
+        return in_rounds(name, Clients(), MEAN, codec)
+    return Strategy(
+        name=name,
+        every=Clients(),
+        **packed(codec),
+        admit=answers.Everything() if late == "keep" else Fresh(within=0),
+        weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
+        gather=Buffer(first, deadline_s),
+        outer=MEAN,
+    )
+
+
+def fedopt(optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | None = None) -> Strategy:
+    """Federated averaging whose mean is the gradient of an optimizer at the server.
+
+    Rule: d = sum_k (n_k / n) (w - w_k); w = optimizer(w, d). Adam corrects for its bias, as torch's does; the paper's does not.
+
+    Args:
+        optimizer: "adam", "yogi", "adagrad" or "momentum".
+        lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
+        codec: as in `diloco`.
+
+    Source: Reddi et al. 2021, arXiv 2003.00295.
+
+    Raises:
+        StrategyError: an unknown optimizer or codec; as a run begins: a rate that it does not take.
+
+    >>> str(fedopt("yogi").outer)
+    'Yogi(lr=0.01, betas=(0.9, 0.99), eps=0.001)'
+    """
+    if optimizer not in OPTIMIZERS:
+        raise StrategyError(unknown_name("optimizer of fedopt", str(optimizer), OPTIMIZERS))
+    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec)
+    return in_rounds(name, Clients(), OPTIMIZERS[optimizer](lr), codec)
+
+
+def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None) -> Strategy:
+    """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
+
+    Rule: each local gradient has mu (w_k - w) added; else as `fedavg`.
+
+    Args:
+        mu: how strong the pull is.
+        codec: as in `diloco`.
+
+    Source: Li et al. 2020, arXiv 1812.06127.
+
+    Raises:
+        StrategyError: `mu` is no number of at least 0, or an unknown codec.
+
+    >>> fedprox(0.1).answers()["every"]
+    'by client, proximal 0.1'
+    """
+    every: Every = Clients(proximal=mu)
+    return in_rounds(call(fedprox, mu=mu, codec=codec), every, MEAN, codec)
+
+
+def fedbuff(k: int = 10, *, lr: float = 1.0, weigh: Weigh = DISCOUNTED, codec: str | Codec | None = None) -> Strategy:
+    """Buffered asynchronous aggregation: every k clients make a version, nobody waits.
+
+    Rule: w -= (lr / k) sum_i s(tau_i) (w_i0 - w_i) over k clients, s(tau) = (1 + tau)^-1/2; w_i0 is the version that client i
+    began with, tau_i how many were made since.
+
+    Args:
+        k: how many clients make a version.
+        lr: of the server.
+        weigh: the weights; `BySamples(0.5)` also weighs by samples, and divides by the sum of the weights.
+        codec: as in `diloco`.
+
+    Source: Nguyen et al. 2022, arXiv 2106.06639.
+
+    Raises:
+        StrategyError: `k` is no whole number of at least 1, or an unknown codec.
+
+    >>> fedbuff(k=5).name
+    'fedbuff(k=5)'
+    """
+    name = call(fedbuff, k=k, lr=lr, weigh=weigh, codec=codec)
+    return Strategy(
+        name=name, every=Clients(), **packed(codec), weigh=weigh, gather=Buffer(k), outer=Outer("SGD", lr=lr)
+    )
+
+
+def fedasync(rate: float = 0.6, *, a: float = 0.5) -> Strategy:
+    """Asynchronous federated optimization: each client moves the parameters a part of the way to its own.
+
+    Rule: w = (1 - r) w + r w_k with r = rate (1 + tau)^-a.
+
+    Args:
+        rate: how far a fresh client moves them.
+        a: how fast that falls with staleness.
+
+    Source: Xie et al. 2019, arXiv 1903.03934.
+
+    Raises:
+        StrategyError: `rate` is no number above 0 and at most 1, `a` none of at least 0.
+
+    >>> fedasync(0.9).answers()["weigh"]
+    '(1+staleness)^-0.5'
+    """
+    return Strategy(
+        name=call(fedasync, rate=rate, a=a),
+        every=Clients(),
+        send=answers.Parameters(),
+        weigh=Polynomial(a),
+        outer=Average(rate),
+    )
