@@ -75,27 +75,37 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "adaptive": [True],
     "codec": ["int8", TopK(0.1)],
     "after": [7],
+    "first": [3],
+    "optimizer": ["yogi"],
+    "mu": [0.5],
+    "rate": [0.3],
+    "a": [1.0],
+    "deadline_s": [5.0],
+    "late": ["drop"],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
     "buffered": {"correct": ["plain"]},
     "async_local_sgd": {"correct": ["delayed_nesterov"]},
     "local_sgd": {"weigh": ["equal"]},
     "post_local_sgd": {"every": [8]},
+    "fedavg": {"deadline_s": [], "late": []},  # with first= alone
     "elastic_averaging": {"every": [8]},
 }
 
 
-def makers(*, real: bool = False) -> dict[str, Callable[..., Strategy]]:
-    """Every recipe by name, with settings that bite; `real`: without those that are to processes like another."""
+def makers(*, real: bool = False, clients: bool = False) -> dict[str, Callable[..., Strategy]]:
+    """Every recipe by name, with settings that bite; `real`: without those that are to processes like another; `clients`: with
+    those of federated rounds, which train on `ps.Clients` (integration/test_clients)."""
     rows = {name: row for name, row in ROWS.items() if not (real and row.like)}
+    rows = {name: row for name, row in rows.items() if clients or not row.answers[0].startswith("by client")}
     return {name: partial(recipes.recipe, name, **row.needed, **row.settings) for name, row in rows.items()}
 
 
-def strategies(*, at_server: bool = False, real: bool = False) -> list[Strategy]:
+def strategies(*, at_server: bool = False, real: bool = False, clients: bool = False) -> list[Strategy]:
     """Every recipe with settings that bite, and with its further ones; `at_server`: those that a server folds."""
     every = [
         make(**more)
-        for name, make in makers(real=real).items()
+        for name, make in makers(real=real, clients=clients).items()
         for more in ({}, *ROWS[name].also, *(() if real else ROWS[name].simulated))
     ]
     return [one for one in every if one.via.at_server or not at_server]
@@ -670,6 +680,159 @@ ROWS: dict[str, Row] = {
                 0#6: fold v13 [0#6 tau1 1.00] lr 0.33; go 0@v13
                 2 is back: go 2@v13
                 2#1: fold v14 [2#1 tau0 1.00] lr 0.33; go 2@v14
+                """,
+            ),
+        ),
+    ),
+    "fedavg": Row(
+        also=({"first": 2}, {"codec": "int8"}),
+        answers=("by client", "delta", "round of all", "after the fold", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+            (
+                {"first": 2},
+                """
+                0#1: hold 0#1 x 30.00; go 0@v0
+                1#1: hold 1#1 x 20.00; fold v1 [0#1 tau0 0.60, 1#1 tau0 0.40] lr 1.00 held; go 1@v1
+                0#2: hold 0#2 x 21.21; go 0@v1
+                1#2: hold 1#2 x 20.00; fold v2 [0#2 tau1 0.51, 1#2 tau0 0.49] lr 1.00 held; go 1@v2
+                2#1: hold 2#1 x 5.77; go 2@v2
+                1#3: hold 1#3 x 20.00; fold v3 [2#1 tau2 0.22, 1#3 tau0 0.78] lr 1.00 held; go 1@v3
+                0#3: hold 0#3 x 17.32; go 0@v3
+                0#4: hold 0#4 x 30.00; fold v4 [0#3 tau2 0.37, 0#4 tau0 0.63] lr 1.00 held; go 0@v4
+                1#4: hold 1#4 x 14.14; go 1@v4
+                2#2: hold 2#2 x 5.77; fold v5 [1#4 tau1 0.71, 2#2 tau2 0.29] lr 1.00 held; go 2@v5
+                0#5: hold 0#5 x 21.21; go 0@v5
+                1#5: hold 1#5 x 14.14; fold v6 [0#5 tau1 0.60, 1#5 tau1 0.40] lr 1.00 held; go 1@v6
+                2 dies: -
+                0#6: hold 0#6 x 21.21; go 0@v6
+                2 is back: go 2@v6
+                2#1: hold 2#1 x 10.00; fold v7 [0#6 tau1 0.68, 2#1 tau0 0.32] lr 1.00 held; go 2@v7
+                """,
+            ),
+        ),
+    ),
+    "fedopt": Row(
+        answers=("by client", "delta", "round of all", "after the fold", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+        ),
+    ),
+    "fedprox": Row(
+        answers=("by client, proximal 0.01", "delta", "round of all", "after the fold", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.50, 1#1 tau0 0.33, 2#1 tau0 0.17] lr 1.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.50, 1#2 tau0 0.33, 2#2 tau0 0.17] lr 1.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.60, 1#3 tau0 0.40] lr 1.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+        ),
+    ),
+    "fedbuff": Row(
+        settings={"k": 2},
+        answers=("by client", "delta", "buffer of 10", "freely", "server"),
+        golden=(
+            (
+                {"k": 2},
+                """
+                0#1: hold 0#1 x 1.00; go 0@v0
+                1#1: hold 1#1 x 1.00; fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 1.00 held; go 1@v1
+                0#2: hold 0#2 x 0.71; go 0@v1
+                1#2: hold 1#2 x 1.00; fold v2 [0#2 tau1 0.41, 1#2 tau0 0.59] lr 0.85 held; go 1@v2
+                2#1: hold 2#1 x 0.58; go 2@v2
+                1#3: hold 1#3 x 1.00; fold v3 [2#1 tau2 0.37, 1#3 tau0 0.63] lr 0.79 held; go 1@v3
+                0#3: hold 0#3 x 0.58; go 0@v3
+                0#4: hold 0#4 x 1.00; fold v4 [0#3 tau2 0.37, 0#4 tau0 0.63] lr 0.79 held; go 0@v4
+                1#4: hold 1#4 x 0.71; go 1@v4
+                2#2: hold 2#2 x 0.58; fold v5 [1#4 tau1 0.55, 2#2 tau2 0.45] lr 0.64 held; go 2@v5
+                0#5: hold 0#5 x 0.71; go 0@v5
+                1#5: hold 1#5 x 0.71; fold v6 [0#5 tau1 0.50, 1#5 tau1 0.50] lr 0.71 held; go 1@v6
+                2 dies: -
+                0#6: hold 0#6 x 0.71; go 0@v6
+                2 is back: go 2@v6
+                2#1: hold 2#1 x 1.00; fold v7 [0#6 tau1 0.41, 2#1 tau0 0.59] lr 0.85 held; go 2@v7
+                """,
+            ),
+        ),
+    ),
+    "fedasync": Row(
+        answers=("by client", "parameters", "each", "freely", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: fold v1 [0#1 tau0 1.00] lr 0.60; go 0@v1
+                1#1: fold v2 [1#1 tau1 1.00] lr 0.42; go 1@v2
+                0#2: fold v3 [0#2 tau1 1.00] lr 0.42; go 0@v3
+                1#2: fold v4 [1#2 tau1 1.00] lr 0.42; go 1@v4
+                2#1: fold v5 [2#1 tau4 1.00] lr 0.27; go 2@v5
+                1#3: fold v6 [1#3 tau1 1.00] lr 0.42; go 1@v6
+                0#3: fold v7 [0#3 tau3 1.00] lr 0.30; go 0@v7
+                0#4: fold v8 [0#4 tau0 1.00] lr 0.60; go 0@v8
+                1#4: fold v9 [1#4 tau2 1.00] lr 0.35; go 1@v9
+                2#2: fold v10 [2#2 tau4 1.00] lr 0.27; go 2@v10
+                0#5: fold v11 [0#5 tau2 1.00] lr 0.35; go 0@v11
+                1#5: fold v12 [1#5 tau2 1.00] lr 0.35; go 1@v12
+                2 dies: -
+                0#6: fold v13 [0#6 tau1 1.00] lr 0.42; go 0@v13
+                2 is back: go 2@v13
+                2#1: fold v14 [2#1 tau0 1.00] lr 0.60; go 2@v14
                 """,
             ),
         ),

@@ -102,7 +102,7 @@ def draw(seed: int, workers: int | None = None, contributions: int | None = None
 
 def _strategy(rng: random.Random, workers: int) -> Strategy:
     """A recipe of those a server folds for, with a setting that bites at this size."""
-    recipe = rng.choice([name for name, make in makers().items() if make().via.at_server])
+    recipe = rng.choice([name for name, make in makers(clients=True).items() if make().via.at_server])
     few = rng.randint(1, max(1, min(workers, 4)))
     settings = {
         "first_of": {"m": few, "cancel_late": rng.random() < 0.7},

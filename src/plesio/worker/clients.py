@@ -232,6 +232,7 @@ class LeasedClients:
         self._model = model
         self._digest = clients.digest(context.seed)
         self._drawn: tuple[int, list[int]] = (-1, [])
+        self._visits: list[Visit] = []  # of the round
         self._open: tuple[Client, float] | None = None  # whose turn it is, and since when
         self._round: int | None = None
         self._over = False
@@ -262,6 +263,7 @@ class LeasedClients:
             self._round += 1
             if self._exchange.in_rounds or self._used.batches:  # these were places without a client
                 self._exchange.end_round()
+                self._tell()
 
     def _first(self) -> int:
         """The round that the run is in: of those that wait for each other, each made a version."""
@@ -309,20 +311,17 @@ class LeasedClients:
         if self._exchange.client_steps:
             self._judge(client)
             counts = self._taken_up(client)
-        state, late = self._context.state, client.round != self._round
-        self._context.visited(
-            Visit(
-                client.id,
-                client.round,
-                client.samples,
-                seconds,
-                state.staleness,
-                counts,
-                late,
-                client.first,
-                client.last,
-            )
-        )
+        stale, late = self._context.state.staleness, client.round != self._round
+        told = client.id, client.round, client.samples, seconds, stale, counts, late, client.first, client.last
+        self._visits.append(Visit(*told))
+        if not self._exchange.in_rounds:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell of the turns whose work has arrived: what dies with a worker is trained again by another."""
+        for one in self._visits:
+            self._context.visited(one)
+        self._visits.clear()
 
     def _taken_up(self, client: Client) -> bool:
         """Whether what it moved counts."""
@@ -353,3 +352,4 @@ class LeasedClients:
         self._end()
         if self._used.batches:
             self._exchange.end_round()
+            self._tell()

@@ -150,7 +150,9 @@ def _predict(
     steps_max: int,
 ) -> Prediction:
     if strategy.every.by_client:
-        raise ConfigurationError(f"{strategy.name}: it exchanges when a client ends, and the run had none; simulate it instead")
+        raise ConfigurationError(
+            f"{strategy.name}: it exchanges when a client ends, and the run had none; simulate it instead"
+        )
     nbytes, plain = max(1, run.nbytes), run.plain_nbytes or run.nbytes
     push, answer = (max(1, round(plain * share_of(one.codec))) for one in (strategy.send, strategy.adopt))
     ring = strategy.via.by_collective

@@ -189,7 +189,8 @@ class Outer(Answer):
         self, name: str, lr_scale: str = "full", settings: Iterable[tuple[str, Any]] = (), **more: Any
     ) -> None:
         LR_SCALE.check("Outer", "lr_scale", lr_scale)
-        values = {"name": name, "lr_scale": lr_scale, "settings": (*map(tuple, settings), *more.items())}
+        told = [(key, tuple(value) if isinstance(value, list) else value) for key, value in (*settings, *more.items())]
+        values = {"name": name, "lr_scale": lr_scale, "settings": tuple(told)}  # as before it was in a file
         for key, value in values.items():
             object.__setattr__(self, key, value)
 

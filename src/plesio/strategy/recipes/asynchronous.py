@@ -44,8 +44,8 @@ def _strategy(
     **others: Any,
 ) -> Strategy:
     """What `recipe` returns, named for the call that makes it: the answers that these recipes share, and `others`."""
-    correction = _known("correction", correct, CORRECTIONS)
-    weight = _known("weight", weigh, WEIGHTS)
+    correction = known_as("correction", correct, CORRECTIONS)
+    weight = known_as("weight", weigh, WEIGHTS)
     words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
     looks_ahead = isinstance(correction, answers.WorkerMomentum)
     return Strategy(
@@ -58,7 +58,7 @@ def _strategy(
     )
 
 
-def _known(what: str, given: str | T, known: Mapping[str, T]) -> T:
+def known_as(what: str, given: str | T, known: Mapping[str, T]) -> T:
     """The answer of that name, or the one that is given."""
     if not isinstance(given, str):
         return given

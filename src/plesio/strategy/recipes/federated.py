@@ -10,13 +10,13 @@ from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
+from plesio.strategy.recipes.asynchronous import WEIGHTS, known_as
 from plesio.strategy.recipes.deltas import in_rounds, packed
-from plesio.strategy.recipes.naming import call
+from plesio.strategy.recipes.naming import call, word
 
 __all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
 
 MEAN = Outer("SGD", lr=1.0)
-DISCOUNTED = Polynomial(0.5)
 OPTIMIZERS = {
     "momentum": lambda lr: Outer("SGD", lr=lr, momentum=0.9),
     "adam": lambda lr: Outer("Adam", lr=lr, betas=(0.9, 0.99), eps=1e-3),
@@ -86,8 +86,8 @@ def fedopt(optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | No
     Raises:
         StrategyError: an unknown optimizer or codec; as a run begins: a rate that it does not take.
 
-    >>> str(fedopt("yogi").outer)
-    'Yogi(lr=0.01, betas=(0.9, 0.99), eps=0.001)'
+    >>> fedopt("yogi").name, str(fedopt().outer)
+    ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     if optimizer not in OPTIMIZERS:
         raise StrategyError(unknown_name("optimizer of fedopt", str(optimizer), OPTIMIZERS))
@@ -116,7 +116,9 @@ def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None) -> Strategy:
     return in_rounds(call(fedprox, mu=mu, codec=codec), every, MEAN, codec)
 
 
-def fedbuff(k: int = 10, *, lr: float = 1.0, weigh: Weigh = DISCOUNTED, codec: str | Codec | None = None) -> Strategy:
+def fedbuff(
+    k: int = 10, *, lr: float = 1.0, weigh: str | Weigh = "polynomial", codec: str | Codec | None = None
+) -> Strategy:
     """Buffered asynchronous aggregation: every k clients make a version, nobody waits.
 
     Rule: w -= (lr / k) sum_i s(tau_i) (w_i0 - w_i) over k clients, s(tau) = (1 + tau)^-1/2; w_i0 is the version that client i
@@ -125,20 +127,25 @@ def fedbuff(k: int = 10, *, lr: float = 1.0, weigh: Weigh = DISCOUNTED, codec: s
     Args:
         k: how many clients make a version.
         lr: of the server.
-        weigh: the weights; `BySamples(0.5)` also weighs by samples, and divides by the sum of the weights.
+        weigh: the weights, by name as in `async_sgd`; `BySamples(0.5)` also weighs by samples, and divides by their sum.
         codec: as in `diloco`.
 
     Source: Nguyen et al. 2022, arXiv 2106.06639.
 
     Raises:
-        StrategyError: `k` is no whole number of at least 1, or an unknown codec.
+        StrategyError: `k` is no whole number of at least 1, or an unknown weight or codec.
 
     >>> fedbuff(k=5).name
     'fedbuff(k=5)'
     """
-    name = call(fedbuff, k=k, lr=lr, weigh=weigh, codec=codec)
+    weight = known_as("weight", weigh, WEIGHTS)
     return Strategy(
-        name=name, every=Clients(), **packed(codec), weigh=weigh, gather=Buffer(k), outer=Outer("SGD", lr=lr)
+        name=call(fedbuff, k=k, lr=lr, weigh=word(weight, WEIGHTS), codec=codec),
+        every=Clients(),
+        **packed(codec),
+        weigh=weight,
+        gather=Buffer(k),
+        outer=Outer("SGD", lr=lr),
     )
 
 

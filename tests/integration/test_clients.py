@@ -1,0 +1,322 @@
+"""Federated rounds: clients lent to workers, against plain loops over the clients that were drawn."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
+from plesio.strategy import Strategy
+from plesio.strategy.answers import BySamples
+from plesio.worker.clients import CLIENTS, Client, DataUse, seed_step
+from support.loops import CLASSES, FEATURES, data
+
+INPUTS, LABELS = data(228)
+CLOSE = {"rtol": 1e-5, "atol": 2e-6}
+RECIPES = [
+    ps.fedavg(),
+    ps.fedopt("adam"),
+    ps.fedopt("yogi"),
+    ps.fedprox(0.5),
+    ps.fedbuff(3),
+    ps.fedasync(),
+    ps.fedavg(3, deadline_s=0.5),
+    ps.fedavg(codec="int8"),
+]
+
+
+def build(batch_norm: bool = True) -> nn.Sequential:
+    torch.manual_seed(3)
+    norm = [nn.BatchNorm1d(16)] if batch_norm else []
+    return nn.Sequential(nn.Linear(FEATURES, 16), *norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+
+
+def split(clients: int = 12) -> Any:
+    return ps.splits.sizes(228, range(8, 8 + 2 * clients, 2), seed=1)
+
+
+def clients(**settings: Any) -> ps.Clients:
+    return ps.Clients(
+        TensorDataset(INPUTS, LABELS), split(), **{"per_round": 4, "rounds": 5, "batch_size": 8, **settings}
+    )
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+
+
+def optimizer_of(model: nn.Module, kind: str) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(worker: ps.Worker, kind: str = "sgd", ends: tuple[int, int] | None = None, **settings: Any) -> None:
+    """`ends`: this client of that round is left after its first batch. (Under Adam a bias before a batch norm is rounding noise.)"""
+    model = build(batch_norm=kind != "adam" and "held_out" not in settings)
+    model, optimizer, lent = worker.prepare(model, optimizer_of(model, kind), clients(**settings))
+    for client in lent:
+        for inputs, labels in client:
+            step(model, optimizer, inputs, labels)
+            if ends == (client.round, client.id):
+                break
+        client.log(weight=model[0].weight.abs().mean())
+
+
+def by_hand(rounds: int, kind: str = "sgd", mu: float = 0.0, seed: int = 0, **settings: Any) -> dict[str, torch.Tensor]:
+    """Federated averaging in plain PyTorch: the mean of the models of a round's clients, by samples."""
+    lent, model = clients(**settings), build(batch_norm=kind != "adam")
+    shared = {name: value.clone() for name, value in model.state_dict().items()}
+    for round in range(rounds):
+        total, mean = 0, {name: torch.zeros_like(value, dtype=torch.float64) for name, value in shared.items()}
+        for number in lent.drawn(seed, round):
+            model.load_state_dict(shared)
+            start = [one.detach().clone() for one in model.parameters()]
+            optimizer = optimizer_of(model, kind)
+            client = Client(lent, number, round, seed, DataUse())
+            seed_step(seed, CLIENTS + number, round)
+            for inputs, labels in client:
+                optimizer.zero_grad()
+                cross_entropy(model(inputs), labels).backward()
+                for one, begun in zip(model.parameters(), start, strict=True):
+                    one.grad += mu * (one.detach() - begun)
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                if value.is_floating_point():
+                    mean[name] += client.samples * value.double()
+                else:
+                    mean[name] = torch.maximum(mean[name], value.double() * 1.0)
+            total += client.samples
+        shared = {
+            name: (mean[name] / total if shared[name].is_floating_point() else mean[name]).to(shared[name].dtype)
+            for name in shared
+        }
+    return shared
+
+
+def simulated(strategy: Strategy, workers: int = 2, cluster: Any = "uniform", **settings: Any) -> ps.Run:
+    options = {key: settings.pop(key) for key in ("runs", "checkpoint", "resume", "until", "seed") if key in settings}
+    return ps.run(partial(train, **settings), strategy, workers=workers, engine=ps.Simulated(cluster), **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("kind", "epochs"), [("sgd", 1), ("adam", 2)])
+def test_rounds_equal_a_plain_loop_over_the_drawn_clients(workers: int, kind: str, epochs: int) -> None:
+    run = simulated(ps.fedavg(), workers, kind=kind, epochs=epochs, rounds=3)
+    wanted = by_hand(3, kind, epochs=epochs)
+    assert (run.version, sum(one.turns for one in run.summary.clients)) == (3, 12)
+    for name, value in run.state_dict.items():
+        torch.testing.assert_close(value, wanted[name], **CLOSE, msg=name)
+
+
+def test_real_workers_give_what_simulated_ones_do() -> None:
+    real = ps.run(partial(train, rounds=2), ps.fedavg(), workers=2)
+    wanted = simulated(ps.fedavg(), rounds=2)
+    assert real.summary.samples == wanted.summary.samples
+    for name, value in real.state_dict.items():
+        torch.testing.assert_close(value, wanted.state_dict[name], **CLOSE, msg=name)
+
+
+def test_a_leash_adds_how_far_a_client_is_from_its_start() -> None:
+    run, wanted = simulated(ps.fedprox(0.5), rounds=2, epochs=2), by_hand(2, mu=0.5, epochs=2)
+    for name, value in run.state_dict.items():
+        torch.testing.assert_close(value, wanted[name], **CLOSE, msg=name)
+
+
+def test_outer_sgd_with_rate_1_is_averaging() -> None:
+    momentum = ps.fedopt("momentum", lr=1.0)
+    one = Strategy(**{**{field: getattr(momentum, field) for field in momentum.__slots__}, "outer": ps.fedavg().outer})
+    for name, value in simulated(one, rounds=2).state_dict.items():
+        torch.testing.assert_close(value, simulated(ps.fedavg(), rounds=2).state_dict[name], **CLOSE)
+
+
+def test_a_buffer_of_a_round_is_a_round_where_nobody_is_stale() -> None:
+    """With as many workers as clients, released together; batch norm's counts aside."""
+    buffered = simulated(ps.fedbuff(4, weigh=BySamples()), 4, rounds=1)
+    rounds = simulated(ps.fedavg(), 4, rounds=1)
+    for name, value in buffered.state_dict.items():
+        torch.testing.assert_close(value, rounds.state_dict[name], **CLOSE, msg=name)
+
+
+def test_fedasync_with_rate_1_and_one_worker_is_training_client_after_client() -> None:
+    run = simulated(ps.fedasync(1.0), 1, rounds=2)
+    lent, model = clients(rounds=2), build()
+    for round in range(2):
+        for number in lent.drawn(0, round):
+            optimizer = optimizer_of(model, "sgd")
+            seed_step(0, CLIENTS + number, round)
+            for inputs, labels in Client(lent, number, round, 0, DataUse()):
+                step(model, optimizer, inputs, labels)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, run.state_dict[name], **CLOSE, msg=name)
+
+
+@pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: str(one.name))
+def test_every_recipe_replays_and_resumes(strategy: Strategy, tmp_path: Path) -> None:
+    uneven = Cluster((Group(2, LogNormal(0.1, 0.3)), Group(1, Constant(0.3))))
+    whole = simulated(strategy, 3, uneven, rounds=6)
+    first = simulated(
+        strategy, 3, uneven, rounds=6, runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4),
+        until=ps.Until(seconds=0.6 * whole.summary.wall_s),
+    )  # fmt: skip
+    assert 0 < first.version < whole.version
+    second = simulated(strategy, 3, uneven, rounds=6, runs=tmp_path / "b", resume=first.folder)
+    assert second.folder is not None
+    assert ps.replay(second.folder, partial(train, rounds=6)).identical
+    assert second.batches_unvisited == 0
+    if strategy.gather.in_rounds and strategy.send.codec is None:
+        for name, value in second.state_dict.items():
+            torch.testing.assert_close(value, whole.state_dict[name], **CLOSE, msg=name)
+
+
+@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
+def test_a_dead_workers_clients_go_to_others(strategy: Strategy, tmp_path: Path) -> None:
+    faults = tuple(f for at in (0.75, 2.25) for f in (Crash(worker=1, at_s=at), Restart(worker=1, at_s=at + 0.5)))
+    cluster = Cluster((Group(3, Constant(0.1)),), faults=faults)
+    run = simulated(strategy, 3, cluster, rounds=8, runs=tmp_path)
+    assert run.batches_unvisited == 0
+    assert run.samples >= sum(one.samples for one in run.summary.clients)  # a turn that was cut short told nothing
+    assert ps.replay(run.folder, partial(train, rounds=8)).identical
+
+
+def test_a_client_that_is_left_early_counts_with_what_it_trained_on() -> None:
+    chosen = clients().drawn(0, 0)[0]
+    whole, early = simulated(ps.fedavg(), 1, rounds=1), simulated(ps.fedavg(), 1, rounds=1, ends=(0, chosen))
+    sizes = {one.client: one.samples for one in whole.summary.clients}
+    assert sizes[chosen] > 8
+    assert {one.client: one.samples for one in early.summary.clients} == {**sizes, chosen: 8}
+    assert early.samples == whole.samples - sizes[chosen] + 8
+
+
+def test_one_clients_nan_leaves_only_that_client_out() -> None:
+    bad = clients().drawn(0, 0)[1]
+
+    def poisoned(worker: ps.Worker) -> None:
+        model = build(batch_norm=False)
+        model, optimizer, lent = worker.prepare(model, optimizer_of(model, "sgd"), clients(rounds=1))
+        for client in lent:
+            for inputs, labels in client:
+                step(model, optimizer, inputs * (float("nan") if client.id == bad else 1.0), labels)
+
+    with pytest.warns(RuntimeWarning, match=f"client {bad}, round 0: a NaN or an infinity; it is left out"):
+        run = ps.run(poisoned, ps.fedavg(), workers=2, engine=ps.Simulated("uniform"))
+    assert run.version == 1
+    assert [one.client for one in run.summary.clients if one.left_out] == [bad]
+    assert all(value.isfinite().all() for value in run.state_dict.values())
+
+
+def test_a_worker_without_clients_waits() -> None:
+    with pytest.warns(RuntimeWarning, match="per_round=2.* with 3 workers: some have no client in a round, and wait"):
+        run = simulated(ps.fedavg(), 3, rounds=4, per_round=2)
+    assert (run.version, sum(one.turns for one in run.summary.clients)) == (4, 8)
+
+
+@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(2)], ids=lambda one: str(one.name))
+def test_rounds_may_have_fewer_clients_than_wanted(strategy: Strategy) -> None:
+    run = simulated(strategy, 2, rounds=5, available=0.3)
+    drawn = [clients(available=0.3).drawn(0, round) for round in range(5)]
+    assert 0 < sum(map(len, drawn)) < 20
+    assert sum(one.turns for one in run.summary.clients) == sum(map(len, drawn))
+    assert run.batches_unvisited == 0
+
+
+def test_a_clients_steps_take_its_own_time() -> None:
+    law = LogNormal(1.0, 1.0)
+    run = simulated(ps.fedavg(), 2, rounds=6, speeds=law)
+    sizes = [len(part) for part in split()]
+    speeds = {one.client: one.seconds / one.turns / -(-sizes[one.client] // 8) for one in run.summary.clients}
+    assert len({round(value, 6) for value in speeds.values()}) == len(speeds)
+    again = simulated(ps.fedavg(), 3, rounds=6, speeds=law)
+    for one in again.summary.clients:
+        assert one.seconds / one.turns / -(-sizes[one.client] // 8) == pytest.approx(speeds[one.client])
+
+
+def test_clients_are_evaluated_before_and_after_on_what_they_hold_out() -> None:
+    def accuracy(model: nn.Module, batches: Any) -> dict[str, float]:
+        assert not model.training
+        hits = [(model(inputs).argmax(1) == labels).float() for inputs, labels in batches]
+        return {"accuracy": float(torch.cat(hits).mean())}
+
+    run = simulated(ps.fedavg(), 2, rounds=6, held_out=0.3, evaluate_clients=accuracy, evaluate_every=2)
+    judged = [one for one in run.summary.clients if "accuracy" in one.after]
+    assert judged
+    assert all("accuracy" in one.before for one in judged)
+
+
+def test_own_loops_contribute_once_a_round() -> None:
+    """As sites do, each with data of its own."""
+
+    def site(worker: ps.Worker) -> None:
+        model = build(batch_norm=False)
+        model, optimizer = worker.prepare(model, optimizer_of(model, "sgd"))
+        own = [40, 80][worker.rank]
+        for _ in range(3):
+            for start in range(0, own, 20):
+                step(model, optimizer, INPUTS[start : start + 20], LABELS[start : start + 20])
+            worker.contribute(samples=own)
+
+    run = ps.run(site, ps.fedavg(), workers=2)
+    assert (run.version, run.samples) == (3, 360)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"per_round": 13}, r"per_round=13.: there are 12 clients; give 1 to 12"),
+    ({"per_round": 0}, r"per_round=0.: a whole number of at least 1"),
+    ({"epochs": 1.5}, r"epochs=1.5.: a whole number"),
+    ({"held_out": 1.0}, r"held_out=1.0.: a number of at least 0 and below 1"),
+    ({"available": 0.0}, r"available=0.0.: a number above 0"),
+    ({"evaluate_clients": print}, r"nothing to evaluate on; say held_out=0.2"),
+    ({"speeds": 0.1}, r"speeds=0.1.: a law of plesio.cluster"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), BAD, ids=lambda one: str(one)[:30])
+def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        clients(**settings)
+
+
+def test_bad_splits_are_refused_or_told() -> None:
+    items = list(range(10))
+    with pytest.raises(ps.ConfigurationError, match=r"client 1 has no sample to train on; .*nonempty"):
+        ps.Clients(items, [[0, 1], []], per_round=1)
+    with pytest.raises(ps.ConfigurationError, match=r"the split has the index 10, and the data set has 10 samples"):
+        ps.Clients(items, [[0, 10]], per_round=1)
+    with pytest.warns(RuntimeWarning, match="2 samples are in more than one place of the split"):
+        ps.Clients(items, [items, [3, 4]], per_round=1)
+    with pytest.warns(RuntimeWarning, match="4 of 10 samples are no client's"):
+        ps.Clients(items, [[0, 1, 2], [3, 4, 5]], per_round=1)
+
+
+def test_clients_and_strategies_by_client_go_together() -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"ps.Clients needs a strategy that exchanges when a client ends: fedavg"
+    ):
+        simulated(ps.local_sgd(4))
+
+    def loads(worker: ps.Worker) -> None:
+        model = build()
+        worker.prepare(model, optimizer_of(model, "sgd"), TensorDataset(INPUTS, LABELS))
+
+    with pytest.raises(
+        ps.ConfigurationError, match=r"this strategy exchanges when a client ends: give prepare ps.Clients"
+    ):
+        ps.run(loads, ps.fedavg(), workers=1, engine=ps.Simulated("uniform"))
+
+
+def test_shards_give_few_labels_to_each() -> None:
+    labels = np.repeat(np.arange(10), 60)
+    found = ps.splits.shards(labels, 30, each=2)
+    assert max(len(set(labels[part])) for part in found) <= 2
+    assert sorted(np.concatenate(found)) == list(range(600))
