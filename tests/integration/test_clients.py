@@ -63,7 +63,7 @@ def optimizer_of(model: nn.Module, kind: str) -> torch.optim.Optimizer:
 
 
 def train(worker: ps.Worker, kind: str = "sgd", ends: tuple[int, int] | None = None, **settings: Any) -> None:
-    """`ends`: this client of that round is left after its first batch. (Under Adam a bias before a batch norm is rounding noise.)"""
+    """`ends`: this client of that round is left after its first batch. Under Adam a bias before a norm is noise."""
     model = build(batch_norm=kind != "adam" and "held_out" not in settings)
     model, optimizer, lent = worker.prepare(model, optimizer_of(model, kind), clients(**settings))
     for client in lent:

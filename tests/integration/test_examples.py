@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import runpy
+import socket
 import struct
 import subprocess
 import sys
@@ -76,3 +78,55 @@ def write_pictures(folder: Path) -> None:
         header = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28)
         (folder / f"{kind}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + labels.tobytes())
+
+
+def test_federated_rounds_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(EXAMPLES / "federated.py"), "--strategy", "fedavg", "--workers", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "clients: 50 took 600 turns; on devices of their own they would have exchanged 23.1 MB" in said
+    assert "client loss: 0." in said
+
+
+@pytest.mark.slow
+def test_three_sites_train_over_tls_and_one_is_away_for_a_while(tmp_path: Path) -> None:
+    environment = {**os.environ, "PLESIO_TOKEN": "a token of the tests, long enough"}
+    plesio, site = [sys.executable, "-m", "plesio"], [sys.executable, str(EXAMPLES / "sites.py")]
+    subprocess.run([*plesio, "certs", "certs", "--host", "127.0.0.1"], env=environment, check=True, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment |= {"PLESIO_JOIN": f"tcp://{address}", "PLESIO_CERTS": "certs/127.0.0.1"}
+    told = [
+        "--strategy",
+        "fedavg",
+        "--workers",
+        "3",
+        "--listen",
+        address,
+        "--certs",
+        "certs/127.0.0.1",
+        "--runs",
+        "runs",
+    ]
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*command: str) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    try:
+        head = start(*plesio, "serve", *told)
+        sites = [start(*site, str(one)) for one in range(3)]
+        assert sites[2].stdout is not None
+        assert sites[2].stdout.readline().startswith("site 2: 466 samples stay here; ")
+        sites[2].kill()
+        sites[2].wait(10)
+        sites[2] = start(*site, "2")
+        assert [one.wait(90) for one in sites] == [0, 0, 0]
+        said, _ = head.communicate(timeout=60)
+    finally:
+        for one in started:
+            with one:
+                one.kill()
+    assert "worker 2 is back" in said
+    (summary,) = Path("runs").glob("*/summary.json")
+    assert json.loads(summary.read_text())["version"] >= 20

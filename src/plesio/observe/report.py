@@ -20,6 +20,7 @@ from plesio.observe.amounts import number
 from plesio.observe.comparison import Target, cells, headings, in_a_line, time_of
 from plesio.observe.finding import finding, setting
 from plesio.observe.summary import Summary
+from plesio.observe.tables import of_clients
 
 _INCIDENTS_MAX = 200
 _LEFT_MAX = 8
@@ -81,7 +82,12 @@ def _table(summaries: Sequence[Summary], target: Target | None) -> dict[str, Any
         "rows": [cells(s, target, metric) for s in summaries],
         "best": [time_s is not None and time_s == min(reached, default=None) for time_s in times],
         "notes": [
-            f"{s.strategy} ended: {s.ended}." for s in summaries if s.ended != "finished" and not _reached(s, target)
+            *(
+                f"{s.strategy} ended: {s.ended}."
+                for s in summaries
+                if s.ended != "finished" and not _reached(s, target)
+            ),
+            *(f"{s.strategy}, {line}." for s in summaries for line in of_clients(s)),
         ],
     }
 

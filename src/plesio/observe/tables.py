@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from plesio.observe.amounts import byte_size, of_ideal, percent, rate
+from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, time_of
-from plesio.observe.summary import EXTREMES, Summary, telling
+from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
 
 WIDTH = 118
 ROOMY = 120
@@ -105,6 +106,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
         notes.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
     if summary.batches_unvisited:
         notes.append(f"batches that workers had taken and that are not in the model: {summary.batches_unvisited:,}")
+    notes += of_clients(summary)
     if summary.uncounted:
         notes.append(summary.uncounted)
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]
@@ -114,6 +116,25 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
         notes.append(summary.advice)
     if folder is not None:
         notes.append(f"written to {folder}")
+    return notes
+
+
+def of_clients(summary: Summary) -> list[str]:
+    """Federated rounds in words: turns, what clients on devices of their own would have sent, and their metrics."""
+    clients = summary.clients
+    if not clients:
+        return []
+    turns = sum(one.turns for one in clients)
+    late, left_out = sum(one.late for one in clients), sum(one.left_out for one in clients)
+    odd = [f"{number:,} {what}" for number, what in ((late, "in a later round"), (left_out, "left out")) if number]
+    sent = byte_size(2 * turns * summary.plain_bytes)
+    notes = [
+        f"clients: {len(clients):,} took {turns:,} turns{' (' + ', '.join(odd) + ')' if odd else ''}; on devices of their own "
+        f"they would have exchanged {sent}, unpacked"
+    ]
+    for name in sorted({name for one in clients for name in one.after}):
+        worst = worst_tenth(clients, name, lower_is_better(name))
+        notes.append(f"client {name}: {by_samples(clients, name):.4g} by samples, {worst:.4g} the worst tenth")
     return notes
 
 
