@@ -190,6 +190,15 @@ def test_a_dead_workers_clients_go_to_others(strategy: Strategy, tmp_path: Path)
     assert ps.replay(run.folder, partial(train, rounds=8)).identical
 
 
+def test_clients_of_a_worker_that_dies_in_the_last_round_are_trained_after_it() -> None:
+    """Worker 1 takes ten times as long, and dies when the other waits for it."""
+    uneven = Cluster((Group(1, Constant(0.1)), Group(1, Constant(1.0))), faults=(Crash(worker=1, at_s=1.5),))
+    run = simulated(ps.fedavg(), 2, uneven, rounds=1)
+    assert (run.version, run.batches_unvisited) == (2, 0)
+    assert sum(one.late for one in run.summary.clients) == 1
+    assert sum(one.turns for one in run.summary.clients) == 4
+
+
 def test_a_client_that_is_left_early_counts_with_what_it_trained_on() -> None:
     chosen = clients().drawn(0, 0)[0]
     whole, early = simulated(ps.fedavg(), 1, rounds=1), simulated(ps.fedavg(), 1, rounds=1, ends=(0, chosen))

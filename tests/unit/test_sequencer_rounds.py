@@ -260,3 +260,54 @@ def test_fresh_1_admits_late_work_of_one_version_ago() -> None:
     run.push(1)
     assert run.push(2) == []
     assert [member.staleness for member in only(Fold, run.push(0))[0].members] == [0, 1]
+
+
+# Without work, and with a deadline
+
+
+def test_a_contribution_without_work_is_waited_for_no_longer_and_weighs_nothing() -> None:
+    run = Run(recipes.fedavg())
+    run.lease(2, total=3)
+    assert run.push(2, steps=0, samples=0, batches=1) == []
+    run.push(0, samples=10)
+    effects = run.push(1, samples=30)
+    (fold,) = only(Fold, effects)
+    assert [(one.worker, one.share) for one in fold.members] == [(0, 0.25), (1, 0.75)]
+    assert granted(effects) == [0, 1, 2]
+    assert run.leases.done == 1, "what it had taken is done"
+
+
+def test_a_round_without_any_work_makes_no_version() -> None:
+    run = Run(recipes.fedavg(), workers=2)
+    run.push(0, steps=0)
+    assert granted(run.push(1, steps=0)) == [0, 1]
+    assert run.version == 0
+
+
+def test_a_worker_without_work_goes_on_where_nobody_waits() -> None:
+    run = Run(recipes.fedbuff(2), workers=2)
+    assert granted(run.push(0, steps=0)) == [0]
+    run.push(0)
+    assert run.version == 0, "it is not in the buffer"
+
+
+def test_a_buffer_is_folded_at_its_deadline_with_what_has_come() -> None:
+    run = Run(recipes.fedavg(3, deadline_s=2.0), workers=4)
+    run.now_s = 10.0
+    assert granted(run.push(0, samples=30)) == [0]
+    run.now_s = 11.0
+    run.push(1, samples=10)
+    assert run.sequencer.grace_until_s == 12.0, "from the first that came"
+    assert run.tick(11.9) == []
+    (fold,) = only(Fold, run.tick(12.0))
+    assert ([one.share for one in fold.members], fold.held, run.version) == ([0.75, 0.25], True, 1)
+    assert run.sequencer.grace_until_s == inf
+    run.push(2, samples=20)
+    assert run.sequencer.grace_until_s == 14.0
+
+
+def test_a_full_buffer_does_not_wait_for_its_deadline() -> None:
+    run = Run(recipes.fedavg(2, deadline_s=2.0), workers=2)
+    run.push(0)
+    assert only(Fold, run.push(1))
+    assert run.sequencer.grace_until_s == inf

@@ -200,6 +200,11 @@ class Client:
             self._used.samples += len(indices)
             yield self._clients.batch(indices)
 
+    @property
+    def holds_out(self) -> int:
+        """How many samples it does not train on."""
+        return len(self._clients.split[self.id]) - len(self._clients.trained(self.id))
+
     def held_out(self) -> Iterator[Any]:
         """The batches that it does not train on."""
         rest = self._clients.split[self.id][len(self._clients.trained(self.id)) :]
@@ -254,11 +259,14 @@ class LeasedClients:
     def __iter__(self) -> Iterator[Client]:
         self.looped = True
         self._round = self._first()
-        while self._round < self._clients.rounds:
-            for round, client in self._of_round(self._round):
+        while True:
+            for round, client in self._of_round(min(self._round, self._clients.rounds - 1)):
                 yield self._begin(round, client)
                 self._end()
-            if self._over:
+            done = (
+                self._round >= self._clients.rounds and not self._used.batches
+            )  # else somebody died in the last round
+            if self._over or done:
                 return
             self._round += 1
             if self._exchange.in_rounds or self._used.batches:  # these were places without a client
@@ -337,7 +345,7 @@ class LeasedClients:
     def _judge(self, client: Client) -> None:
         """Evaluate on what the client holds out, if it is the round for it."""
         evaluate = self._clients.evaluate_clients
-        if evaluate is None or client.round % self._clients.evaluate_every:
+        if evaluate is None or client.round % self._clients.evaluate_every or not client.holds_out:
             return
         training = self._model.training
         self._model.eval()
@@ -347,7 +355,7 @@ class LeasedClients:
 
     def leave(self) -> None:
         """The training function returned: the client that it left counts with what it trained on, and so does its round."""
-        if self._over or self._round is None or self._round >= self._clients.rounds:
+        if self._over or self._round is None:
             return
         self._end()
         if self._used.batches:
