@@ -33,6 +33,7 @@ from plesio.errors import WorkerLostError as WorkerLostError
 from plesio.protocol.coding import ProtocolError as ProtocolError
 from plesio.protocol.journal import JournalError as JournalError
 from plesio.strategy import Strategy as Strategy
+from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
 from plesio.strategy.answers import Steps as Steps
 from plesio.strategy.recipes import recipe as recipe

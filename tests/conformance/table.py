@@ -21,7 +21,17 @@ from functools import partial
 from typing import Any
 
 from plesio.strategy import Strategy, recipes
-from plesio.strategy.answers import BySamples, DelayCompensated, GapAware, Hinge, Polynomial, Seconds, Steps, TopK
+from plesio.strategy.answers import (
+    BySamples,
+    DelayCompensated,
+    GapAware,
+    Hinge,
+    Polynomial,
+    Privacy,
+    Seconds,
+    Steps,
+    TopK,
+)
 
 PLAIN = "plain PyTorch"
 """The loop without plesio."""
@@ -82,6 +92,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "a": [1.0],
     "deadline_s": [5.0],
     "late": ["drop"],
+    "privacy": [Privacy(clip=1.0, noise=1.0, delta=1e-5, per_round=10)],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
     "buffered": {"correct": ["plain"]},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -17,7 +21,9 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
+from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.worker.clients import CLIENTS, Client, DataUse, seed_step
+from plesio.worker.replica import DeltaReplica
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(228)
@@ -329,3 +335,120 @@ def test_shards_give_few_labels_to_each() -> None:
     found = ps.splits.shards(labels, 30, each=2)
     assert max(len(set(labels[part])) for part in found) <= 2
     assert sorted(np.concatenate(found)) == list(range(600))
+
+
+# Privacy
+
+
+def private(noise: float = 1.0, **settings: Any) -> ps.Privacy:
+    return ps.Privacy(**{"clip": 0.05, "noise": noise, "delta": 1e-3, "per_round": 4, **settings})
+
+
+def plainly(worker: ps.Worker, **settings: Any) -> None:
+    model = build(batch_norm=False)
+    model, optimizer, lent = worker.prepare(model, optimizer_of(model, "sgd"), clients(**settings))
+    for client in lent:
+        for inputs, labels in client:
+            step(model, optimizer, inputs, labels)
+
+
+def released(privacy: ps.Privacy, workers: int = 2, seed: int = 5, **settings: Any) -> ps.Run:
+    train = partial(plainly, **settings)
+    return ps.run(train, ps.fedavg(privacy=privacy), workers=workers, seed=seed, engine=ps.Simulated("uniform"))
+
+
+def moved(run: ps.Run) -> torch.Tensor:
+    begun = build(batch_norm=False).state_dict()
+    return torch.cat([(begun[name] - value).flatten().double() for name, value in run.state_dict.items()])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_private_round_moves_by_the_clipped_sum_over_the_expected_number(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without noise, whatever the samples: each client counts as one, and by its clip at most."""
+    monkeypatch.setattr("plesio.tensors.noise.torch.Tensor.normal_", lambda self, *_, **__: self.zero_())
+    run = released(private(), workers, rounds=1)
+    lent, total = clients(rounds=1), torch.zeros(())
+    drawn = lent.drawn(5, 0, alike=True)
+    assert drawn
+    for number in drawn:
+        model = build(batch_norm=False)
+        optimizer = optimizer_of(model, "sgd")
+        start = torch.cat([one.detach().flatten().clone() for one in model.parameters()]).double()
+        seed_step(5, CLIENTS + number, 0)
+        for inputs, labels in Client(lent, number, 0, 5, DataUse()):
+            step(model, optimizer, inputs, labels)
+        delta = start - torch.cat([one.detach().flatten() for one in model.parameters()]).double()
+        assert float(delta.norm()) > 0.05
+        total = total + delta * 0.05 / delta.norm()
+    torch.testing.assert_close(moved(run), total / 4, rtol=1e-3, atol=1e-6)
+
+
+def test_noise_has_the_deviation_that_is_said() -> None:
+    """Its seed is the operating system's: two runs differ, by the noise of both."""
+    one, other = (moved(released(private(2.0), rounds=1)) for _ in range(2))
+    difference = (one - other).std() / 2**0.5
+    assert float(difference) == pytest.approx(2.0 * 0.05 / 4, rel=0.1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=CLASSES, max_size=CLASSES), st.floats(1e-3, 1e3))
+def test_no_client_moves_further_than_the_clip(by: list[float], clip: float) -> None:
+    layout = Layout([TensorSpec("w", (CLASSES,), "float32", Kind.TRAINED, 0)])
+    start, slot = Arena.private(layout), Arena.private(layout)
+    model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(CLASSES))})
+    replica = DeltaReplica(layout, model, [model["w"]], [start], slot, codec=None, feedback=True, private=True)
+    replica.adopt(0)
+    with torch.no_grad():
+        model["w"].add_(torch.tensor(by))
+    assert replica.add_client(1.0, clip)
+    replica.take_clients(1.0)
+    assert replica.fill_slot()
+    assert float(slot.views[0].double().norm()) <= clip * (1 + 1e-5)
+
+
+def test_clients_take_part_on_their_own_with_equal_chances() -> None:
+    counts = np.array([len(clients().drawn(3, round, alike=True)) for round in range(2000)])
+    assert counts.mean() == pytest.approx(4, rel=0.05)
+    assert counts.var() == pytest.approx(4 * (1 - 4 / 12), rel=0.15), "binomial"
+
+
+def test_epsilon_is_the_librarys() -> None:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
+
+    run = released(private(), rounds=6)
+    (told,) = [one.metrics["epsilon"] for one in run.logged if "epsilon" in one.metrics]
+    event = PoissonSampledDpEvent(4 / 12, GaussianDpEvent(1.0))
+    assert told == pytest.approx(rdp.RdpAccountant().compose(event, run.version).get_epsilon(1e-3))
+
+
+def test_a_run_ends_before_its_epsilon_is_spent() -> None:
+    run = released(private(epsilon=6.0), rounds=50)
+    assert 1 < run.version < 50
+    assert re.search(r"epsilon \d\.\d+ of 6 at delta 0.001 is spent, after \d+ rounds", run.ended)
+    with pytest.raises(
+        ps.ConfigurationError, match=r"one round spends .* at delta 0.001; allow more, or give more noise"
+    ):
+        released(private(0.1, epsilon=1.0))
+
+
+def test_privacy_is_refused_where_it_would_not_hold(tmp_path: Path) -> None:
+    with pytest.raises(ps.StrategyError, match=r"one client could be in a release twice, or be all of it; use fedavg"):
+        ps.fedavg(3, privacy=private())
+    with pytest.raises(ps.StrategyError, match="what a codec leaves out would come on top"):
+        ps.fedavg(codec="int8", privacy=private())
+    with pytest.raises(ps.StrategyError, match="by samples one client could weigh more"):
+        dataclasses.replace(ps.fedavg(privacy=private()), weigh=BySamples())
+    with pytest.raises(ps.ConfigurationError, match=r"the model's buffers \(1.running_mean.*GroupNorm in place"):
+        ps.run(train, ps.fedavg(privacy=private()), workers=1, seed=5, engine=ps.Simulated("uniform"))
+    with pytest.raises(ps.ConfigurationError, match=r"per_round=3\) and Privacy\(per_round=4\) are to be the same"):
+        released(private(), per_round=3)
+    with pytest.warns(RuntimeWarning, match="seed 0 is easily guessed: run with seed=secrets.randbits"):
+        released(private(), seed=0, rounds=1)
+    run = ps.run(
+        partial(plainly, rounds=1), ps.fedavg(privacy=private()), workers=1, seed=5, runs=tmp_path,
+        engine=ps.Simulated("uniform"),
+    )  # fmt: skip
+    with pytest.raises(ps.ReplayError, match="noise that is drawn from the operating system and kept nowhere"):
+        ps.replay(run.folder, partial(plainly, rounds=1))

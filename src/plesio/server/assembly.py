@@ -25,7 +25,7 @@ from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Codec
-from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.arena import PAGE, Arena, Kind, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.folding import Folder, build_folder, state_copies
 from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
@@ -63,6 +63,7 @@ class Assembly:
                 "start one there, or leave evaluate out and measure in the training function"
             )
         self.layout = Layout(self.model.specs)
+        self._check_privacy()
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
         self._specs = _specs_of(strategy, self._first, workers)
@@ -91,6 +92,14 @@ class Assembly:
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring[:buffers])
         self._folder: Folder | None = None
+
+    def _check_privacy(self) -> None:
+        if self._strategy.send.privacy is not None and self.layout.buffer_segments:
+            names = [spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER]
+            raise ConfigurationError(
+                f"privacy=: the model's buffers ({', '.join(names[:3])}) would be sent as they are, neither clipped nor noised; "
+                "use layers without running statistics (GroupNorm in place of BatchNorm)"
+            )
 
     @property
     def push_bytes(self) -> int:

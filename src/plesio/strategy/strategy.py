@@ -98,6 +98,8 @@ class Strategy:
             )
         if self.send.stepped and self.correct != answers.Plain():
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
+        if self.send.privacy is not None:
+            self._check_privacy()
         if self.adopt.codec is not None and not self.send.differs:
             self._refuse(
                 "adopt", "send", "what a worker is shown is packed for those who send deltas; use send=Delta()"
@@ -114,6 +116,21 @@ class Strategy:
             self._refuse("correct", "gather", why)
         if self.adopt.looks_ahead != by_worker:
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
+
+    def _check_privacy(self) -> None:
+        """The bound is on one client's part of a release."""
+        if not self.every.by_client:
+            self._refuse("send", "every", "privacy is for clients; use every=Clients(), as fedavg(privacy=...) does")
+        if self.gather != answers.Round():
+            self._refuse(
+                "send",
+                "gather",
+                "one client could be in a release twice, or be all of it; use fedavg, fedopt or fedprox",
+            )
+        if self.weigh != answers.Equal():
+            self._refuse("send", "weigh", "by samples one client could weigh more than the bound; use weigh=Equal()")
+        if self.send.codec is not None or self.adopt.codec is not None:
+            self._refuse("send", "adopt", "what a codec leaves out would come on top of the bound; leave the codec out")
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -166,7 +183,7 @@ class Strategy:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         own = {field: getattr(self, field) for field in ANSWERS}
         data = {field: _plain(one) for field, one in own.items()}
-        for field, key in (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal")):
+        for field, key in LATER:
             if not data[field].get(key):  # written as before there were any
                 data[field].pop(key, None)
         return data
@@ -192,12 +209,15 @@ MOVED_BY: dict[type, type] = {
     answers.Delta: answers.Outer,
 }
 """What moves the parameters by what was sent."""
+LATER = (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal"), ("send", "privacy"))
+"""Fields of answers that came later: one that is not used is not written."""
 ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field != "name"}
 """The answers to each question."""
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:
-    kinds = {kind.__name__: kind for kind in get_args(answers.Codec if field == "codec" else ANSWERS[field])}
+    within = {"codec": get_args(answers.Codec), "privacy": (answers.Privacy,)}
+    kinds = {kind.__name__: kind for kind in within.get(field) or get_args(ANSWERS[field])}
     values = {key: _answer(key, value) if isinstance(value, Mapping) else value for key, value in data.items()}
     kind = values.pop("is", None)
     if kind not in kinds:

@@ -21,6 +21,7 @@ from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into, move_towards
+from plesio.tensors.noise import Noise
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
 from plesio.tensors.packing import Packing
@@ -76,6 +77,7 @@ class Folding:
         self._packing = Packing(versions.buffers[0].layout, codec) if codec is not None else None
         if self._packing is not None:
             self._unpacked = new_arena("sum of deltas")
+        self._noise = Noise(strategy.send.privacy) if strategy.send.privacy is not None else None
         self._held = Accumulator(new_arena("buffer"), _held(strategy)) if _held(strategy) else None
 
     def share_among(self, workers: int) -> None:
@@ -147,6 +149,8 @@ class Folding:
             return self._packing.mean_into(self._unpacked, slots, shares)
         if len(slots) > 1:
             mean_into(first, slots, shares)
+        if self._noise is not None:
+            self._noise.add(first, len(slots))
         return first
 
     def _step(

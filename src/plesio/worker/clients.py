@@ -22,6 +22,8 @@ from plesio.cluster.steps import Law, StepTime
 from plesio.errors import ConfigurationError, as_utf8
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply
+from plesio.strategy.answers import Privacy
+from plesio.worker.accountant import Accountant
 from plesio.worker.context import WorkerContext
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.server import ServerExchange
@@ -135,10 +137,13 @@ class Clients:
         part = self.split[client]
         return part[: len(part) - int(self.held_out * len(part))]
 
-    def drawn(self, seed: int, round: int) -> list[int]:
-        """The clients of a round; fewer than `per_round` where no more are available."""
+    def drawn(self, seed: int, round: int, alike: bool = False) -> list[int]:
+        """The clients of a round; fewer than `per_round` where no more are available. `alike`: each takes part with the same
+        chance, on its own, so that `per_round` is what is expected."""
         rng = np.random.default_rng((seed, round))
         there = np.arange(len(self.split))
+        if alike:
+            return [int(one) for one in rng.permutation(there[rng.random(len(there)) < self.per_round / len(there)])]
         if callable(self.available):
             there = np.array([one for one in there if self.available(int(one), round)], dtype=np.int64)
         elif self.available < 1:
@@ -235,6 +240,10 @@ class LeasedClients:
         self._exchange = exchange
         self._used = used
         self._model = model
+        self._privacy = exchange.strategy.send.privacy
+        self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
+        if self._privacy is not None:
+            self._accountant = self._account(self._privacy)
         self._digest = clients.digest(context.seed)
         self._drawn: tuple[int, list[int]] = (-1, [])
         self._visits: list[Visit] = []  # of the round
@@ -246,6 +255,43 @@ class LeasedClients:
         if context.rank == 0 and clients.per_round < context.workers:
             warn(
                 f"Clients(per_round={clients.per_round}) with {context.workers} workers: some have no client in a round, and wait"
+            )
+
+    def _account(self, privacy: Privacy) -> Accountant:
+        """Of whom epsilon is asked; no more rounds than it allows."""
+        clients = self._clients
+        if privacy.per_round != clients.per_round:
+            raise ConfigurationError(
+                f"Clients(per_round={clients.per_round}) and Privacy(per_round={privacy.per_round}) are to be the same"
+            )
+        if callable(clients.available) or clients.available < 1:
+            raise ConfigurationError("privacy= counts on each client's chance to be drawn; leave available= out")
+        if self._context.rank == 0 and self._context.seed == 0:
+            warn(
+                "privacy= counts on nobody knowing which clients were drawn, and seed 0 is easily guessed: run with "
+                "seed=secrets.randbits(62), and keep it and the run's journal to yourself"
+            )
+        accountant = Accountant(privacy, len(clients.split))
+        self._places = min(len(clients.split), clients.per_round + ceil(8 * clients.per_round**0.5) + 8)
+        if privacy.epsilon is not None:
+            self._rounds = accountant.allowed(privacy.epsilon, clients.rounds)
+            if not self._rounds:
+                raise ConfigurationError(
+                    f"Privacy(epsilon={privacy.epsilon:g}): one round spends {accountant.epsilon(1):.3g} at delta "
+                    f"{privacy.delta:g}; allow more, or give more noise, more clients or fewer of them a round"
+                )
+        return accountant
+
+    def _tell_epsilon(self) -> None:
+        """What the versions made have spent."""
+        if self._accountant is None or self._privacy is None or self._context.rank:
+            return
+        spent = self._accountant.epsilon(self._context.state.version)
+        self._context.logged(0, {"epsilon": spent})
+        if self._rounds < self._clients.rounds:
+            self._context.stop(
+                f"epsilon {spent:.3g} of {self._privacy.epsilon:g} at delta {self._privacy.delta:g} is spent, after "
+                f"{self._rounds} rounds"
             )
 
     @property
@@ -260,13 +306,12 @@ class LeasedClients:
         self.looped = True
         self._round = self._first()
         while True:
-            for round, client in self._of_round(min(self._round, self._clients.rounds - 1)):
+            for round, client in self._of_round(min(self._round, self._rounds - 1)):
                 yield self._begin(round, client)
                 self._end()
-            done = (
-                self._round >= self._clients.rounds and not self._used.batches
-            )  # else somebody died in the last round
-            if self._over or done:
+            more = self._round < self._rounds or self._used.batches > 0  # somebody died in the last round
+            if self._over or not more:
+                self._tell_epsilon()
                 return
             self._round += 1
             if self._exchange.in_rounds or self._used.batches:  # these were places without a client
@@ -280,7 +325,7 @@ class LeasedClients:
         return int(self._lease(0, 0).epoch)
 
     def _lease(self, round: int, most: int) -> LeaseReply:
-        reply = self._context.lease(round, self._clients.per_round, most, 0, self._digest)
+        reply = self._context.lease(round, self._places, most, 0, self._digest)
         self._over = self._context.state.stopped or reply.stop
         return reply
 
@@ -290,12 +335,17 @@ class LeasedClients:
             of_round, place = reply.batches[0]
             drawn = self._of(of_round)
             self._used.batches += 1
-            if place < len(drawn):  # else no more were available
+            if place >= len(drawn):
+                continue  # no more were drawn
+            if of_round == self._round or self._privacy is None:
                 yield of_round, drawn[place]
+            else:  # it could be in this round twice
+                warn(f"client {drawn[place]} is left out of round {of_round}: its worker died")
 
     def _of(self, round: int) -> list[int]:
         if self._drawn[0] != round:
-            self._drawn = round, self._clients.drawn(self._context.seed, round)
+            alike = self._privacy is not None
+            self._drawn = round, self._clients.drawn(self._context.seed, round, alike)
         return self._drawn[1]
 
     def _begin(self, round: int, number: int) -> Client:

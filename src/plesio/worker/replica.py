@@ -245,25 +245,32 @@ class ParameterReplica(Replica):
         """Parameters and buffers are those of the version again."""
         self.arena.copy_from(self._ring[self._start], Kind.TRAINED, Kind.BUFFER)
 
-    def add_client(self, weight: float) -> bool:
-        """Keep how far a client moved the parameters; whether that is finite, and counts."""
+    def add_client(self, weight: float, clip: float | None) -> bool:
+        """Keep how far a client moved the parameters, as far as `clip` at most; whether that is finite, and counts."""
         self.check()
         if not are_finite(self.arena.of_kind(Kind.TRAINED)):
             return False
         for mine, start in self._pairs():
             mine.sub_(start.to(mine.device))
+        if clip is not None:
+            moved = self.arena.of_kind(Kind.TRAINED)
+            norm = float(
+                torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one.double()) for one in moved]))
+            )
+            for mine in moved if norm > clip else ():
+                mine.mul_(clip / norm)
         if self._clients is None:
             self._clients = Accumulator(Arena.private(self.layout, self.tensors[0].device), CLIENTS)
         self._clients.add(self.arena, weight)
         self._weight += weight
         return True
 
-    def take_clients(self) -> None:
-        """Parameters and buffers are the mean of the clients'."""
+    def take_clients(self, total: float | None) -> None:
+        """Parameters and buffers are the mean of the clients'; or their sum divided by `total`."""
         self.begin_client()
         if not self._weight or self._clients is None:
             return
-        mean = self._clients.take_mean(self._weight)
+        mean = self._clients.take_mean(total or self._weight)
         self._weight = 0.0
         for mine, moved in zip(self.arena.of_kind(Kind.TRAINED), mean.of_kind(Kind.TRAINED), strict=True):
             mine.add_(moved)
@@ -314,8 +321,9 @@ class DeltaReplica(ParameterReplica):
     """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins; packed, with
     a `codec`, and with `feedback` of what the packing left out."""
 
-    def __init__(self, *given: Any, codec: Codec | None, feedback: bool) -> None:
+    def __init__(self, *given: Any, codec: Codec | None, feedback: bool, private: bool) -> None:
         super().__init__(*given)
+        self._private = private  # then not even that a tensor had no gradient is told
         self._packing = Packing(self.layout, codec) if codec is not None else None
         self._held = self._packing.memory() if self._packing is not None and feedback else None
 
@@ -330,7 +338,7 @@ class DeltaReplica(ParameterReplica):
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
         self.check()
         start = self._ring[self._start]
-        self.absent = sum(1 << index for index in self._trained if index not in self._had)
+        self.absent = 0 if self._private else sum(1 << index for index in self._trained if index not in self._had)
         if self._packing is not None:
             finite = are_finite(self.arena.of_kind(Kind.TRAINED))
             if finite:  # else it does not count, and is not to be remembered
@@ -372,7 +380,8 @@ def replica_for(strategy: Strategy) -> Callable[..., Replica]:
     if strategy.adopt.blends:
         return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
     if strategy.send.differs:
-        return partial(DeltaReplica, codec=strategy.send.codec, feedback=strategy.send.feedback)  # type: ignore[union-attr]
+        private = strategy.send.privacy is not None
+        return partial(DeltaReplica, codec=strategy.send.codec, feedback=strategy.send.feedback, private=private)  # type: ignore[union-attr]
     return ParameterReplica if strategy.send.stepped else GradientReplica
 
 

@@ -158,6 +158,11 @@ def _strategy(journal: Journal) -> Strategy:
             f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
             "order; strategies with a server can be replayed"
         )
+    if strategy.send.privacy is not None:
+        raise ReplayError(
+            f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "
+            "replay it could take it off"
+        )
     return strategy
 
 

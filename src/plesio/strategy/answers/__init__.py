@@ -9,6 +9,7 @@ table of `plesio.tensors.folding`.
 from plesio.strategy.answers.answer import Answer as Answer
 from plesio.strategy.answers.codec import *
 from plesio.strategy.answers.fold import *
+from plesio.strategy.answers.privacy import *
 from plesio.strategy.answers.release import *
 from plesio.strategy.answers.weigh import *
 from plesio.strategy.answers.work import *

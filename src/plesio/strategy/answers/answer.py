@@ -36,6 +36,7 @@ POSITIVE = Allowed("a number above 0", lambda value: _is_number(value) and value
 POSITIVE_OR_NONE = Allowed(POSITIVE.words, lambda value: value is None or POSITIVE.holds(value))
 DECAY = Allowed("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
 PART = Allowed("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
+BELOW_1 = Allowed("a number above 0 and below 1", lambda value: _is_number(value) and 0 < value < 1)
 HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(value) and 0 < value <= 0.5)
 CAST = Allowed("'bf16' or 'fp16'", lambda value: value in ("bf16", "fp16"))
 LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))

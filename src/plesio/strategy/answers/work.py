@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, WHOLE, Answer
 from plesio.strategy.answers.codec import Codec
+from plesio.strategy.answers.privacy import Privacy
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Gradient(Answer):
     """The gradient of the user's loss; the user's own optimizer runs at the server."""
 
     codec: ClassVar[None] = None
+    privacy: ClassVar[None] = None
     words: ClassVar[str] = "gradient"
 
 
@@ -177,6 +179,7 @@ class Parameters(Answer):
 
     stepped: ClassVar[bool] = True
     codec: ClassVar[None] = None
+    privacy: ClassVar[None] = None
     words: ClassVar[str] = "parameters"
 
 
@@ -186,14 +189,18 @@ class Delta(Answer):
     The user's optimizer, and its state, stay in the worker; an `Outer` one makes a version of it.
 
     With a `codec` it travels in fewer bytes. With `feedback` the worker keeps what the packing left out, and adds it to the next.
+    With `privacy` each client's is clipped, and the server adds noise to their sum.
     """
 
     codec: Codec | None = None
     feedback: bool = True
+    privacy: Privacy | None = field(default=None, repr=False)
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
 
     def __str__(self) -> str:
+        if self.privacy is not None:
+            return f"delta, {self.privacy}"
         if self.codec is None:
             return "delta"
         return f"delta, {self.codec}" + ("" if self.feedback else ", without feedback")

@@ -6,9 +6,12 @@ mean. Asynchronously each client is a contribution, and a worker trains one afte
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Weigh
+from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
 from plesio.strategy.recipes.asynchronous import WEIGHTS, known_as
 from plesio.strategy.recipes.deltas import in_rounds, packed
@@ -26,7 +29,12 @@ OPTIMIZERS = {
 
 
 def fedavg(
-    first: int | None = None, *, deadline_s: float | None = None, late: str = "keep", codec: str | Codec | None = None
+    first: int | None = None,
+    *,
+    deadline_s: float | None = None,
+    late: str = "keep",
+    codec: str | Codec | None = None,
+    privacy: Privacy | None = None,
 ) -> Strategy:
     """Federated averaging: the mean of what a round's clients moved, by their samples.
 
@@ -39,6 +47,7 @@ def fedavg(
         deadline_s: with `first`: how long a version waits for them, from the first that came.
         late: with `first`: "keep" or "drop" what was trained from an older version.
         codec: as in `diloco`.
+        privacy: differential privacy for clients, who then count alike, whatever samples they have.
 
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
@@ -53,17 +62,17 @@ def fedavg(
     POSITIVE_OR_NONE.check("fedavg", "deadline_s", deadline_s)
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
-    name = call(fedavg, first=first, deadline_s=deadline_s, late=late, codec=codec)
+    name = call(fedavg, first=first, deadline_s=deadline_s, late=late, codec=codec, privacy=privacy)
     if first is None:
         if deadline_s is not None or late != "keep":
             raise StrategyError(
                 f"{name}: without first= a round waits for all of its clients, and none is late; give first"
             )
-        return in_rounds(name, Clients(), MEAN, codec)
+        return _rounds(name, Clients(), MEAN, codec, privacy)
     return Strategy(
         name=name,
         every=Clients(),
-        **packed(codec),
+        **_sent(codec, privacy),
         admit=answers.Everything() if late == "keep" else Fresh(within=0),
         weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
         gather=Buffer(first, deadline_s),
@@ -71,7 +80,9 @@ def fedavg(
     )
 
 
-def fedopt(optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | None = None) -> Strategy:
+def fedopt(
+    optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | None = None, privacy: Privacy | None = None
+) -> Strategy:
     """Federated averaging whose mean is the gradient of an optimizer at the server.
 
     Rule: d = sum_k (n_k / n) (w - w_k); w = optimizer(w, d). Adam corrects for its bias, as torch's does; the paper's does not.
@@ -80,6 +91,7 @@ def fedopt(optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | No
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
+        privacy: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -91,11 +103,11 @@ def fedopt(optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | No
     """
     if optimizer not in OPTIMIZERS:
         raise StrategyError(unknown_name("optimizer of fedopt", str(optimizer), OPTIMIZERS))
-    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec)
-    return in_rounds(name, Clients(), OPTIMIZERS[optimizer](lr), codec)
+    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy)
+    return _rounds(name, Clients(), OPTIMIZERS[optimizer](lr), codec, privacy)
 
 
-def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None) -> Strategy:
+def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None) -> Strategy:
     """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
 
     Rule: each local gradient has mu (w_k - w) added; else as `fedavg`.
@@ -103,6 +115,7 @@ def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None) -> Strategy:
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
+        privacy: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
@@ -112,8 +125,20 @@ def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None) -> Strategy:
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    every: Every = Clients(proximal=mu)
-    return in_rounds(call(fedprox, mu=mu, codec=codec), every, MEAN, codec)
+    return _rounds(call(fedprox, mu=mu, codec=codec, privacy=privacy), Clients(proximal=mu), MEAN, codec, privacy)
+
+
+def _rounds(name: str, every: Every, outer: Outer, codec: str | Codec | None, privacy: Privacy | None) -> Strategy:
+    """All clients of a round make a version."""
+    weigh: Weigh = answers.BySamples() if privacy is None else answers.Equal()
+    rounds = in_rounds(name, every, outer, codec, weigh)
+    return rounds if privacy is None else replace(rounds, **_sent(codec, privacy))
+
+
+def _sent(codec: str | Codec | None, privacy: Privacy | None) -> dict[str, Any]:
+    """What is sent, and what is taken back."""
+    both = packed(codec)
+    return both if privacy is None else both | {"send": replace(both["send"], privacy=privacy)}
 
 
 def fedbuff(

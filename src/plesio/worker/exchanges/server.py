@@ -124,14 +124,17 @@ class ServerExchange(Exchange):
 
     def end_client(self, samples: int) -> bool:
         """Keep what a client moved for the round; whether that is finite, and counts."""
-        if self._finite and self._stepped.add_client(samples):
+        privacy = self.strategy.send.privacy
+        weight, clip = (samples, None) if privacy is None else (1, privacy.clip)
+        if self._finite and self._stepped.add_client(weight, clip):
             return True
         self._steps = self._before_client
         return False
 
     def end_round(self) -> None:
         """Exchange what the clients moved."""
-        self._stepped.take_clients()
+        privacy = self.strategy.send.privacy
+        self._stepped.take_clients(None if privacy is None else privacy.per_round)
         self._finite = True
         self.contribute()
 
