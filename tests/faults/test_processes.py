@@ -25,7 +25,11 @@ from plesio.server.checkpoints import latest
 from support import loops, replicas
 from support.processes import alive, descendants, gone_within, open_descriptors
 
-RECIPES = {**makers(real=True), "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.05))}
+RECIPES = {
+    **makers(real=True),
+    "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.05)),
+    "packed": partial(ps.diloco, 3, codec="int4"),
+}
 
 
 @pytest.fixture(autouse=True)

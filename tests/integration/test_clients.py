@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from torch.utils.data import TensorDataset
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
+from plesio.core.events import Pushed
+from plesio.protocol.journal import Received, read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
@@ -78,6 +81,15 @@ def train(worker: ps.Worker, kind: str = "sgd", ends: tuple[int, int] | None = N
             if ends == (client.round, client.id):
                 break
         client.log(weight=model[0].weight.abs().mean())
+
+
+def slowly(worker: ps.Worker, **settings: Any) -> None:
+    model = build()
+    model, optimizer, lent = worker.prepare(model, optimizer_of(model, "sgd"), clients(**settings))
+    for client in lent:
+        for inputs, labels in client:
+            step(model, optimizer, inputs, labels)
+            time.sleep(0.005)
 
 
 def by_hand(rounds: int, kind: str = "sgd", mu: float = 0.0, seed: int = 0, **settings: Any) -> dict[str, torch.Tensor]:
@@ -194,6 +206,21 @@ def test_a_dead_workers_clients_go_to_others(strategy: Strategy, tmp_path: Path)
     assert run.batches_unvisited == 0
     assert run.samples >= sum(one.samples for one in run.summary.clients)  # a turn that was cut short told nothing
     assert ps.replay(run.folder, partial(train, rounds=8)).identical
+
+
+@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
+def test_a_killed_process_loses_no_client(strategy: Strategy, tmp_path: Path) -> None:
+    train = partial(slowly, rounds=12)
+    run = ps.run(train, strategy, workers=3, faults=[ps.Kill(worker=1, after_s=0.3)], runs=tmp_path, timeout_s=30)
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert run.batches_unvisited == 0
+    folded = sum(
+        one.event.batches
+        for one in read_journal(run.folder)
+        if isinstance(one, Received) and isinstance(one.event, Pushed)
+    )
+    assert folded == 48, "each client of each round is in one contribution"
+    assert ps.replay(run.folder, train).identical
 
 
 def test_clients_of_a_worker_that_dies_in_the_last_round_are_trained_after_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from plesio.errors import ConfigurationError
 from plesio.strategy.answers import Privacy
 
@@ -23,6 +25,7 @@ class Accountant:
         self._delta = privacy.delta
         self._event = PoissonSampledDpEvent(privacy.per_round / clients, GaussianDpEvent(privacy.noise))
         self._new = rdp.RdpAccountant
+        logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of orders that it leaves out, which only loosens the bound
 
     def epsilon(self, releases: int) -> float:
         """What so many have spent together."""
