@@ -94,8 +94,8 @@ class Watcher:
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """What the training function logged."""
 
-    def visited(self, visit: Visit) -> None:
-        """A client's turn is over."""
+    def visited(self, visits: tuple[Visit, ...]) -> None:
+        """Clients' turns are over."""
 
     def stop(self, why: str) -> None:
         """It asks for the end of the whole run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -43,7 +43,11 @@ class ClientBook:
     def __init__(self) -> None:
         self._clients: dict[int, ClientSummary] = {}
 
-    def add(self, one: Visit) -> None:
+    def add(self, visits: Iterable[Visit]) -> None:
+        for one in visits:
+            self._add(one)
+
+    def _add(self, one: Visit) -> None:
         was = self._clients.get(one.client) or ClientSummary(one.client, 0, 0, 0.0, 0.0)
         turns = was.turns + 1
         self._clients[one.client] = ClientSummary(

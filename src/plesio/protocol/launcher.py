@@ -152,9 +152,9 @@ FromDoor = Arrived | TurnedAway
 
 
 class Visited(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: a client's turn is over."""
+    """A worker to the launcher: these turns of clients are over."""
 
-    visit: Visit
+    visits: tuple[Visit, ...]
 
 
 FromWorker = Logged | Visited | StopRequest | Returned | Finished | Failed

@@ -25,7 +25,9 @@ class Accountant:
         self._delta = privacy.delta
         self._event = PoissonSampledDpEvent(privacy.per_round / clients, GaussianDpEvent(privacy.noise))
         self._new = rdp.RdpAccountant
-        logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of orders that it leaves out, which only loosens the bound
+        logging.getLogger("absl").setLevel(
+            logging.ERROR
+        )  # it tells of orders that it leaves out, which only loosens the bound
 
     def epsilon(self, releases: int) -> float:
         """What so many have spent together."""

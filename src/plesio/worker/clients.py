@@ -377,8 +377,7 @@ class LeasedClients:
 
     def _tell(self) -> None:
         """Tell of the turns whose work has arrived: what dies with a worker is trained again by another."""
-        for one in self._visits:
-            self._context.visited(one)
+        self._context.visited(tuple(self._visits))
         self._visits.clear()
 
     def _taken_up(self, client: Client) -> bool:

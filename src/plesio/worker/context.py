@@ -50,8 +50,8 @@ class WorkerContext(Protocol):
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Pass on what the training function logged over its last `steps` steps."""
 
-    def visited(self, visit: Visit) -> None:
-        """Pass on that a client's turn is over."""
+    def visited(self, visits: tuple[Visit, ...]) -> None:
+        """Pass on that clients' turns are over."""
 
     def stop(self, why: str) -> None:
         """Ask for the end of the whole run."""

@@ -194,8 +194,8 @@ class LocalEngine:
                     if process.began_s is None:  # it came late: what it logged first, it logged just now
                         process.began_s = time.monotonic() - self._patience.begun_s - time_s
                     self._outcome.logged.add(Logged(process.began_s + time_s, process.worker, steps, metrics))
-            case launcher.Visited(visit):
-                self._outcome.clients.add(visit)
+            case launcher.Visited(visits):
+                self._outcome.clients.add(visits)
             case launcher.Evaluated():
                 self._outcome.judged(message.evaluation, message.raised, self._live)
                 self._patience.judged_s = time.monotonic()

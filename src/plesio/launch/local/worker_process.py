@@ -97,8 +97,8 @@ class ProcessContext:
         time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
         self._engine.send_in_time(Logged(time_s, steps, metrics))
 
-    def visited(self, visit: Visit) -> None:
-        self._engine.send_in_time(Visited(visit))
+    def visited(self, visits: tuple[Visit, ...]) -> None:
+        self._engine.send_in_time(Visited(visits))
 
     def stop(self, why: str) -> None:
         """Tell the engine; if it is gone, the run is over anyway."""

@@ -255,8 +255,8 @@ class RemoteContext:
         time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
         self._bell.say(FrameKind.LAUNCHER, launcher.Logged(time_s, steps, metrics))
 
-    def visited(self, visit: Visit) -> None:
-        self._bell.say(FrameKind.LAUNCHER, launcher.Visited(visit))
+    def visited(self, visits: tuple[Visit, ...]) -> None:
+        self._bell.say(FrameKind.LAUNCHER, launcher.Visited(visits))
 
     def stop(self, why: str) -> None:
         """Tell the launcher."""

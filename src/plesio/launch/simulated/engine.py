@@ -196,8 +196,8 @@ class _Participant(Watcher, Participant):
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
 
-    def visited(self, visit: Visit) -> None:
-        self._engine.outcome.clients.add(visit)
+    def visited(self, visits: tuple[Visit, ...]) -> None:
+        self._engine.outcome.clients.add(visits)
 
     def stop(self, why: str) -> None:
         """The run ends when this worker's time is everybody's."""
