@@ -479,3 +479,104 @@ def test_privacy_is_refused_where_it_would_not_hold(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(ps.ReplayError, match="noise that is drawn from the operating system and kept nowhere"):
         ps.replay(run.folder, partial(plainly, rounds=1))
+
+
+# Identities, and splits
+
+
+def bare() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def test_one_step_of_all_clients_is_a_step_of_all_data() -> None:
+    """Which is what `sync_sgd` takes on equal parts."""
+
+    def trained(worker: ps.Worker) -> None:
+        model = bare()
+        parts = ps.splits.iid(228, 12)
+        lent = ps.Clients(TensorDataset(INPUTS, LABELS), parts, per_round=12, rounds=3, batch_size=19, shuffle=False)
+        model, optimizer, taken = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.3), lent)
+        for client in taken:
+            for inputs, labels in client:
+                step(model, optimizer, inputs, labels)
+
+    run = ps.run(trained, ps.fedavg(), workers=2, engine=ps.Simulated("uniform"))
+    model = bare()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(3):
+        step(model, optimizer, INPUTS, LABELS)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
+
+
+def test_local_steps_may_be_on_a_leash() -> None:
+    every = ps.Steps(4, proximal=0.7)
+    assert str(every) == "every 4 steps, proximal 0.7"
+
+    def trained(worker: ps.Worker) -> None:
+        model = bare()
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in worker.steps(8):
+            step(model, optimizer, INPUTS, LABELS)
+
+    run = ps.run(trained, ps.local_sgd(every), workers=1, engine=ps.Simulated("uniform"))
+    model = bare()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(8):
+        if number % 4 == 0:
+            start = [one.detach().clone() for one in model.parameters()]
+        optimizer.zero_grad()
+        cross_entropy(model(INPUTS), LABELS).backward()
+        for one, begun in zip(model.parameters(), start, strict=True):
+            one.grad += 0.7 * (one.detach() - begun)
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 5))
+def test_splits_give_each_sample_to_one_client(samples: int, number: int, seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(0, 4, samples)
+    number = min(number, samples)
+    found = {
+        "iid": ps.splits.iid(samples, number, seed=seed),
+        "shards": ps.splits.shards(labels, number, each=1, seed=seed),
+        "dirichlet": ps.splits.dirichlet(labels, number, alpha=0.3, seed=seed),
+        "by": ps.splits.by(labels, key=lambda one: one),
+        "sizes": ps.splits.sizes(samples, [samples], seed=seed),
+    }
+    for name, split in found.items():
+        assert sorted(np.concatenate(split).tolist()) == list(range(samples)), name
+    sizes = [len(part) for part in found["iid"]]
+    assert max(sizes) - min(sizes) <= 1
+    again = ps.splits.dirichlet(labels, number, alpha=0.3, seed=seed)
+    assert all(np.array_equal(a, b) for a, b in zip(found["dirichlet"], again, strict=True))
+    assert sum(map(len, ps.splits.nonempty(again))) == samples
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        (lambda: ps.splits.iid(3, 4), r"splits.iid: 3 samples for 4 parts; give 1 to 3"),
+        (lambda: ps.splits.shards([0, 1], 2, each=2), r"splits.shards: 2 samples for 4 parts"),
+        (lambda: ps.splits.shards([0, 1], 1, each=0), r"splits.shards\(each=0\): a whole number of shards"),
+        (lambda: ps.splits.dirichlet([0, 1], 2, alpha=0.0), r"alpha=0.0\): a number above 0"),
+        (lambda: ps.splits.dirichlet(5, 2, alpha=1.0), r"5 is a number; give the labels of the samples"),
+        (lambda: ps.splits.sizes(3, [2, 2]), r"splits.sizes: \[2, 2\] of 3 samples"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(split: Any, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        split()
+
+
+def test_a_loop_that_never_contributes_is_told() -> None:
+    def silent(worker: ps.Worker) -> None:
+        model = bare()
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            step(model, optimizer, INPUTS, LABELS)
+
+    with pytest.warns(RuntimeWarning, match=r"worker 0 contributed nothing before it ended: .* worker.contribute"):
+        ps.run(silent, ps.fedavg(), workers=1, engine=ps.Simulated("uniform"))

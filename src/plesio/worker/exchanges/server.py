@@ -18,7 +18,7 @@ from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.own import OwnState
 from plesio.worker.replica import ParameterReplica
-from plesio.worker.warn import warn_not_finite
+from plesio.worker.warn import warn_at_end, warn_not_finite
 
 
 class SeatLostError(ServerLostError):
@@ -255,6 +255,11 @@ class ServerExchange(Exchange):
     def end(self) -> None:
         """The training function returned: send the local steps that were not sent yet."""
         if self.local and self._steps and not self.state.stopped:
+            if self.by_client and self._number == 1:
+                warn_at_end(
+                    f"worker {self.state.worker} contributed nothing before it ended: under {self.strategy.name} a loop over "
+                    "its own data calls worker.contribute(samples=...) once a round; or give prepare ps.Clients(...)"
+                )
             self._push()
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
