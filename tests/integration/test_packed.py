@@ -18,6 +18,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Buffer, Cast, Codec, Delta, Equal, Int4, Int8, Outer, Replace, TopK
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.packing import Packing
+from plesio.tensors.shown import Shown
+from plesio.tensors.versions import Versions
 from support import loops
 
 CODECS: list[Codec] = [Cast(), Int8(), Int4(), TopK(0.2)]
@@ -200,3 +202,55 @@ def test_all_workers_of_a_round_share_one_packing(monkeypatch: pytest.MonkeyPatc
     run = ps.run(train, ps.local_sgd(1, codec="int8"), workers=3, engine=ps.Simulated("uniform"))
     assert packings.count(True) == run.version == 12
     assert packings.count(False) == 36
+
+
+def test_a_contribution_with_a_nan_gradient_leaves_the_error_memory_alone() -> None:
+    """Its parameters are finite, for the step was left out; what it packs is discarded."""
+
+    def half_bad(worker: ps.Worker) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        replica = worker._exchange.replica  # type: ignore[union-attr]
+        for number in worker.steps(8):
+            before = replica._held.memory.clone()
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(number))
+            optimizer.zero_grad()
+            (model(inputs).square().mean() * (float("nan") if number == 4 else 1.0)).backward()
+            optimizer.step()
+            if number % 2:
+                changed.append(not torch.equal(before, replica._held.memory))
+
+    changed: list[bool] = []
+    with pytest.warns(RuntimeWarning, match="NaN"):
+        ps.run(half_bad, ps.local_sgd(2, codec="int4"), workers=1, engine=ps.Simulated("uniform"))
+    assert changed == [True, True, False, True]
+
+
+def test_who_is_answered_twice_at_a_version_is_shown_its_buffers_again() -> None:
+    layout = Layout(SPECS)
+    ring, packed = [drawn(0) for _ in range(4)], [Arena.private(layout) for _ in range(4)]
+    versions = Versions(ring)
+    shown = Shown(Int8(), versions, packed)
+    shown.restore({"read": [[0, 0]], "made": [0]})
+    (index,) = {versions.index_of(0)}
+    assert shown.publish(0) == index
+    moved = Arena.private(layout)
+    moved.copy_from(ring[index])
+    Packing(layout, Int8()).move(moved, packed[index])
+    assert torch.equal(moved.memory, ring[index].memory), "a remote worker applies what lies there"
+
+
+@pytest.mark.parametrize("codec", [5, 0.1, "int5"])
+def test_what_is_no_codec_is_refused(codec: Any) -> None:
+    for make in (lambda: ps.diloco(codec=codec), lambda: ps.local_sgd(codec=codec)):
+        with pytest.raises(StrategyError, match="codec"):
+            make()
+    with pytest.raises(StrategyError, match=r"Delta\(codec=.*a codec, such as Int8\(\), or None"):
+        Delta(codec)
+
+
+@pytest.mark.parametrize("settings", [{"lr": math.nan}, {"momentum": 1.5}, {"momentum": None}])
+def test_outer_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(StrategyError, match=next(iter(settings))):
+        ps.diloco(**settings)

@@ -9,7 +9,7 @@ from torture.world import Parts
 
 SEEDS = 200
 BREAKS = {
-    "no dedupe": ("a contribution", "staleness is the true one", "a batch is visited once"),
+    "no dedupe": ("a contribution", "staleness is the true one", "a batch is visited once", "the core stopped"),
     "durable is said before the checkpoint is written": ("durable is what a crash leaves",),
     "the ledger is missing from the checkpoint": ("applied is what is in the parameters", "done is"),
     "a restart is not told": ("a restart is told",),

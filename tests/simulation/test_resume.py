@@ -201,3 +201,10 @@ def test_an_optimizer_state_that_cannot_be_saved_is_warned_of_once(tmp_path: Pat
     assert len([one for one in warned if "cannot hold" in str(one.message)]) == 4  # each worker
     assert first.folder is not None
     assert not list(latest(first.folder).path.glob("worker-*"))
+
+
+def test_a_run_that_ended_by_itself_keeps_what_its_workers_hold(tmp_path: Path) -> None:
+    run = simulated(ps.local_sgd(2), adam, runs=tmp_path, checkpoint=ps.Checkpoint())
+    assert run.folder is not None
+    held = [one.name for one in sorted(latest(run.folder).path.glob("worker-*"))]
+    assert held == [f"worker-{worker}.pt" for worker in range(4)]

@@ -18,8 +18,8 @@ from torture.disk import Disk
 from torture.sessions.envelopes import Level
 from torture.world import Parts, World, simulate
 
-SEEDS = 500
-BLOCK = 100
+SEEDS = 200
+BLOCK = 50
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))

@@ -229,7 +229,7 @@ class Program:
             batches_unvisited=self.sequencer.leases.unvisited,
             bytes=self._bytes(memory) if memory else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
-            plain_bytes=self.memory.layout.payload_bytes if self.memory else 0,
+            plain_bytes=self.memory.layout.payload_bytes if self.memory and not self._folder.row_bytes else 0,
             staleness=meter.staleness(),
             workers=tuple(one.summary() for one in meter.seated),
             timeline=meter.timeline(),
@@ -277,6 +277,7 @@ class Program:
     def joined(self, worker: int, incarnation: int, now_s: float) -> None:
         if worker in self._seen and self._checkpointer is not None:
             self._checkpointer.again(worker)
+            self._forget(worker, True)
         self._came_late = self._came_late or self.version > 0
         self._seen.add(worker)
         self.listening[worker] = True
@@ -372,11 +373,15 @@ class Program:
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
         self._folder.forget(worker)
-        if self.memory is not None and self.memory.held is not None:
+        self._forget(worker, died)
+        self.receive(events.Left(worker, incarnation, died), now_s)
+
+    def _forget(self, worker: int, lost: bool) -> None:
+        """Of who is gone no pace is known; what it held is `lost`, or for the process that the run may be resumed with."""
+        if lost and self.memory is not None and self.memory.held is not None:
             self.memory.held.forget(worker)
         if self._paces is not None:
             self._paces.forget(worker)
-        self.receive(events.Left(worker, incarnation, died), now_s)
 
     def evict(self, worker: int, incarnation: int, silent_s: float, now_s: float) -> None:
         """A worker was silent for too long where workers fold without the server."""
@@ -463,6 +468,7 @@ class Program:
         others = "while others waited for it" if self.sequencer.members.seats else "and all the others had ended"
         self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
         self._folder.forget(worker)
+        self._forget(worker, True)
         self.listening[worker] = False
         self._meter.workers[worker].left = "evicted"
         self._replies.evicted(evict)

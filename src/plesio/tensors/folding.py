@@ -74,7 +74,7 @@ class Folding:
         self._held_absent = ALL  # of all that is in the buffer
         self._tables = Tables.of(versions.buffers)
         codec = strategy.send.codec
-        self._packing = Packing(versions.buffers[0].layout, codec) if codec is not None else None
+        self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
         if self._packing is not None:
             self._unpacked = new_arena("sum of deltas")
         self._noise = Noise(strategy.send.privacy) if strategy.send.privacy is not None else None

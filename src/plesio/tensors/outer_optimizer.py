@@ -36,6 +36,8 @@ class DelayedNesterov(Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.7, momentum: float = 0.9, n: int = 1) -> None:
+        if n < 1:
+            raise ValueError(f"n={n}: at least 1")
         super().__init__(params, {"lr": lr, "momentum": momentum, "n": n})
 
     @torch.no_grad()

@@ -22,7 +22,6 @@ class Packing:
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._packer = packer_for(codec)
-        self._get_ready()
         self._layout = layout
         trained = [place for place, one in enumerate(layout.segments) if one.kind is Kind.TRAINED]
         rooms = {place: self._packer.room(layout.segments[place].numel) for place in trained}
@@ -39,12 +38,14 @@ class Packing:
         self.spans += layout.stretches((Kind.BUFFER,))
         self.nbytes = sum(end - start for start, end in self.spans)
 
-    def _get_ready(self) -> None:
-        """Load the compiled kernels now, which takes half a second, and not in the middle of training."""
+    def ready(self) -> Packing:
+        """Itself, for who packs or unpacks: the compiled kernels are loaded now, which takes half a second, and not in the middle
+        of training."""
         one = torch.zeros(1)
         packed = torch.zeros(self._packer.room(1), dtype=torch.uint8)
         self._packer.pack(one, one, packed, None)
         self._packer.add_into(packed, one, 1.0)
+        return self
 
     def _size(self, place: int) -> int:
         one = self._layout.segments[place]
@@ -80,7 +81,7 @@ class Packing:
     def move(self, shown: Arena, packed: Arena) -> None:
         """Move `shown` by the packed difference; the buffers are as they are there."""
         for place in self._plain:
-            shown.flat[place] += packed.flat[place]
+            shown.flat[place].add_(packed.flat[place])
         for place in self._packed:
             self._packer.add_into(self._bytes(packed, place), shown.flat[place], 1.0)
         shown.copy_from(packed, Kind.BUFFER)

@@ -27,7 +27,7 @@ class Shown:
     """
 
     def __init__(self, codec: Codec, versions: Versions, packed: Sequence[Arena]) -> None:
-        self._packing = Packing(versions.buffers[0].layout, codec)
+        self._packing = Packing(versions.buffers[0].layout, codec).ready()
         self._versions = versions
         self._packed = packed
         self._made: dict[int | None, int] = {}  # of this version: from which buffer (None: whole), which one
@@ -45,6 +45,9 @@ class Shown:
             index = self._spare()
             self._show(base, index)
             self._made[base] = index
+        elif index == base:  # it has what is shown of this version: nothing moves
+            self._packed[index].memory.zero_()
+            self._packed[index].copy_from(self._versions.buffers[index], Kind.BUFFER)
         self._versions.pin(reader, index)
         return index
 

@@ -40,14 +40,13 @@ class OwnState:
             if self._loads is None and what["optimizer"]:
                 _loaded(file)
                 self._loads = True
-        except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
+            self._held.put(self._worker, number, file.getbuffer())
+        except (TypeError, AttributeError, RuntimeError, OSError, pickle.PickleError) as error:
             self._loads = False
             warn(
                 f"checkpoints cannot hold the state of {', '.join(self._kinds)}, and a resumed run begins it anew: "
                 f"{str(error).splitlines()[0]}"
             )
-            return
-        self._held.put(self._worker, number, file.getbuffer())
 
     def take_up(self) -> bool:
         """Go on with what this worker held when the run was interrupted; whether there is anything.
@@ -58,7 +57,15 @@ class OwnState:
         data = self._held.get(self._worker, 0)
         if data is None:
             return False
-        saved = _loaded(io.BytesIO(data))
+        try:
+            return self._go_on_with(_loaded(io.BytesIO(data)))
+        except (KeyError, IndexError, TypeError, RuntimeError, pickle.PickleError) as error:
+            raise CheckpointError(
+                f"what worker {self._worker} held is not what was saved ({type(error).__name__}: {error}); resume from another "
+                "checkpoint"
+            ) from error
+
+    def _go_on_with(self, saved: Any) -> bool:
         if saved["kinds"] != self._kinds:
             raise CheckpointError(
                 f"the checkpoint holds the state of {', '.join(saved['kinds'])}, and worker {self._worker} prepared "
@@ -67,7 +74,10 @@ class OwnState:
             )
         parameters = self._parameters()
         for key, state in saved["optimizer"].items():
-            self._optimizer.state[parameters[key] if isinstance(key, int) else key] = state
+            if isinstance(key, int):
+                self._optimizer.state[parameters[key]] = _beside(parameters[key], state)
+            else:
+                self._optimizer.state[key] = state
         self._replica.take_up(saved["replica"])
         return True
 
@@ -85,4 +95,16 @@ class OwnState:
 
 def _loaded(file: io.BytesIO) -> Any:
     file.seek(0)
-    return torch.load(file, weights_only=True)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _beside(parameter: torch.Tensor, state: Any) -> Any:
+    """The state with what is shaped like its parameter on that one's device; the rest (counts of steps) was on the CPU."""
+    if not isinstance(state, dict):
+        return state
+    like = {
+        key: one
+        for key, one in state.items()
+        if isinstance(one, torch.Tensor) and one.shape == parameter.shape and one.dim()
+    }
+    return {**state, **{key: one.to(parameter.device) for key, one in like.items()}}

@@ -324,7 +324,7 @@ class DeltaReplica(ParameterReplica):
     def __init__(self, *given: Any, codec: Codec | None, feedback: bool, private: bool) -> None:
         super().__init__(*given)
         self._private = private  # then not even that a tensor had no gradient is told
-        self._packing = Packing(self.layout, codec) if codec is not None else None
+        self._packing = Packing(self.layout, codec).ready() if codec is not None else None
         self._held = self._packing.memory() if self._packing is not None and feedback else None
 
     def own(self) -> dict[str, torch.Tensor]:

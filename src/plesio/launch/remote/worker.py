@@ -98,7 +98,7 @@ class RemoteBell:
         self._moving = [self._ring[0][start:end] for start, end in layout.stretches(MOVING)]
         self._layout, self._slot = layout, slot.memory.numpy().data
         self._packing = Packing(layout, codec) if codec is not None else None
-        self._shown = Packing(layout, answers) if answers is not None else None
+        self._shown = Packing(layout, answers).ready() if answers is not None else None
         if self._shown is not None:
             self._versions, self._packed = ring, Arena.private(layout)
             packed = self._packed.memory.numpy().data

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 from plesio.errors import StrategyError, unknown_name
-from plesio.strategy.answers.answer import CAST, HALF_AT_MOST, Answer
+from plesio.strategy.answers.answer import CAST, HALF_AT_MOST, Allowed, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class TopK(Answer):
 
 
 Codec = Cast | Int8 | Int4 | TopK
+CODEC_OR_NONE = Allowed(
+    "a codec, such as Int8(), or None", lambda value: value is None or isinstance(value, get_args(Codec))
+)
 CODECS: dict[str, Codec] = {"bf16": Cast(), "fp16": Cast("fp16"), "int8": Int8(), "int4": Int4()}
 """Those that need no number, by name."""
 
@@ -58,9 +61,10 @@ def codec_of(given: str | Codec | None) -> Codec | None:
     """As people write it: a name, or a codec.
 
     Raises:
-        StrategyError: there is none of that name.
+        StrategyError: there is none of that name, or it is no codec.
     """
     if not isinstance(given, str):
+        CODEC_OR_NONE.check("codec_of", "codec", given)
         return given
     if given not in CODECS:
         raise StrategyError(unknown_name("codec", given, CODECS) + "; and plesio.strategy.answers.TopK(part)")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from plesio.strategy.answers.answer import PART, WHOLE, Answer
-from plesio.strategy.answers.codec import Codec
+from plesio.strategy.answers.codec import CODEC_OR_NONE, Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Replace(Answer):
     """The global parameters, in place of its own. With a `codec`, about these: the packed difference from what it was shown
     before, so that what a packing leaves out is in the next."""
 
-    codec: Codec | None = None
+    codec: Annotated[Codec | None, CODEC_OR_NONE] = None
 
     def __str__(self) -> str:
         return "replace" if self.codec is None else f"replace, {self.codec}"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, WHOLE, Answer
-from plesio.strategy.answers.codec import Codec
+from plesio.strategy.answers.codec import CODEC_OR_NONE, Codec
 from plesio.strategy.answers.privacy import Privacy
 
 
@@ -192,7 +192,7 @@ class Delta(Answer):
     With `privacy` each client's is clipped, and the server adds noise to their sum.
     """
 
-    codec: Codec | None = None
+    codec: Annotated[Codec | None, CODEC_OR_NONE] = None
     feedback: bool = True
     privacy: Privacy | None = field(default=None, repr=False)
     stepped: ClassVar[bool] = True

@@ -10,6 +10,7 @@ from typing import Any
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Adaptive, Codec, Every, Outer, Steps, Weigh, codec_of
+from plesio.strategy.answers.answer import DECAY, NUMBER
 from plesio.strategy.recipes.naming import call
 
 __all__ = ["diloco", "slowmo", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
@@ -31,11 +32,14 @@ def diloco(h: int = 50, *, lr: float = 0.7, momentum: float = 0.6, codec: str | 
     Source: Douillard et al. 2023, arXiv 2311.08105.
 
     Raises:
-        StrategyError: `h` is no whole number of at least 1, or an unknown codec; as a run begins: a setting that cannot be.
+        StrategyError: `h` is no whole number of at least 1, `lr` no number of at least 0, `momentum` none below 1, or an unknown
+            codec.
 
     >>> diloco(h=20).name, str(diloco().outer)
     ('diloco(h=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
     """
+    NUMBER.check("diloco", "lr", lr)
+    DECAY.check("diloco", "momentum", momentum)
     outer = Outer("SGD", lr=lr, momentum=momentum, nesterov=momentum > 0)
     return in_rounds(call(diloco, h=h, lr=lr, momentum=momentum, codec=codec), Steps(h), outer, codec)
 

@@ -186,7 +186,9 @@ class ServerExchange(Exchange):
         self.pacer.begin()
 
     def _push(self) -> None:
-        finite = (not self._steps or self.replica.fill_slot()) and self._finite
+        finite = self._finite and (
+            not self._steps or self.replica.fill_slot()
+        )  # else nothing of it is to be remembered
         batches, samples = self.used()
         if self._own is not None:
             self._own.keep(self._number)
