@@ -137,6 +137,7 @@ def run(
     on_worker_error: str = "raise",
     on_nonfinite: str = "discard",
     timeout_s: float = 300.0,
+    threads: int | None = None,
     checkpoint: Checkpoint | None = None,
     resume: str | Path | None = None,
     runs: str | Path | None = None,
@@ -166,6 +167,7 @@ def run(
         on_nonfinite: a contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that
             drops all of its contributions ends with an error either way.
         timeout_s: seconds after which any wait of a process for another ends in a DeadlineError.
+        threads: how many torch has in each process; left out: its share of the cores.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
             not visited yet. In lock step the result is the same as without the interruption, bit for bit; but an

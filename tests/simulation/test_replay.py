@@ -26,6 +26,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Par
 from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
 from plesio.protocol.journal import FILE_NAME, Received, Record, read_journal
 from plesio.strategy import Strategy
+from plesio.tensors import one_pass
 from support.replayed import build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
@@ -57,6 +58,20 @@ def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) ->
 def test_adam_with_look_ahead_replays_bit_for_bit(tmp_path: Path) -> None:
     train = functools.partial(chancy, kind="adam")
     assert_same(trained(ps.async_sgd(), tmp_path, train), train)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"), [(ps.async_sgd(), "sgd"), (ps.async_sgd(), "adam"), (ps.sync_sgd(), "adam")], ids=str
+)
+def test_a_large_model_folded_by_kernels_replays_without_them(
+    strategy: Strategy, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
+    run = trained(strategy, tmp_path, train)
+    assert sum(one.numel() for one in run.state_dict.values()) > one_pass.LARGE
+    assert_same(run, train)
+    monkeypatch.setattr(one_pass, "compiled", False)
+    assert_same(run, train)
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)

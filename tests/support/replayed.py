@@ -32,11 +32,11 @@ class Augmented(Dataset[tuple[torch.Tensor, int]]):
         return self.inputs[index] + noise, int(self.labels[index])
 
 
-def build() -> nn.Module:
+def build(hidden: int = 16) -> nn.Module:
     """A model with dropout and batch-norm statistics."""
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, CLASSES)
+        nn.Linear(FEATURES, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, CLASSES)
     )
 
 
@@ -48,6 +48,7 @@ def chancy(
     dies: Path | None = None,
     ends: Path | None = None,
     stops: tuple[int, int] | None = None,
+    hidden: int = 16,
 ) -> None:
     """Dropout, augmentation, a learning-rate schedule, gradients over two batches now and then, and random pauses.
 
@@ -55,7 +56,7 @@ def chancy(
     worker 0 kills the server in its tenth step or later, once there is a checkpoint in that folder; the first time only.
     `stops`: that worker asks for the end of the run in that step, or in the next one if that was called off before.
     """
-    model = build()
+    model = build(hidden)
     if kind == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     elif kind == "adafactor":  # keeps tensors that are not of a parameter's shape

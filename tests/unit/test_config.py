@@ -73,7 +73,7 @@ def shown(command: Any, name: str) -> list[Any]:
     ("command", "lacks"),
     [
         (run, {"engine", "workers_max"}),
-        (simulate, {"workers_max", "faults", "pace"}),
+        (simulate, {"workers_max", "faults", "pace", "threads"}),
         (compare, {"strategy", "workers_max", "checkpoint", "resume"}),
     ],
 )
@@ -101,6 +101,7 @@ CHOSEN: dict[str, Any] = {
     "on_worker_error": "continue",
     "on_nonfinite": "raise",
     "timeout_s": 60.0,
+    "threads": 2,
     "checkpoint": ps.Checkpoint(every_s=30, keep=3),
     "resume": "runs/a",
     "runs": "runs",
@@ -167,6 +168,7 @@ def test_run_toml_of_a_run_is_as_documented(tmp_path: Path) -> None:
     [
         ({"pace": 0.1}, r"pace= and faults= are for real processes"),
         ({"faults": [ps.Slow(worker=0, factor=2)]}, r"pace= and faults= are for real processes"),
+        ({"threads": 2}, r"threads=2 is for processes of this host; a simulated run has one"),
         ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
     ],
 )

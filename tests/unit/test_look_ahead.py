@@ -182,7 +182,7 @@ class Plain:
         first, second = self.settings["betas"]
         second = second ** (1 / self.n)
         if self.kind is AdamW:
-            self.w = self.w * (1 - scale * lr * decay)
+            self.w = self.w * (1 - scale * self.n**-0.25 * lr * decay)  # by its share of the samples
         else:
             g = g + decay * self.w
         self.v[i] = first * self.v[i] + (1 - first) * g

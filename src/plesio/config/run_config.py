@@ -114,6 +114,12 @@ class RunConfig:
         help="Seconds after which any wait of a process for another ends in a DeadlineError.",
         metavar="SECONDS",
     )
+    threads: int | None = setting(
+        None,
+        help="How many torch has in each process; left out: its share of the cores.",
+        metavar="N",
+        processes_only=True,
+    )
     checkpoint: Checkpoint | None = setting(
         None,
         Option("--checkpoint-every-s", "Write a checkpoint into the run folder this often.", "SECONDS", float | None),
@@ -140,6 +146,10 @@ class RunConfig:
         self._check_faults()
         if self.seats > self.workers:
             self._check_scaling()
+        if self.threads is not None and not isinstance(self.engine, str):
+            raise ConfigurationError(
+                f"threads={self.threads} is for processes of this host; a simulated run has one, and Ray gives its workers theirs"
+            )
         if self.simulated and (self.faults or self.pace is not None):
             raise ConfigurationError(
                 "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and "
@@ -185,6 +195,10 @@ class RunConfig:
         if most_workers is not None and (not _is_whole(most_workers) or not self.workers <= most_workers <= most):
             raise ConfigurationError(
                 f"workers_max={most_workers!r}: a whole number from {self.workers}, the run's workers, to {most}"
+            )
+        if self.threads is not None and (not _is_whole(self.threads) or self.threads < 1):
+            raise ConfigurationError(
+                f"threads={self.threads!r}: a whole number of at least 1, or None for a share of the cores"
             )
         if not _is_whole(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigurationError(f"seed={self.seed!r}: a whole number of at least 0 and below 2**63")

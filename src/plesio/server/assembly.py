@@ -14,6 +14,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -161,6 +162,7 @@ class Assembly:
                 self._workers,
                 new_arena,
                 self.ring[len(self._versions.buffers) :],
+                self._threads(),
             )
             if carry and self._carried is not None:
                 self._folder.begin_from(self._carried, self.ring[1:])
@@ -168,6 +170,11 @@ class Assembly:
             buffer.copy_from(self.ring[0])
         if self.advice:
             warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
+
+    def _threads(self) -> int:
+        """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""
+        cores = len(os.sched_getaffinity(0))
+        return cores if self._strategy.gather.in_rounds else max(1, cores - self._workers)
 
     @property
     def advice(self) -> str:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.mean import HALF
 from plesio.tensors.operands import Operand, distance, pieces, quiet
 from plesio.tensors.outer import Kept
 
@@ -42,20 +45,45 @@ def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
 
 SMALLEST_ROOM = 1e-30
 """Smallest mean gap or step to divide by: without movement the mean fades below what float32 holds."""
+LANES, STRETCH = 16, 1 << 16
+"""Elements whose gaps are summed together."""
+
+
+def closeness(room: float) -> float:
+    """What gaps are multiplied by, where `room` halves a gradient; 0 where it is not damped."""
+    return 1.0 / room if room > SMALLEST_ROOM else 0.0
 
 
 @quiet
-def _shrink(slope: Operand, now: Operand, then: Operand, room: float) -> float:
-    """slope /= 1 + |now - then| / room, unless room is still 0. Returns the sum of the gaps |now - then|."""
-    total = 0.0
+def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float) -> list[float]:
+    """slope /= 1 + closeness * |now - then|. Returns the sums of the gaps |now - then|, a stretch each."""
+    sums: list[float] = []
     for g, new, old in pieces(slope, now, then):
         gap = distance(new, old)
-        total += float(gap.sum())
-        if room > SMALLEST_ROOM:
-            gap /= room
+        sums += sums_of(gap)
+        if closeness:
+            gap *= closeness
             gap += 1.0
             g /= gap
-    return total
+    return sums
+
+
+def sums_of(gap: Operand) -> list[float]:
+    """The sum of each stretch, in the order that compiled kernels take: sixteen sums, then in halves.
+
+    >>> sums_of(torch.ones(STRETCH + 2))
+    [65536.0, 2.0]
+    """
+    numbers = np.asarray(gap.float() if gap.dtype in HALF else gap)
+    return [_sum(numbers[start : start + STRETCH]) for start in range(0, len(numbers), STRETCH)]
+
+
+def _sum(numbers: np.ndarray[Any, Any]) -> float:
+    lines = np.pad(numbers, (0, -len(numbers) % LANES)).reshape(-1, LANES)
+    sums = np.add.accumulate(lines, axis=0)[-1]
+    for half in (8, 4, 2, 1):
+        sums = sums[:half] + sums[half:]
+    return float(sums[0])
 
 
 class DelayCompensation(Correction):
@@ -96,7 +124,7 @@ class GapAwareness(Correction):
         unbiased = 1.0 - self._decay**self._steps
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
         for mean_step, (slope, now, then) in zip(self._mean_step, flats, strict=True):
-            _shrink(slope, now, then, mean_step / unbiased)
+            _shrink(slope, now, then, closeness(mean_step / unbiased))
 
     @quiet
     def stepped(self, before: Arena, after: Arena) -> None:
@@ -135,16 +163,24 @@ class GapDamping(Correction):
 
     def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
         """Shrink each element by its gap, measured in mean gaps."""
-        elements = gradient.layout.trained_elements
-        if not self._sum:
-            self._sum, self._weight = [0.0] * len(elements), [0.0] * len(elements)
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
+        elements = gradient.layout.trained_elements
         for position, (slope, now, then) in enumerate(flats):
-            mean = self._sum[position] / self._weight[position] if self._weight[position] else 0.0
-            gap = _shrink(slope, now, then, GAP_ROOM * mean) / max(1, elements[position])
-            if 0.0 < gap < math.inf:
-                self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
-                self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
+            self.learn(position, _shrink(slope, now, then, self.closeness(position)), elements[position])
+
+    def closeness(self, position: int) -> float:
+        """What the gaps of a trained segment are multiplied by."""
+        while position >= len(self._sum):
+            self._sum.append(0.0)
+            self._weight.append(0.0)
+        return closeness(GAP_ROOM * self._sum[position] / self._weight[position]) if self._weight[position] else 0.0
+
+    def learn(self, position: int, sums: Sequence[float], elements: int) -> None:
+        """These were the gaps of a segment."""
+        gap = float(np.sum(sums, dtype=np.float64)) / max(1, elements)
+        if 0.0 < gap < math.inf:
+            self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
+            self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
 
     def kept(self) -> Kept:
         return Kept({}, {"sum": self._sum, "weight": self._weight})

@@ -6,7 +6,7 @@ barrier's workers, which still pin the version before, hold a whole one to save 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -124,51 +124,60 @@ class Folding:
         if self._optimizer is None and self._averages_by_rate:
             move_towards(target, current, self._gathered(fold), fold.scale)
         elif self._optimizer is None:
-            mean_into(target, [self._slots[m.worker] for m in fold.members], [m.share for m in fold.members])
-        elif self._tables is None:
-            self._step(self._optimizer, target, current, self._gathered(fold), fold)
+            mean_into(target, *self._parts(fold))
         else:
-            self._tables.bring_up(index, current)
-            rows = self._tables.mean(_rows_of(self._tables, fold, self._slots))
-            self._step(self._optimizer, target, current, self._gathered(fold), fold, rows)
-            self._tables.changed(rows, index)
+            self._step(self._optimizer, target, current, fold, index)
         if self._correction is not None:
             self._correction.stepped(current, target)
         ring.current = index
         if self._shown is not None:
             self._shown.changed()
 
-    def _gathered(self, fold: Fold) -> Arena:
-        """The mean contribution: in the buffer, or in the first member's slot, which is free once folded."""
+    def _parts(self, fold: Fold) -> tuple[list[Arena], list[float]]:
+        """What the mean contribution is of, and the shares: what is in the buffer, or unpacked, or lies in the slots, which
+        are free once folded."""
         if fold.held:
             assert self._held is not None, "held contributions lie in the buffer"
-            return self._held.take_mean(fold.total_weight)
-        first = self._slots[fold.members[0].worker]
+            return [self._held.take_mean(fold.total_weight)], [1.0]
         slots, shares = [self._slots[one.worker] for one in fold.members], [one.share for one in fold.members]
         if self._packing is not None:
-            return self._packing.mean_into(self._unpacked, slots, shares)
-        if len(slots) > 1:
-            mean_into(first, slots, shares)
+            return [self._packing.mean_into(self._unpacked, slots, shares)], [1.0]
         if self._noise is not None:
-            self._noise.add(first, len(slots))
-        return first
+            mean_into(slots[0], slots, shares)
+            self._noise.add(slots[0], len(slots))
+            return slots[:1], [1.0]
+        return slots, shares
 
-    def _step(
-        self,
-        optimizer: ServerOptimizer,
-        target: Arena,
-        current: Arena,
-        mean: Arena,
-        fold: Fold,
-        rows: Mapping[int, torch.Tensor] = NO_ROWS,
-    ) -> None:
+    def _gathered(self, fold: Fold) -> Arena:
+        """The mean contribution, in one arena."""
+        slots, shares = self._parts(fold)
+        if len(slots) > 1:
+            mean_into(slots[0], slots, shares)
+        return slots[0]
+
+    def _step(self, optimizer: ServerOptimizer, target: Arena, current: Arena, fold: Fold, index: int) -> None:
         folded = len(fold.members)
         optimizer.step_as(fold.members[0].worker)
         share = self._share[min(folded, self._workers) - 1]
+        scales = optimizer.scales(fold.scale, share)
         absent = self._absent_in(fold) if self._absent or fold.held else 0
         if absent and optimizer.has_to_split(absent):
             optimizer.split()
-        optimizer.step(target, current, mean, optimizer.scales(fold.scale, share), absent, rows)
+        if self._tables is None and optimizer.in_one_pass(absent):
+            slots, shares = self._parts(fold)
+            optimizer.step_mean(target, current, slots, shares, scales, share)
+            mean = slots[0]
+            if len(slots) > 1:
+                mean_into(mean, slots, shares, target.layout.buffer_segments)
+        elif self._tables is None:
+            mean = self._gathered(fold)
+            optimizer.step(target, current, mean, scales, absent, NO_ROWS, share)
+        else:
+            self._tables.bring_up(index, current)
+            rows = self._tables.mean(_rows_of(self._tables, fold, self._slots))
+            mean = self._gathered(fold)
+            optimizer.step(target, current, mean, scales, absent, rows, share)
+            self._tables.changed(rows, index)
         if target.layout.buffer_segments:
             blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, folded / self._workers))
 
@@ -276,13 +285,16 @@ def build_folder(
     workers: int,
     new_arena: NewArena,
     packed: Sequence[Arena] = (),
+    threads: int = 1,
 ) -> Folder:
     """The folder for a strategy and a user's optimizers; for none, what averages parameters.
+
+    Passes over a large model are shared among `threads`.
 
     An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
     first = versions.buffers[versions.current]
-    optimizer = ServerOptimizer(specs, first, lambda: new_arena("optimizer")) if specs else None
+    optimizer = ServerOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
     if strategy.adopt.looks_ahead and optimizer is not None:
         keys = momentum_keys(optimizer)
         if any(keys):

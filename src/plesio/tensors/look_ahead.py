@@ -27,10 +27,12 @@ import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
+from plesio.tensors.adam import root_of
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
+from plesio.tensors.one_pass import Ahead
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.outer import Kept, ServerOptimizer
@@ -96,6 +98,8 @@ class LookAheadFolding:
         self._damping = GapDamping()
         self._scale = [0.0] * len(keys)  # by group: running mean of the folds' learning-rate scales
         self._steps = 0
+        self._ready: tuple[int, list[float]] | None = None
+        """The buffer that holds the look-ahead, and by which factors it was made, if nothing has changed since."""
         optimizer.set_groups(self._paced(workers, optimizer.groups))
 
     def share_among(self, workers: int) -> None:
@@ -136,7 +140,7 @@ class LookAheadFolding:
 
     def hold(self, worker: int, weight: float) -> None:
         """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
-        self._damp(worker)
+        self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
         self._held[self._waiting].copy_from(self._slots[worker], Kind.TRAINED, Kind.BUFFER)
         if self._tables is not None:
             self._tables.hold(worker, self._slots[worker], 1.0)
@@ -147,26 +151,30 @@ class LookAheadFolding:
         """Step the master copy with each contributing worker's momentum, in order of arrival."""
         held = self._tables.take_held() if self._tables is not None and fold.held else []
         for place, member in enumerate(fold.members):
-            if not fold.held and member.worker in self._live:  # a departed worker's base version is unknown
-                self._damp(member.worker)
             gradient = self._held[place] if fold.held else self._slots[member.worker]
             absent = self._held_absent[place] if fold.held else self._absent.get(member.worker, 0)
             scales = self._optimizer.scales(fold.scale * member.share, self._share)
             rows = NO_ROWS
             if self._tables is not None:
                 rows = held[place][1] if fold.held else self._tables.gradients_of(member.worker, gradient)
-            self._step(member.worker, gradient, scales, absent, rows)
+            damped = not fold.held and member.worker in self._live  # a departed worker's base version is unknown
+            then = self._versions.of(member.worker) if damped else None
+            self._step(member.worker, gradient, then, scales, absent, rows)
             if member.worker not in self._live:  # departed since: its momentum will not act again
                 self._forget_momentum(member.worker)
         self._waiting = 0
 
-    def _damp(self, worker: int) -> None:
-        self._damping.correct(self._slots[worker], self._master, self._versions.of(worker))
-
     @quiet
     def _step(
-        self, worker: int, gradient: Arena, scales: Sequence[float], absent: int, rows: Mapping[int, torch.Tensor]
+        self,
+        worker: int,
+        gradient: Arena,
+        then: Arena | None,
+        scales: Sequence[float],
+        absent: int,
+        rows: Mapping[int, torch.Tensor],
     ) -> None:
+        """Step with a gradient, which was computed at the version `then`, if it is to be damped."""
         self._optimizer.step_as(worker)
         if self._optimizer.has_to_split(absent):
             was = self._optimizer.split()
@@ -176,19 +184,57 @@ class LookAheadFolding:
             mean + ((scale - mean) / self._workers if mean else scale)
             for mean, scale in zip(self._scale, scales, strict=True)
         ]
-        for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
-            whole -= part
         self._swap_in(own, self._begun[worker])
-        self._optimizer.step(self._master, self._master, gradient, scales, absent, rows)
-        if self._tables is not None:
-            self._tables.changed(rows, self._versions.current)
-        self._swap_out(own, self._begun[worker], self._optimizer.lacking(absent))
-        for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
-            whole += part
+        self._ready = None
+        if self._tables is None and self._optimizer.in_one_pass(absent) and all(self._optimizer.swapped):
+            self._step_in_one_pass(worker, gradient, then, scales)
+        else:
+            self._step_by_parts(worker, gradient, then, scales, absent, rows)
         blend_buffers(self._master, self._master, gradient, 1.0 / self._workers)
         self._steps += 1
         if self._steps % RESUM_EVERY == 0:
             self._resum()
+
+    def _step_by_parts(
+        self,
+        worker: int,
+        gradient: Arena,
+        then: Arena | None,
+        scales: Sequence[float],
+        absent: int,
+        rows: Mapping[int, torch.Tensor],
+    ) -> None:
+        if then is not None:
+            self._damping.correct(gradient, self._master, then)
+        for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
+            whole -= part
+        self._optimizer.step(self._master, self._master, gradient, scales, absent, rows, self._share)
+        if self._tables is not None:
+            self._tables.changed(rows, self._versions.current)
+        self._swap_out(
+            self._optimizer.select(self._momenta[worker]), self._begun[worker], self._optimizer.lacking(absent)
+        )
+        for whole, part in zip(self._sum.trained, self._momenta[worker].trained, strict=True):
+            whole += part
+
+    def _step_in_one_pass(self, worker: int, gradient: Arena, then: Arena | None, scales: Sequence[float]) -> None:
+        """The same in one pass, which also writes the look-ahead into a free buffer."""
+        own = self._optimizer.select(self._momenta[worker])
+        totals = self._optimizer.select(self._sum)
+        before = self._optimizer.select(then) if then is not None else None
+        index = self._versions.spare()
+        out = self._optimizer.select(self._versions.buffers[index])
+
+        def ahead(position: int) -> Ahead:
+            then, closeness = (before[position], self._damping.closeness(position)) if before else (None, 0.0)
+            return Ahead(totals[position], then, closeness, out[position], self._factor(position))
+
+        gaps = self._optimizer.step_mean(self._master, self._master, [gradient], [1.0], scales, self._share, own, ahead)
+        if before:
+            for position, (sums, elements) in enumerate(zip(gaps, gradient.layout.trained_elements, strict=True)):
+                self._damping.learn(position, sums, elements)
+        self._swap_out(own, self._begun[worker], self._optimizer.lacking(0))
+        self._ready = index, self._factors()
 
     def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
         for position, momentum in enumerate(own):
@@ -210,6 +256,7 @@ class LookAheadFolding:
 
     @quiet
     def _resum(self) -> None:
+        self._ready = None
         self._sum.copy_from(self._momenta[0], Kind.TRAINED)
         for momentum in self._momenta[1:]:
             for whole, part in zip(self._sum.trained, momentum.trained, strict=True):
@@ -220,44 +267,57 @@ class LookAheadFolding:
         assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
         self._live.add(reader)
         self._versions.release(reader)
-        index = self._versions.spare()
+        if self._ready is None or self._ready[1] != self._factors():
+            self._ready = self._look_ahead(), self._factors()
+        index = self._ready[0]
         out = self._versions.buffers[index]
         out.copy_from(self._master, Kind.BUFFER)
         if self._tables is not None:
             self._tables.bring_up(index, self._master)
             self._tables.read(reader)
-        targets = self._optimizer.select(out)
-        totals = self._optimizer.select(self._sum)
-        for position, weight in enumerate(self._optimizer.select(self._master)):
-            self._look_ahead(position, targets[position], weight, totals[position])
         self._versions.pin(reader, index)
         return index
 
-    def _look_ahead(self, position: int, out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> None:
-        """out = weight - rate * total [/ root of the second moment], a chunk at a time."""
-        if self._optimizer.is_table(position):
-            return
+    def _look_ahead(self) -> int:
+        """Write the parameters with look-ahead into a free buffer; its index."""
+        index = self._versions.spare()
+        totals, targets = self._optimizer.select(self._sum), self._optimizer.select(self._versions.buffers[index])
+        weights = self._optimizer.select(self._master)
+        for position, (out, weight, total) in enumerate(zip(targets, weights, totals, strict=True)):
+            if self._optimizer.is_table(position):
+                continue
+            state, factor = self._optimizer.state_of(position), self._factor(position)
+            if not factor:
+                out.copy_(weight)
+                continue
+            if "exp_avg_sq" not in state:
+                torch.add(weight, total, alpha=factor, out=out)
+                continue
+            by = self._optimizer.numbers_of(position)
+            squares = state["max_exp_avg_sq" if self._optimizer.group_of(position)["amsgrad"] else "exp_avg_sq"]
+            for target, master, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
+                torch.addcdiv(master, momenta, root_of(square, by), value=factor, out=target)
+        return index
+
+    def _factors(self) -> list[float]:
+        return [self._factor(position) for position in range(len(self._optimizer.parameters))]
+
+    def _factor(self, position: int) -> float:
+        """What look-ahead adds of the sum of the momenta, for Adam divided by the root of the second moment."""
         state, key = self._optimizer.state_of(position), self._optimizer.swapped_of(position)
         group = self._optimizer.group_of(position)
-        rate = group["lr"] * self._scale[self._optimizer.group_at(position)] * (1.0 - 1.0 / len(self._live))
+        rate = group["lr"] * self._scale[self._optimizer.group_at(position)] * (1.0 - 1.0 / max(1, len(self._live)))
         if key == "momentum_buffer":
             momentum = group["momentum"]
-            torch.add(weight, total, alpha=-rate * (momentum**2 if group.get("nesterov") else momentum), out=out)
-            return
+            return float(-rate * (momentum**2 if group.get("nesterov") else momentum))
         if key is None or "exp_avg_sq" not in state:
-            out.copy_(weight)
-            return
-        first, second = group["betas"]
-        steps = float(state["step"])
-        rate *= first / (1.0 - first**steps)
-        root = (1.0 - second**steps) ** -0.5
-        squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        for target, master, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
-            denominator = square.sqrt().mul_(root).add_(group["eps"])
-            torch.addcdiv(master, momenta, denominator, value=-rate, out=target)
+            return 0.0
+        first = group["betas"][0]
+        return float(-rate * first / (1.0 - first ** float(state["step"])))
 
     def snapshot(self, reader: int) -> int:
         self._versions.release(reader)
+        self._ready = None
         index = self._versions.spare()
         self._versions.buffers[index].copy_from(self._master, Kind.TRAINED, Kind.FROZEN, Kind.BUFFER)
         if self._tables is not None:
@@ -324,6 +384,7 @@ class LookAheadFolding:
 
     def begin_anew(self) -> None:
         self._versions.release_all()
+        self._ready = None
         self._waiting = 0
         if self._tables is not None:
             self._tables.begin_anew()

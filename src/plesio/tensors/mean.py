@@ -84,15 +84,25 @@ def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: 
         if target.data_ptr() != parts[0].data_ptr():
             target.copy_(parts[0])
         return
-    equal = all(share == shares[0] for share in shares)
-    down = room_for(len(parts))
-    factors = [down] * len(parts) if equal else shares
+    factors, even = factors_of(shares)
     for out, first, *others in pieces(target, *parts):
         torch.mul(first, factors[0], out=out)
         for piece, factor in zip(others, factors[1:], strict=True):
             out.add_(piece, alpha=factor)
-        if equal:
-            out.mul_(shares[0] / down)
+        if even:
+            out.mul_(even)
+
+
+def factors_of(shares: Sequence[float]) -> tuple[Sequence[float], float]:
+    """What to multiply parts by before they are summed; and the sum by, if not 0.
+
+    >>> factors_of([0.5, 0.5]), factors_of([0.25, 0.75])
+    (([0.5, 0.5], 1.0), ([0.25, 0.75], 0.0))
+    """
+    if any(share != shares[0] for share in shares):
+        return shares, 0.0
+    down = room_for(len(shares))
+    return [down] * len(shares), shares[0] / down
 
 
 def room_for(count: int) -> float:

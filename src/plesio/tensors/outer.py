@@ -19,13 +19,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import CheckpointError, ConfigurationError
+from plesio.tensors import adam, sgd
+from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
+from plesio.tensors.adam import keys as moments
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
+from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec, full_name, number, unsendable
 from plesio.tensors.outer_optimizer import DelayedNesterov
 from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.several import Several, parts_of
-from plesio.tensors.sgd import MOMENTUM, sgd_step, steps_directly
+from plesio.tensors.sgd import MOMENTUM, sgd_step
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
@@ -37,9 +41,8 @@ NORMALISING: tuple[type[Optimizer], ...] = (
 )  # fmt: skip
 """Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FLAT_DTYPES = ("float32", "float64")
-FUSED: tuple[type[Optimizer], ...] = (optim.Adam, optim.AdamW, optim.Adagrad)
-FUSED_FROM = 1 << 17
-"""Elements from which to use the fused kernel: 7-10 times faster, but it differs in the last bit from the plain loop."""
+FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
+"""Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
 
 
 LACKING_MAX = 100
@@ -86,7 +89,9 @@ def _no_global_hooks() -> Iterator[None]:
 class ServerOptimizer:
     """A user's optimizer over the trained segments of `arena`, whose values some optimizers read when they are built."""
 
-    def __init__(self, specs: Sequence[OptimizerSpec], arena: Arena, new_arena: Callable[[], Arena]) -> None:
+    def __init__(
+        self, specs: Sequence[OptimizerSpec], arena: Arena, new_arena: Callable[[], Arena], threads: int = 1
+    ) -> None:
         given = [group for spec in specs for group in spec.groups]
         self.kinds = kinds_of(specs)
         """Of which class each group's optimizer is."""
@@ -97,7 +102,7 @@ class ServerOptimizer:
         self.swapped: list[str | None] = [None] * len(
             given
         )  # by group: the key that look-ahead swaps for each worker's own
-        self._pieces = _pieces(arena.layout, self.kinds)
+        self._pieces = _pieces(arena.layout, self.kinds, given)
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
         self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
@@ -107,11 +112,15 @@ class ServerOptimizer:
         chose = any(group.get("fused") is not None or group.get("foreach") for group in given)
         by_rows = {piece.group for piece in self._pieces if piece.table}
         dense = zip(self.parameters, self._pieces, strict=True)
-        large = sum(one.numel() for one, piece in dense if not piece.table) >= FUSED_FROM
+        elements = sum(one.numel() for one, piece in dense if not piece.table)
         self._fused = [
-            kind in FUSED and large and not chose and group not in by_rows for group, kind in enumerate(self.kinds)
+            kind in FUSED and elements >= LARGE and not chose and group not in by_rows
+            for group, kind in enumerate(self.kinds)
         ]
         self.optimizer = _build(specs, self._group_of, self.parameters)
+        self._large = elements >= LARGE and all(one.is_cpu for one in self.parameters)
+        fast = kernels() if self._large else None
+        self._pass = Pass(fast, threads) if fast is not None else None
         self._applied = given  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(given)
@@ -149,8 +158,11 @@ class ServerOptimizer:
             self.groups = [
                 {**one, "fused": True} if fused else one for one, fused in zip(groups, self._fused, strict=True)
             ]
-        self._set_at: Sequence[float] = ()
-        self._directly = self._flat and all(map(steps_directly, self.kinds, groups))
+        self._set_at: tuple[Sequence[float], float] = ((), 0.0)
+        self._directly = self._flat and all(map(_directly, self.kinds, groups))
+        self._decay = [
+            issubclass(kind, NORMALISING) and decouples(one) for kind, one in zip(self.kinds, groups, strict=True)
+        ]
 
     def scales(self, scale: float, share: float) -> Sequence[float]:
         """By group: the factor of the learning rate, as `scale_for` has it."""
@@ -169,24 +181,29 @@ class ServerOptimizer:
         scales: Sequence[float],
         absent: int = 0,
         rows: Mapping[int, torch.Tensor] = NO_ROWS,
+        share: float = 1.0,
     ) -> None:
         """`target` = `current` after one step with `gradient`, at `scales` times the groups' learning rates; both may be one.
 
         Tables are the same in both; their gradients are in `rows`, by tensor.
 
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
+        Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006).
         """
         lacking = self.lacking(absent)
         if self._directly:
-            self._step_directly(target, current, gradient, scales, lacking)
+            self._step_directly(target, current, gradient, scales, lacking, share)
             return
         if target is not current:
             target.copy_from(current, Kind.TRAINED)
-        if scales != self._set_at:
-            self._set_at = scales
+        if (scales, share) != self._set_at:
+            self._set_at = scales, share
             self._apply_groups()
-            for group, settings, scale in zip(self.optimizer.param_groups, self.groups, scales, strict=True):
+            told = zip(self.optimizer.param_groups, self.groups, scales, self._decay, strict=True)
+            for group, settings, scale, decays in told:
                 group["lr"] = settings["lr"] * scale
+                if decays:
+                    group["weight_decay"] = settings["weight_decay"] * share**0.25
         for parameter, weight, slope, lacks in zip(
             self.parameters, self.select(target), self.select(gradient), lacking, strict=True
         ):
@@ -197,6 +214,44 @@ class ServerOptimizer:
         with _no_global_hooks():
             self.optimizer.step()
         self._move_state()
+
+    def in_one_pass(self, absent: int) -> bool:
+        """Whether `step_mean` can fold a contribution that lacks these tensors."""
+        return self._pass is not None and self._directly and not absent and self._whole
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all pieces are whole segments of the one type that kernels know."""
+        return all(piece.flat and not piece.split for piece in self._pieces) and all(
+            one.dtype == torch.float32 for one in self.parameters
+        )
+
+    def step_mean(
+        self,
+        target: Arena,
+        current: Arena,
+        slots: Sequence[Arena],
+        shares: Sequence[float],
+        scales: Sequence[float],
+        share: float = 1.0,
+        owns: Sequence[torch.Tensor] = (),
+        ahead: Callable[[int], Ahead] = lambda _: NOT_AHEAD,
+    ) -> list[Any]:
+        """As `step` with the weighted mean of what lies in the slots, in one pass over memory. By position, `owns` are a
+        worker's own momenta, and `ahead` tells what look-ahead wants; returned are the sums of the gaps."""
+        assert self._pass is not None, "in_one_pass was asked"
+        gaps = []
+        for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
+            came = [self.select(slot)[position] for slot in slots]
+            group, rate = self.group_of(position), self._rate(position, scales)
+            own = owns[position] if owns else None
+            if self.kinds[self._group_of[position]] is optim.SGD:
+                momentum, first = self._momentum(position, own)
+                gaps.append(self._pass.sgd(new, old, came, shares, momentum, first, group, rate, ahead(position)))
+            else:
+                state, by = self._counted(position, rate, share, own)
+                gaps.append(self._pass.adam(new, old, came, shares, state, by, ahead(position)))
+        return gaps
 
     def lacking(self, absent: int) -> list[bool]:
         """By position, whether all of it is absent."""
@@ -253,23 +308,63 @@ class ServerOptimizer:
         return own
 
     def _step_directly(
-        self, target: Arena, current: Arena, gradient: Arena, scales: Sequence[float], lacking: Sequence[bool]
+        self,
+        target: Arena,
+        current: Arena,
+        gradient: Arena,
+        scales: Sequence[float],
+        lacking: Sequence[bool],
+        share: float,
     ) -> None:
         tensors = zip(self.select(target), self.select(current), self.select(gradient), lacking, strict=True)
         for position, (new, old, slope, lacks) in enumerate(tensors):
+            rate = self._rate(position, scales)
             if lacks:
                 if target is not current:
                     new.copy_(old)
-                continue
-            group = self.group_of(position)
-            momentum, first = None, False
-            if group["momentum"]:
-                state = self.optimizer.state[self.parameters[position]]
-                momentum = state.get(MOMENTUM)
-                if first := momentum is None:
-                    own = self.swapped_of(position) == MOMENTUM
-                    momentum = state[MOMENTUM] = torch.empty_like(slope) if own else self._home(MOMENTUM)[position]
-            sgd_step(new, old, slope, momentum, first, group, group["lr"] * scales[self._group_of[position]])
+            elif self.kinds[self._group_of[position]] is optim.SGD:
+                momentum, first = self._momentum(position)
+                sgd_step(new, old, slope, momentum, first, self.group_of(position), rate)
+            else:
+                adam_step(new, old, slope, *self._counted(position, rate, share))
+
+    def _rate(self, position: int, scales: Sequence[float]) -> float:
+        group = self._group_of[position]
+        return float(self.groups[group]["lr"]) * scales[group]
+
+    def _momentum(self, position: int, own: torch.Tensor | None = None) -> tuple[torch.Tensor | None, bool]:
+        """SGD's momentum, if it has one, and whether this gradient is its first; a new one that look-ahead swaps is a worker's
+        `own`."""
+        if not self.group_of(position)["momentum"]:
+            return None, False
+        state = self.optimizer.state[self.parameters[position]]
+        first = state.get(MOMENTUM) is None
+        if first:
+            state[MOMENTUM] = self._new_state(position, MOMENTUM, own)
+        return state[MOMENTUM], first
+
+    def _counted(
+        self, position: int, rate: float, share: float, own: torch.Tensor | None = None
+    ) -> tuple[dict[str, Any], Numbers]:
+        """Adam's state, and the numbers of its next step."""
+        group, at = self.group_of(position), self._group_of[position]
+        state = self.optimizer.state[self.parameters[position]]
+        if not state:
+            begin(self.kinds[at], state)
+            for key in moments(group):
+                state[key] = self._new_state(position, key, own).zero_()
+        count(state, group)
+        return state, numbers_of(state, group, rate, rate * share**0.25 if self._decay[at] else rate, self._large)
+
+    def numbers_of(self, position: int) -> Numbers:
+        """Adam's, of the last step, at the full learning rate."""
+        group = self.group_of(position)
+        return numbers_of(self.state_of(position), group, group["lr"], group["lr"], self._large)
+
+    def _new_state(self, position: int, key: str, own: torch.Tensor | None) -> torch.Tensor:
+        if self.swapped_of(position) != key:
+            return self._home(key)[position]
+        return torch.empty_like(self.parameters[position].data) if own is None else own
 
     def _move_state(self) -> None:
         """Move the optimizer's state, made at its first step, into arenas; it stays there."""
@@ -396,7 +491,8 @@ def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
 
     These have the groups, dtypes and numbers of dimensions of the real ones.
     """
-    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, kinds_of(specs)))
+    groups = [group for spec in specs for group in spec.groups]
+    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, kinds_of(specs), groups))
     forms = dict.fromkeys(
         (piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape), piece.table) for piece, one in pieces
     )
@@ -444,6 +540,10 @@ class _Piece(NamedTuple):
         return [self._replace(place=one, tensors=(one,), split=True) for one in self.tensors]
 
 
+def _directly(kind: type[Optimizer], group: dict[str, Any]) -> bool:
+    return sgd.steps_directly(kind, group) or adam.steps_directly(kind, group)
+
+
 def kinds_of(specs: Sequence[OptimizerSpec]) -> list[type[Optimizer]]:
     """By group: the class of its optimizer."""
     return [spec.kind for spec in specs for _ in spec.groups]
@@ -453,18 +553,19 @@ def named(specs: Sequence[OptimizerSpec]) -> str:
     return " and ".join(spec.kind.__name__ for spec in specs)
 
 
-def _pieces(layout: Layout, kinds: Sequence[type[Optimizer]]) -> list[_Piece]:
+def _pieces(layout: Layout, kinds: Sequence[type[Optimizer]], groups: Groups) -> list[_Piece]:
     """The tensors to step on: whole segments for an elementwise optimizer, single tensors otherwise.
 
     In half precision a kernel rounds its vector part and its rest differently: there only the user's own tensors give
-    the same bits.
+    the same bits. Without an `eps`, the zeros that fill up a segment would be divided by zero.
     """
     pieces: list[_Piece] = []
     for index, segment in enumerate(layout.segments):
         if not segment.kind.moves:
             continue
         table = segment.kind is Kind.ROWS
-        if not table and kinds[segment.group] in ELEMENTWISE and segment.dtype in FLAT_DTYPES:
+        elementwise = kinds[segment.group] in ELEMENTWISE and groups[segment.group].get("eps") != 0
+        if not table and elementwise and segment.dtype in FLAT_DTYPES:
             pieces.append(_Piece(True, index, segment.group, segment.tensors))
         else:
             pieces.extend(_Piece(False, one, segment.group, (one,), table=table) for one in segment.tensors)

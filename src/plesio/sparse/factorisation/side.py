@@ -14,8 +14,8 @@ from plesio.sparse.compiled import compiled
 from plesio.sparse.factorisation.dealing import mark
 from plesio.sparse.factorisation.kernels import mix
 from plesio.sparse.factorisation.ratings import Ids
-from plesio.sparse.lanes import LANES, LINE_BYTES
 from plesio.sparse.threads import by_shares, shares
+from plesio.tensors.lanes import LANES, LINE_BYTES
 
 SPREAD = 0.1
 """Standard deviation of the factors at first."""

@@ -17,7 +17,6 @@ from plesio.sparse.chunks import chunk_order
 from plesio.sparse.corpus import Corpus, Sentences, longest, read_corpus
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.keyed_vectors import KeyedVectors
-from plesio.sparse.lanes import LANES
 from plesio.sparse.rates import rate
 from plesio.sparse.settings import Shown, functions, number, whole
 from plesio.sparse.skipgram import tables
@@ -25,6 +24,7 @@ from plesio.sparse.skipgram.deal import Rules, Text
 from plesio.sparse.skipgram.step import Model, numbers
 from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, fastest, seeds
 from plesio.sparse.threads import thread_count
+from plesio.tensors.lanes import LANES
 
 if TYPE_CHECKING:
     from plesio.sparse.report import Report

@@ -48,7 +48,7 @@ def _loaded() -> ModuleType | None:
         return importlib.import_module("plesio.tensors.codecs.kernels")
     except ImportError:
         warnings.warn(
-            "codecs without Numba take up to 28 times as long; pip install 'plesio[codecs]'",
+            "codecs without Numba take up to 28 times as long; pip install numba",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -37,7 +37,7 @@ _FOUR = 4  # bytes: rows start at floats, not always at lines, so that loads mus
 
 class _Line(types.Type):
     def __init__(self) -> None:
-        super().__init__("plesio.sparse.lanes.Line")
+        super().__init__("plesio.tensors.lanes.Line")
 
 
 line = _Line()
@@ -110,6 +110,74 @@ def _total(typingctx, value):
     return types.float32(value), generate
 
 
+def _called(builder, name, args):
+    """One of LLVM's own functions of lines."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * len(args))
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), args)
+
+
+def _root(typingctx, value):
+    """The square roots."""
+
+    def generate(context, builder, signature, args):
+        return _called(builder, "sqrt", args)
+
+    return line(value), generate
+
+
+def _magnitude(typingctx, value):
+    """The numbers without their signs."""
+
+    def generate(context, builder, signature, args):
+        return _called(builder, "fabs", args)
+
+    return line(value), generate
+
+
+def _fma(typingctx, one, other, addend):
+    """one * other + addend, rounded once."""
+
+    def generate(context, builder, signature, args):
+        return _called(builder, "fma", args)
+
+    return line(one, other, addend), generate
+
+
+def _larger(typingctx, one, other):
+    """The larger of each two; a NaN, where there is one."""
+
+    def generate(context, builder, signature, args):
+        first, second = args
+        larger = builder.select(builder.fcmp_ordered(">=", first, second), first, second)
+        return builder.select(builder.fcmp_unordered("uno", first, first), first, larger)
+
+    return line(one, other), generate
+
+
+def _line_at(typingctx, address, index):
+    """The sixteen numbers from `index` on, of those that begin at an address."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(_place(builder, *args), align=_FOUR)
+
+    return line(types.int64, types.int64), generate
+
+
+def _put_at(typingctx, address, index, value):
+    """Write sixteen numbers there."""
+
+    def generate(context, builder, signature, args):
+        builder.store(args[2], _place(builder, *args[:2]), align=_FOUR)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, line), generate
+
+
+def _place(builder, address, index):
+    first = builder.inttoptr(address, ir.FloatType().as_pointer())
+    return builder.bitcast(builder.gep(first, [index]), _VECTOR.as_pointer())
+
+
 def _arithmetic(operation: Any, instruction: str) -> None:
     """Let `operation` on two lines be one instruction."""
 
@@ -125,9 +193,16 @@ def _arithmetic(operation: Any, instruction: str) -> None:
 _arithmetic(operator.add, "fadd")
 _arithmetic(operator.sub, "fsub")
 _arithmetic(operator.mul, "fmul")
+_arithmetic(operator.truediv, "fdiv")
 
 # Read by type checkers as what compiled code calls, without the context that Numba adds.
 load: Any = intrinsic(_load)
 store: Any = intrinsic(_store)
 fill: Any = intrinsic(_fill)
 total: Any = intrinsic(_total)
+root: Any = intrinsic(_root)
+magnitude: Any = intrinsic(_magnitude)
+fma: Any = intrinsic(_fma)
+larger: Any = intrinsic(_larger)
+line_at: Any = intrinsic(_line_at)
+put_at: Any = intrinsic(_put_at)

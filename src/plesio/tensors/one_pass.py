@@ -1,0 +1,147 @@
+"""Folding in one pass over memory, by compiled kernels (`plesio.tensors.kernels`) and as many threads as there are cores for.
+
+A pass gives the bits that the mean, the damping, `sgd_step` or `adam_step` and the look-ahead give one after the other. This is
+tried out when the kernels are loaded: where torch rounds otherwise, as on a processor without fused multiplication, they are not
+used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.optim import AdamW
+
+from plesio.tensors.adam import LARGEST, MEAN, SQUARE, Numbers, adam_step, begin, count, numbers_of
+from plesio.tensors.mean import factors_of
+from plesio.tensors.sgd import sgd_step
+
+LARGE = 1 << 17
+"""Elements of a model from which the kernels are used: to load them takes a third of a second."""
+ALONE_BELOW = 1 << 19
+"""Elements below which a second thread does not pay."""
+
+
+class Ahead(NamedTuple):
+    """What look-ahead wants of a pass: the momentum is a part of `total`, the gradient is damped by the gaps to `then`, and `out`
+    is the new weights + factor * total."""
+
+    total: torch.Tensor | None = None
+    then: torch.Tensor | None = None
+    closeness: float = 0.0
+    out: torch.Tensor | None = None
+    factor: float = 0.0
+
+
+NOT_AHEAD = Ahead()
+compiled = True
+"""Whether to use the kernels; tests compare both."""
+
+
+def kernels() -> ModuleType | None:
+    """The compiled kernels; None where they cannot be had, or round otherwise than torch does."""
+    return _loaded() if compiled else None
+
+
+@functools.cache
+def _loaded() -> ModuleType | None:
+    try:
+        module = importlib.import_module("plesio.tensors.kernels")
+    except ImportError:
+        return None
+    return module if _rounds_as_torch(module) else None
+
+
+def _rounds_as_torch(module: ModuleType) -> bool:
+    source = torch.Generator().manual_seed(0)
+    weight, slope, mean, square = torch.randn(4, 1024, generator=source).unbind()
+    square.square_()
+    group = {**AdamW([weight], lr=0.1).param_groups[0], "momentum": 0.9, "dampening": 0.1, "nesterov": True}
+    ours, theirs = ([one.clone() for one in (weight, mean, square)] for _ in range(2))
+    tries = Pass(module, 1)
+    for (w, m, v), way in ((ours, True), (theirs, False)):
+        state: dict[str, Any] = {MEAN: m, SQUARE: v}
+        begin(AdamW, state)
+        count(state, group)
+        by = numbers_of(state, group, 0.1, 0.1, exact=True)
+        if way:
+            tries.adam(w, w, [slope], [1.0], state, by)
+            tries.sgd(w, w, [slope], [1.0], m, False, group, 0.1)
+        else:
+            adam_step(w, w, slope, state, by)
+            sgd_step(w, w, slope, m, False, group, 0.1)
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+class Pass:
+    """Passes by the `kernels`, of which so many `threads` take parts."""
+
+    def __init__(self, kernels: ModuleType, threads: int) -> None:
+        self._kernels = kernels
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def sgd(
+        self,
+        out: torch.Tensor,
+        weight: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        shares: Sequence[float],
+        momentum: torch.Tensor | None,
+        first: bool,
+        group: dict[str, Any],
+        rate: float,
+        ahead: Ahead = NOT_AHEAD,
+    ) -> Any:
+        """`sgd_step` with the weighted mean of what lies in the slots; the sums of the gaps, by stretches."""
+        kernel = functools.partial(self._kernels.sgd, first, bool(group["nesterov"]))
+        numbers = (group["weight_decay"], group["momentum"], 1 - group["dampening"], -rate)
+        return self._run(kernel, (out, weight, momentum, None, None), slots, shares, numbers, ahead)
+
+    def adam(
+        self,
+        out: torch.Tensor,
+        weight: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        shares: Sequence[float],
+        state: dict[str, Any],
+        by: Numbers,
+        ahead: Ahead = NOT_AHEAD,
+    ) -> Any:
+        """`adam_step`, likewise."""
+        kernel = functools.partial(self._kernels.adam, by.nesterov != 0)
+        tensors = (out, weight, state[MEAN], state[SQUARE], state.get(LARGEST))
+        return self._run(kernel, tensors, slots, shares, by._replace(root=1.0 / by.root), ahead)
+
+    def _run(
+        self,
+        kernel: Callable[..., None],
+        tensors: Sequence[torch.Tensor | None],
+        slots: Sequence[torch.Tensor],
+        shares: Sequence[float],
+        numbers: Sequence[float],
+        ahead: Ahead,
+    ) -> Any:
+        given = (*tensors, ahead.total, ahead.then, ahead.out, *slots)
+        addresses = np.array([one.data_ptr() if one is not None else 0 for one in given], np.int64)
+        factors, even = factors_of(shares)
+        floats = np.array((even, ahead.closeness, ahead.factor, *numbers), np.float32)
+        size, stretch = slots[0].numel(), self._kernels.STRETCH
+        gaps = np.empty(-(-size // stretch) if ahead.then is not None else 0, np.float32)
+        part = functools.partial(kernel, addresses, floats, np.array(factors, np.float32), gaps)
+        if self._threads == 1 or size < ALONE_BELOW:
+            part(0, size)
+            return gaps
+        each = -(-size // (self._threads * stretch)) * stretch
+        self._pool = self._pool or ThreadPoolExecutor(self._threads - 1, "fold")
+        others = [self._pool.submit(part, one, min(one + each, size)) for one in range(each, size, each)]
+        part(0, each)
+        for other in others:
+            other.result()
+        return gaps
