@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,12 @@ def closeness(room: float) -> float:
     return 1.0 / room if room > SMALLEST_ROOM else 0.0
 
 
+Sums = Callable[[Operand], list[float]]
+
+
 @quiet
-def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float) -> list[float]:
-    """slope /= 1 + closeness * |now - then|. Returns the sums of the gaps |now - then|, a stretch each."""
+def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float, sums_of: Sums) -> list[float]:
+    """slope /= 1 + closeness * |now - then|. Returns the sums of the gaps |now - then|."""
     sums: list[float] = []
     for g, new, old in pieces(slope, now, then):
         gap = distance(new, old)
@@ -68,10 +71,15 @@ def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float) -> li
     return sums
 
 
-def sums_of(gap: Operand) -> list[float]:
-    """The sum of each stretch, in the order that compiled kernels take: sixteen sums, then in halves.
+def plain_sums(gap: Operand) -> list[float]:
+    """The sum, in whatever order is quickest."""
+    return [float(gap.sum())]
 
-    >>> sums_of(torch.ones(STRETCH + 2))
+
+def compiled_sums(gap: Operand) -> list[float]:
+    """The sum of each stretch, in the order that compiled kernels take: sixteen columns, then in halves.
+
+    >>> compiled_sums(torch.ones(STRETCH + 2))
     [65536.0, 2.0]
     """
     numbers = np.asarray(gap.float() if gap.dtype in HALF else gap)
@@ -79,8 +87,9 @@ def sums_of(gap: Operand) -> list[float]:
 
 
 def _sum(numbers: np.ndarray[Any, Any]) -> float:
-    lines = np.pad(numbers, (0, -len(numbers) % LANES)).reshape(-1, LANES)
-    sums = np.add.accumulate(lines, axis=0)[-1]
+    if len(numbers) % LANES:  # as may be in float64
+        numbers = np.append(numbers, np.zeros(-len(numbers) % LANES, numbers.dtype))
+    sums = np.add.accumulate(numbers.reshape(-1, LANES), axis=0)[-1]
     for half in (8, 4, 2, 1):
         sums = sums[:half] + sums[half:]
     return float(sums[0])
@@ -124,7 +133,7 @@ class GapAwareness(Correction):
         unbiased = 1.0 - self._decay**self._steps
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
         for mean_step, (slope, now, then) in zip(self._mean_step, flats, strict=True):
-            _shrink(slope, now, then, closeness(mean_step / unbiased))
+            _shrink(slope, now, then, closeness(mean_step / unbiased), plain_sums)
 
     @quiet
     def stepped(self, before: Arena, after: Arena) -> None:
@@ -157,7 +166,9 @@ class GapDamping(Correction):
     and they are the first to diverge. A gap of 0, as with one worker, changes no bit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool = False) -> None:
+        """`compiled`: gaps are summed in the order that kernels take."""
+        self._sums_of = compiled_sums if compiled else plain_sums
         self._sum: list[float] = []
         self._weight: list[float] = []
 
@@ -166,7 +177,7 @@ class GapDamping(Correction):
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
         elements = gradient.layout.trained_elements
         for position, (slope, now, then) in enumerate(flats):
-            self.learn(position, _shrink(slope, now, then, self.closeness(position)), elements[position])
+            self.learn(position, _shrink(slope, now, then, self.closeness(position), self._sums_of), elements[position])
 
     def closeness(self, position: int) -> float:
         """What the gaps of a trained segment are multiplied by."""
@@ -177,7 +188,7 @@ class GapDamping(Correction):
 
     def learn(self, position: int, sums: Sequence[float], elements: int) -> None:
         """These were the gaps of a segment."""
-        gap = float(np.sum(sums, dtype=np.float64)) / max(1, elements)
+        gap = sum(map(float, sums)) / max(1, elements)
         if 0.0 < gap < math.inf:
             self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
             self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)

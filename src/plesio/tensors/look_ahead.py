@@ -95,7 +95,7 @@ class LookAheadFolding:
         self._momenta = [new_arena("momentum") for _ in slots]
         self._begun: list[set[int]] = [set() for _ in slots]  # by worker: positions whose momentum has started
         self._sum = new_arena("sum of momenta")
-        self._damping = GapDamping()
+        self._damping = GapDamping(optimizer.large)
         self._scale = [0.0] * len(keys)  # by group: running mean of the folds' learning-rate scales
         self._steps = 0
         self._ready: tuple[int, list[float]] | None = None
@@ -267,9 +267,8 @@ class LookAheadFolding:
         assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
         self._live.add(reader)
         self._versions.release(reader)
-        if self._ready is None or self._ready[1] != self._factors():
-            self._ready = self._look_ahead(), self._factors()
-        index = self._ready[0]
+        ready, self._ready = self._ready, None
+        index = ready[0] if ready is not None and ready[1] == self._factors() else self._look_ahead()
         out = self._versions.buffers[index]
         out.copy_from(self._master, Kind.BUFFER)
         if self._tables is not None:

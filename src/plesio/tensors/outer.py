@@ -118,8 +118,9 @@ class ServerOptimizer:
             for group, kind in enumerate(self.kinds)
         ]
         self.optimizer = _build(specs, self._group_of, self.parameters)
-        self._large = elements >= LARGE and all(one.is_cpu for one in self.parameters)
-        fast = kernels() if self._large else None
+        self.large = elements >= LARGE and all(one.is_cpu for one in self.parameters)
+        """Whether its arithmetic is that of compiled kernels, with them or without."""
+        fast = kernels() if self.large else None
         self._pass = Pass(fast, threads) if fast is not None else None
         self._applied = given  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
@@ -354,12 +355,12 @@ class ServerOptimizer:
             for key in moments(group):
                 state[key] = self._new_state(position, key, own).zero_()
         count(state, group)
-        return state, numbers_of(state, group, rate, rate * share**0.25 if self._decay[at] else rate, self._large)
+        return state, numbers_of(state, group, rate, rate * share**0.25 if self._decay[at] else rate, self.large)
 
     def numbers_of(self, position: int) -> Numbers:
         """Adam's, of the last step, at the full learning rate."""
         group = self.group_of(position)
-        return numbers_of(self.state_of(position), group, group["lr"], group["lr"], self._large)
+        return numbers_of(self.state_of(position), group, group["lr"], group["lr"], self.large)
 
     def _new_state(self, position: int, key: str, own: torch.Tensor | None) -> torch.Tensor:
         if self.swapped_of(position) != key:
