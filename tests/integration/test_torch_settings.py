@@ -18,7 +18,6 @@ from torch.nn.functional import mse_loss
 
 import plesio as ps
 from plesio.config import RunConfig
-from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
 
 Setting = Callable[[], object]
@@ -213,25 +212,6 @@ def threads_of(worker: ps.Worker) -> int:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     return torch.get_num_threads()
-
-
-@pytest.mark.parametrize(
-    ("strategy", "workers", "threads", "cores", "has"),
-    [
-        (ps.async_sgd(), 1, None, 4, 4),
-        (ps.sync_sgd(), 2, None, 4, 2),
-        (ps.async_sgd(), 2, None, 4, 1),
-        (ps.local_sgd(8), 2, None, 4, 2),
-        (ps.async_sgd(), 2, 3, 4, 3),
-    ],
-    ids=["one worker", "rounds", "the server works, too", "local steps", "asked for"],
-)
-def test_workers_have_their_share_of_the_cores_or_what_was_asked_for(
-    strategy: ps.Strategy, workers: int, threads: int | None, cores: int, has: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    config = RunConfig(strategy=strategy, workers=workers, threads=threads)
-    assert Job(config=config, train=threads_of, evaluate=None).threads == has
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])

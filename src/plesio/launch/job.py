@@ -62,12 +62,8 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """How many threads torch has in the server's process and in each worker's. A server sleeps while one worker computes, or
-        all of a round do, or each goes alone for many steps. (Workers that others start know too little to count on that.)"""
-        strategy, workers = self.config.strategy, self.config.workers
-        sleeps = workers == 1 or strategy.gather.in_rounds or strategy.send.stepped
-        sleeps = sleeps and self.listening is None
-        return self.config.threads or max(1, len(os.sched_getaffinity(0)) // (workers + (not sleeps)))
+        """How many threads torch has in the server's process and in each worker's."""
+        return self.config.threads or max(1, (os.cpu_count() or 1) // (self.config.workers + 1))
 
 
 @dataclass(slots=True)
