@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html
 import inspect
@@ -227,6 +228,7 @@ def start(
     """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere."""
     check_working_directory()
     _check_functions(config, train, evaluate, watch)
+    config = _reduced_here(config, door)
     check_outer(config)
     if door is not None:
         _check_door(config.strategy, door.listening)
@@ -290,6 +292,15 @@ def _on_ray(
 
     done: Run = run_on_ray(config, loop, evaluate)
     return done
+
+
+def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
+    """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch.distributed."""
+    in_memory = config.strategy.in_memory
+    if in_memory is not None and door is None and config.engine == "local" and not torch.cuda.device_count():
+        return dataclasses.replace(config, strategy=in_memory)
+    config.check_server()
+    return config
 
 
 def _check_door(strategy: Strategy, listening: Listening) -> None:

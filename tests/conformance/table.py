@@ -92,6 +92,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "a": [1.0],
     "deadline_s": [5.0],
     "late": ["drop"],
+    "over": ["torch"],
     "privacy": [Privacy(clip=1.0, noise=1.0, delta=1e-5, per_round=10)],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
@@ -135,7 +136,8 @@ def reductions(*, to_plain: bool) -> list[tuple[str, str, Settings]]:
 ROWS: dict[str, Row] = {
     "allreduce": Row(
         answers=("every step", "gradient", "round of all", "after the fold", "all-reduce"),
-        reduces_to={PLAIN: {}, "sync_sgd": {}},
+        settings={"over": "torch"},  # in memory it is sync_sgd: integration/test_allreduce_in_memory
+        reduces_to={PLAIN: {}, "sync_sgd": {"over": "torch"}},
         golden=(
             (
                 {},

@@ -171,7 +171,7 @@ def leaving(worker: ps.Worker) -> None:
 @pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
 def test_a_round_of_the_remaining_workers_is_a_full_mean(name: str) -> None:
     """Weights and batch-norm statistics as under all-reduce, simulated too."""
-    want = final(ps.allreduce(), leaving, 3)
+    want = final(ps.allreduce("torch"), leaving, 3)
     assert_close(final(RECIPES[name](), leaving, 3), want)
     simulated = ps.run(leaving, ps.allreduce(), workers=3, engine=ps.Simulated("uniform"))
     assert_close(simulated.state_dict, want)
@@ -235,4 +235,4 @@ def test_each_step_draws_its_own_random_numbers(name: str, tmp_path: Path) -> No
 
 
 def test_all_reduce_draws_the_same_random_numbers_as_sync_sgd(tmp_path: Path) -> None:
-    assert drawn(ps.allreduce(), tmp_path / "here") == drawn(ps.sync_sgd(), tmp_path / "there")
+    assert drawn(ps.allreduce("torch"), tmp_path / "here") == drawn(ps.sync_sgd(), tmp_path / "there")

@@ -24,7 +24,7 @@ from support import remote
 
 BATCH = 4
 WORKERS = 4
-STRATEGIES = {"hogwild": ps.hogwild, "allreduce": ps.allreduce}
+STRATEGIES = {"hogwild": ps.hogwild, "allreduce": partial(ps.allreduce, "torch")}
 ROWS = {"hogwild": 16_000, "allreduce": 2_400}
 
 
@@ -109,7 +109,9 @@ def test_a_death_while_writing_into_shared_memory_is_reported() -> None:
 
 def test_a_death_within_a_step_is_exact_under_allreduce() -> None:
     """The others completed the round, so its batches are folded."""
-    run = ps.run(partial(counting, name="allreduce", die="in the step"), ps.allreduce(), workers=WORKERS, timeout_s=60)
+    run = ps.run(
+        partial(counting, name="allreduce", die="in the step"), ps.allreduce("torch"), workers=WORKERS, timeout_s=60
+    )
     assert torch.equal(visits(run), torch.ones(ROWS["allreduce"], dtype=torch.long))
     assert perhaps_twice(run) == 0
 

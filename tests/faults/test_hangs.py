@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -61,8 +62,8 @@ def end_the_fork_server(seen: list[float]) -> None:
     os.kill(ForkServer.shared().pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
-def test_the_fork_servers_death_is_one_clear_error(name: str) -> None:
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", ps.allreduce("torch")], ids=str)
+def test_the_fork_servers_death_is_one_clear_error(name: Any) -> None:
     """Its children die with it, and the next run starts a new one."""
     seen: list[float] = []
     first = ForkServer.shared().pid

@@ -193,8 +193,8 @@ def test_a_run_with_only_nan_is_an_error(name: str, tmp_path: Path) -> None:
     assert (folder / "summary.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
-def test_repeated_non_finite_contributions_are_reported_rarely(name: str) -> None:
+@pytest.mark.parametrize("name", ["async_sgd", ps.allreduce("torch")], ids=str)
+def test_repeated_non_finite_contributions_are_reported_rarely(name: Any) -> None:
     """Of 40 per worker, the 1st, 2nd, 4th, 8th, 16th and 32nd are reported."""
     run = ps.run(partial(loops.hopeless, steps=41, good=1), name, workers=2, timeout_s=30)
     assert run.discarded == {"not finite": 80}
@@ -426,7 +426,7 @@ def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -
 @pytest.mark.parametrize("evaluate", [None, lambda model: {"a": 1.0}], ids=["", "evaluated"])
 def test_final_weights_stay_whole_after_a_death_handing_them_over(evaluate: Callable[..., Any] | None) -> None:
     """Under all-reduce, a worker killed while writing its weights leaves complete ones alone."""
-    run = ps.run(replicas.dies_handing_over, ps.allreduce(), workers=2, evaluate=evaluate, timeout_s=30)
+    run = ps.run(replicas.dies_handing_over, ps.allreduce("torch"), workers=2, evaluate=evaluate, timeout_s=30)
     assert [one.left for one in run.workers] == ["died", "finished"]
     assert {float(number) for value in run.state_dict.values() for number in value.flatten()} == {-5.0}
     assert (

@@ -233,7 +233,7 @@ def test_first_of_refuses_fewer_workers_than_it_waits_for(tmp_path: Path) -> Non
         ({"workers_max": 81}, "from 2, the run's workers, to 80"),
         ({"workers_max": "4"}, "workers_max='4': a whole number"),
         ({"strategy": "hogwild"}, "under hogwild workers fold without a server"),
-        ({"strategy": "allreduce"}, "take async_sgd or sync_sgd, or leave workers_max out"),
+        ({"strategy": ps.allreduce("torch")}, "take async_sgd or sync_sgd, or leave workers_max out"),
         ({"engine": ps.Simulated("one-straggler")}, "in a simulated run the cluster says who is there when"),
         ({"engine": ps.Ray()}, "on Ray, its scaling_config says how many there are"),
     ],

@@ -41,8 +41,8 @@ def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: 
             time.sleep(pause_s)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "allreduce", "hogwild"])
-def test_a_death_is_noticed_despite_surviving_loader_processes(name: str) -> None:
+@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", ps.allreduce("torch"), "hogwild"], ids=str)
+def test_a_death_is_noticed_despite_surviving_loader_processes(name: Any) -> None:
     """They notice after 5 s and hold the dead worker's connections, under allreduce gloo's too."""
     run = ps.run(
         partial(fed_by_processes, epochs=1000, persistent=True, pause_s=0.005),

@@ -35,7 +35,7 @@ def agree(seen: list[dict[str, str]]) -> bool:
 def test_replicas_have_equal_bits_at_every_version(build: loops.Build, tmp_path: Path) -> None:
     """Though epochs divide unevenly and the rate falls at each worker's own epoch end."""
     train = partial(replicas.watched, folder=str(tmp_path), build=build, rows=80, by_epoch=True)
-    run = ps.run(train, ps.allreduce(), workers=3, data="shards")
+    run = ps.run(train, ps.allreduce("torch"), workers=3, data="shards")
     seen = all_bits(tmp_path)
     assert [len(one) for one in seen] == [12, 9, 9]
     assert agree(seen)
@@ -61,7 +61,9 @@ def test_allreduce_matches_sync_sgd_on_shards(
 ) -> None:
     """To rounding, with the same seed and shards."""
     train = partial(replicas.watched, folder=str(tmp_path), build=build, optimizers=optimizers, rows=rows)
-    server, run = (ps.run(train, strategy, workers=3, data="shards") for strategy in (ps.sync_sgd(), ps.allreduce()))
+    server, run = (
+        ps.run(train, strategy, workers=3, data="shards") for strategy in (ps.sync_sgd(), ps.allreduce("torch"))
+    )
     for name, value in server.state_dict.items():
         torch.testing.assert_close(run.state_dict[name], value, rtol=1e-4, atol=1e-5)
 
@@ -70,13 +72,13 @@ def test_allreduce_matches_sync_sgd_on_shards(
 def test_one_worker_is_plain_pytorch(build: loops.Build) -> None:
     """Bit for bit, with buffers, tied weights and layers used now and then."""
     train = partial(loops.follow, build=build, optimizers=loops.momentum, steps=12)
-    got = ps.run(train, ps.allreduce(), workers=1).state_dict
+    got = ps.run(train, ps.allreduce("torch"), workers=1).state_dict
     for name, value in loops.plain_pytorch(build, loops.momentum, 12).items():
         assert torch.equal(got[name], value), name
 
 
 def test_buffers_are_averaged(tmp_path: Path) -> None:
-    ps.run(partial(replicas.one_norm_step, folder=str(tmp_path)), ps.allreduce(), workers=3)
+    ps.run(partial(replicas.one_norm_step, folder=str(tmp_path)), ps.allreduce("torch"), workers=3)
     seen = [torch.load(tmp_path / str(rank)) for rank in range(3)]
     mean = torch.stack([alone for alone, _, _ in seen]).mean(0)
     for _, got, count in seen:
@@ -87,7 +89,7 @@ def test_buffers_are_averaged(tmp_path: Path) -> None:
 
 def test_missing_gradients_count_as_zero(tmp_path: Path) -> None:
     """Parameters that no worker uses are left alone; the others' missing gradients are counted."""
-    run = ps.run(partial(replicas.forked, folder=str(tmp_path)), ps.allreduce(), workers=3)
+    run = ps.run(partial(replicas.forked, folder=str(tmp_path)), ps.allreduce("torch"), workers=3)
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
     assert run.missing_gradients == 3 * 5 * 4
     before = replicas.Forked().state_dict()
@@ -101,7 +103,7 @@ def test_the_others_go_on_after_a_kill(tmp_path: Path) -> None:
     train = partial(replicas.watched, folder=str(tmp_path), rows=400, batch=4, epochs=2)
     run = ps.run(
         train,
-        ps.allreduce(),
+        ps.allreduce("torch"),
         workers=3,
         pace=ps.Pace(step_s=0.02),
         faults=[ps.Kill(worker=1, after_s=0.5)],
@@ -119,7 +121,7 @@ def test_the_others_go_on_after_a_kill(tmp_path: Path) -> None:
 def test_a_death_during_an_all_reduce_drops_that_step(how: str, tmp_path: Path) -> None:
     """The others count and repeat it, even if one learns of the death only from another."""
     train = partial(replicas.disturbed, folder=str(tmp_path), how=how)
-    run = ps.run(train, ps.allreduce(), workers=3, timeout_s=20)
+    run = ps.run(train, ps.allreduce("torch"), workers=3, timeout_s=20)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert run.discarded == {"the group broke": 2}
     assert run.version == 10
@@ -131,7 +133,7 @@ def test_a_worker_that_missed_a_step_takes_over_the_result(tmp_path: Path) -> No
     ends = set()
     for how in ("", "misses the end"):
         run = ps.run(
-            partial(replicas.disturbed, folder=str(tmp_path), how=how), ps.allreduce(), workers=3, timeout_s=20
+            partial(replicas.disturbed, folder=str(tmp_path), how=how), ps.allreduce("torch"), workers=3, timeout_s=20
         )
         assert run.version == 10
         assert run.folded == 30
@@ -142,7 +144,7 @@ def test_a_worker_that_missed_a_step_takes_over_the_result(tmp_path: Path) -> No
 def test_a_frozen_worker_is_evicted(tmp_path: Path) -> None:
     """No connection notices a frozen process; the deadline does."""
     train = partial(replicas.disturbed, folder=str(tmp_path), how="frozen")
-    run = ps.run(train, ps.allreduce(), workers=3, timeout_s=2)
+    run = ps.run(train, ps.allreduce("torch"), workers=3, timeout_s=2)
     assert any("worker 1 was silent for 2 s" in one.what for one in run.incidents)
     assert run.version == 10
     assert run.workers[0].steps == run.workers[2].steps == 10
@@ -151,18 +153,20 @@ def test_a_frozen_worker_is_evicted(tmp_path: Path) -> None:
 def test_a_non_finite_mean_is_skipped_by_all(tmp_path: Path) -> None:
     """All replicas see the same mean and skip it, with their buffers."""
     train = partial(replicas.poisoned_data, folder=str(tmp_path), at=3)
-    run = ps.run(train, ps.allreduce(), workers=2)
+    run = ps.run(train, ps.allreduce("torch"), workers=2)
     assert run.discarded == {"not finite": 2}
     assert run.version == 7
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
     assert (tmp_path / "0.txt").read_text().startswith("1 ")
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
     with pytest.raises(ps.NonFiniteError, match=r"step 4 of worker . .* on_nonfinite='raise'"):
-        ps.run(train, ps.allreduce(), workers=2, on_nonfinite="raise")
+        ps.run(train, ps.allreduce("torch"), workers=2, on_nonfinite="raise")
 
 
 def test_a_replica_with_a_nan_gradient_takes_over_the_others_state() -> None:
-    run = ps.run(partial(loops.poisoned, who=1, at=4, value=float("nan")), ps.allreduce(), workers=2, timeout_s=20)
+    run = ps.run(
+        partial(loops.poisoned, who=1, at=4, value=float("nan")), ps.allreduce("torch"), workers=2, timeout_s=20
+    )
     assert run.discarded["not finite"] == 1
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
 
@@ -177,7 +181,7 @@ def test_a_replica_with_a_nan_gradient_takes_over_the_others_state() -> None:
 )
 def test_misuse_is_refused(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(replicas.misused, how=how), ps.allreduce(), workers=2, timeout_s=20)
+        ps.run(partial(replicas.misused, how=how), ps.allreduce("torch"), workers=2, timeout_s=20)
 
 
 def groupless(worker: ps.Worker) -> None:
@@ -196,13 +200,13 @@ def test_a_group_that_cannot_form_is_an_error() -> None:
     """Without a death, retrying would never end."""
     words = r"workers 0, 1 could not form a group .* tried 6 times in .*torch says: Too many open files\. .*ulimit -n"
     with pytest.raises(ps.DeadlineError, match=words):
-        ps.run(groupless, ps.allreduce(), workers=2, timeout_s=20)
+        ps.run(groupless, ps.allreduce("torch"), workers=2, timeout_s=20)
 
 
 def test_all_stop_at_the_same_step(tmp_path: Path) -> None:
     run = ps.run(
         partial(replicas.without_a_loader, folder=str(tmp_path)),
-        ps.allreduce(),
+        ps.allreduce("torch"),
         workers=3,
         faults=[ps.Slow(worker=2, factor=4)],
         pace=ps.Pace(step_s=0.005),
@@ -219,7 +223,7 @@ def test_the_end_does_not_wait_for_a_long_step(tmp_path: Path) -> None:
     started_s = time.monotonic()
     run = ps.run(
         partial(replicas.without_a_loader, folder=str(tmp_path), slow_s=60.0),
-        ps.allreduce(),
+        ps.allreduce("torch"),
         workers=3,
         until=ps.Until(seconds=0.3),
     )
@@ -233,7 +237,7 @@ def test_evaluations_and_waiting_shares_are_recorded() -> None:
     """The lowest worker shares its replica; fast workers wait nine tenths of the time."""
     run = ps.run(
         loops.endless,
-        ps.allreduce(),
+        ps.allreduce("torch"),
         workers=4,
         pace=ps.Pace(step_s=0.02),
         faults=[ps.Slow(worker=0, factor=10)],
@@ -338,6 +342,6 @@ def same_weights(model: nn.Module) -> dict[str, float]:
 
 
 def test_writes_to_frozen_parameters_reach_the_result() -> None:
-    run = ps.run(taught, ps.allreduce(), workers=2, evaluate=same_weights, timeout_s=20)
+    run = ps.run(taught, ps.allreduce("torch"), workers=2, evaluate=same_weights, timeout_s=20)
     assert torch.equal(run.state_dict["teacher.weight"], run.state_dict["student.weight"])
     assert run.history[-1].metrics == {"apart": 0.0}

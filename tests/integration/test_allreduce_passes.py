@@ -175,7 +175,9 @@ def expected(backward: Backward, workers: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("backward", LOOPS, ids=lambda one: one.__name__)
 def test_every_gradient_is_the_mean_over_workers(backward: Backward, tmp_path: Path) -> None:
-    run = ps.run(partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce(), workers=3, timeout_s=20)
+    run = ps.run(
+        partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce("torch"), workers=3, timeout_s=20
+    )
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
     assert run.version == STEPS
     for name, value in expected(backward, 3).items():
@@ -196,7 +198,9 @@ def siamese_of_different_heads(model: Any, rows: torch.Tensor, rank: int) -> Non
 def test_parameters_ready_twice_are_refused_as_in_torch(backward: Backward, tmp_path: Path) -> None:
     """A backward pass reaches parameters that DistributedDataParallel took for unused."""
     with pytest.raises(ps.WorkerError, match="mark a variable ready only once"):
-        ps.run(partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce(), workers=2, timeout_s=20)
+        ps.run(
+            partial(trained, folder=str(tmp_path), backward=backward), ps.allreduce("torch"), workers=2, timeout_s=20
+        )
 
 
 def sparse(worker: ps.Worker, folder: str) -> None:
@@ -213,7 +217,7 @@ def sparse(worker: ps.Worker, folder: str) -> None:
 
 
 def test_sparse_gradients_are_averaged(tmp_path: Path) -> None:
-    run = ps.run(partial(sparse, folder=str(tmp_path)), ps.allreduce(), workers=2, timeout_s=20)
+    run = ps.run(partial(sparse, folder=str(tmp_path)), ps.allreduce("torch"), workers=2, timeout_s=20)
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
     torch.manual_seed(1)
     before = nn.Embedding(9, 4).weight
@@ -243,7 +247,7 @@ def dying(worker: ps.Worker, folder: str) -> None:
 
 
 def test_a_death_during_a_second_backward_pass_drops_that_step(tmp_path: Path) -> None:
-    run = ps.run(partial(dying, folder=str(tmp_path)), ps.allreduce(), workers=3, timeout_s=20)
+    run = ps.run(partial(dying, folder=str(tmp_path)), ps.allreduce("torch"), workers=3, timeout_s=20)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert run.discarded == {"the group broke": 2}
     assert run.version == 6
@@ -292,12 +296,14 @@ def odd_one_out(worker: ps.Worker, how: str) -> None:
 def test_a_pass_on_one_worker_alone_is_refused(how: str, error: type[Exception], words: str) -> None:
     started_s = time.monotonic()
     with pytest.raises(error, match=words):
-        ps.run(partial(odd_one_out, how=how), ps.allreduce(), workers=3, timeout_s=20)
+        ps.run(partial(odd_one_out, how=how), ps.allreduce("torch"), workers=3, timeout_s=20)
     assert time.monotonic() - started_s < 60
 
 
 def test_a_pass_that_others_multiply_by_zero_is_accepted() -> None:
-    assert ps.run(partial(odd_one_out, how="penalty of all"), ps.allreduce(), workers=3, timeout_s=20).version == 30
+    assert (
+        ps.run(partial(odd_one_out, how="penalty of all"), ps.allreduce("torch"), workers=3, timeout_s=20).version == 30
+    )
 
 
 def accumulating(worker: ps.Worker, folder: str, rows: int, on: bool) -> None:
@@ -319,7 +325,9 @@ def accumulating(worker: ps.Worker, folder: str, rows: int, on: bool) -> None:
 @pytest.mark.parametrize(("rows", "on", "steps"), [(100, True, 9), (96, False, 9)], ids=["counted on", "even"])
 def test_gradients_accumulate_across_epochs(rows: int, on: bool, steps: int, tmp_path: Path) -> None:
     """25 batches an epoch for 2 workers, counted across epochs; or 24, counted anew in each."""
-    run = ps.run(partial(accumulating, folder=str(tmp_path), rows=rows, on=on), ps.allreduce(), workers=2, timeout_s=20)
+    run = ps.run(
+        partial(accumulating, folder=str(tmp_path), rows=rows, on=on), ps.allreduce("torch"), workers=2, timeout_s=20
+    )
     assert run.version == steps
     assert len({path.read_text() for path in tmp_path.iterdir()}) == 1
 
@@ -327,7 +335,7 @@ def test_gradients_accumulate_across_epochs(rows: int, on: bool, steps: int, tmp
 def test_unequal_accumulation_is_refused_with_a_remedy(tmp_path: Path) -> None:
     train = partial(accumulating, folder=str(tmp_path), rows=100, on=False)
     with pytest.raises(ps.ConfigurationError, match=r"equally often.* count them on from epoch to epoch"):
-        ps.run(train, ps.allreduce(), workers=2, timeout_s=20)
+        ps.run(train, ps.allreduce("torch"), workers=2, timeout_s=20)
 
 
 def copied(worker: ps.Worker) -> None:
@@ -341,7 +349,7 @@ def copied(worker: ps.Worker) -> None:
 
 
 def test_backward_through_a_copy_is_not_reduced() -> None:
-    assert ps.run(copied, ps.allreduce(), workers=2, timeout_s=20).version == 1
+    assert ps.run(copied, ps.allreduce("torch"), workers=2, timeout_s=20).version == 1
 
 
 class Policy(nn.Module):
@@ -375,7 +383,7 @@ def follow_policy(worker: ps.Worker, loss: Callable[[Any], torch.Tensor]) -> Non
 @pytest.mark.parametrize("loss", [by_an_object, by_a_scale])
 def test_ready_only_once_errors_say_to_return_tensors(loss: Callable[[Any], torch.Tensor]) -> None:
     with pytest.raises(ps.WorkerError, match=r"ready only once(.|\n)*return tensors, or tuples(.|\n)*such as sync_sgd"):
-        ps.run(partial(follow_policy, loss=loss), ps.allreduce(), workers=2, timeout_s=30)
+        ps.run(partial(follow_policy, loss=loss), ps.allreduce("torch"), workers=2, timeout_s=30)
 
 
 def tracing(worker: ps.Worker) -> None:
@@ -386,4 +394,4 @@ def tracing(worker: ps.Worker) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_traced_model_is_refused_with_a_remedy() -> None:
     with pytest.raises(ps.PlesioError, match=r"torch\.jit traced or scripted cannot be wrapped.*such as sync_sgd"):
-        ps.run(tracing, ps.allreduce(), workers=1, timeout_s=30)
+        ps.run(tracing, ps.allreduce("torch"), workers=1, timeout_s=30)

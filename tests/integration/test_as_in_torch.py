@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 
-EVERY = ["sync_sgd", "async_sgd", "local_sgd", "allreduce", "hogwild"]
+EVERY = ["sync_sgd", "async_sgd", "local_sgd", ps.allreduce("torch"), "hogwild"]
 
 
 def line(width: int = 4) -> nn.Linear:
@@ -191,7 +192,7 @@ def test_a_class_that_the_server_does_not_find_is_refused_by_name() -> None:
     ) as raised:
         ps.run(own_class, ps.sync_sgd(), workers=1, timeout_s=30.0)
     assert f"{__name__}.own_class.<locals>.Local" in str(raised.value)
-    for strategy in (ps.local_sgd(), ps.allreduce()):
+    for strategy in (ps.local_sgd(), ps.allreduce("torch")):
         assert ps.run(own_class, strategy, workers=1, timeout_s=30.0).steps == 8
 
 
@@ -543,8 +544,8 @@ def visiting(worker: ps.Worker, folder: str) -> None:
             print(*batch[:, 0].int().tolist(), file=seen)
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce"])
-def test_a_worker_dead_before_training_leaves_its_data_to_the_others(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", ps.allreduce("torch")], ids=str)
+def test_a_worker_dead_before_training_leaves_its_data_to_the_others(strategy: Any, tmp_path: Path) -> None:
     run = ps.run(partial(visiting, folder=str(tmp_path)), strategy, workers=3, timeout_s=30.0)
     seen = sorted(int(number) for name in "02" for number in (tmp_path / name).read_text().split())
     assert seen == list(range(96))

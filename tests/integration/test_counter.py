@@ -92,14 +92,14 @@ def wrong(worker: ps.Worker, name: Any, amount: Any) -> None:
     [
         ("async_sgd", "before", 1, "worker.counter before prepare"),
         ("hogwild", "games", 1, "loop over worker.steps"),
-        ("allreduce", "games", 1, "loop over worker.steps"),
+        (ps.allreduce("torch"), "games", 1, "loop over worker.steps"),
         ("async_sgd", "games" * 4, 1, "1 to 16 ASCII characters"),
         ("async_sgd", "a b c d e", 1, "4 counters at most: a, b, c, d"),
         ("async_sgd", "games", -1, "a whole number from 0"),
         ("async_sgd", "games", 1.0, "a whole number from 0"),
     ],
 )
-def test_a_wrong_counter_is_refused(strategy: str, name: str, amount: Any, words: str) -> None:
+def test_a_wrong_counter_is_refused(strategy: Any, name: str, amount: Any, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(partial(wrong, name=name, amount=amount), strategy, workers=1, timeout_s=30.0)
 

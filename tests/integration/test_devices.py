@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ STRATEGIES = [
     ps.async_sgd(),
     pytest.param(ps.buffered(1), marks=pytest.mark.slow),
     ps.local_sgd(every=2),
-    ps.allreduce(),
+    ps.allreduce("torch"),
 ]
 STEPS = 6
 
@@ -109,9 +110,9 @@ def one_step(worker: ps.Worker, on: str, state: bool = False, poison: bool = Fal
         optimizer.step()
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "allreduce"])
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", ps.allreduce("torch")], ids=str)
 @pytest.mark.parametrize("state", [False, True])
-def test_two_workers_with_optimizer_state_match_the_cpu(strategy: str, state: bool) -> None:
+def test_two_workers_with_optimizer_state_match_the_cpu(strategy: Any, state: bool) -> None:
     here, there = (
         ps.run(partial(one_step, on=on, state=state), strategy, workers=2, timeout_s=60.0) for on in ("cpu", "lazy")
     )
@@ -149,14 +150,16 @@ def test_all_reduce_recovers_a_worker_that_missed_a_step(tmp_path: Path) -> None
     """It takes over the other device's parameters and optimizer state."""
     ends = set()
     for how in ("", "misses the end"):
-        run = ps.run(partial(troubled, how=how, folder=str(tmp_path)), "allreduce", workers=2, seed=1, timeout_s=60.0)
+        run = ps.run(
+            partial(troubled, how=how, folder=str(tmp_path)), ps.allreduce("torch"), workers=2, seed=1, timeout_s=60.0
+        )
         assert run.summary.folded == 8
         ends |= {path.read_text() for path in tmp_path.iterdir()}
     assert len(ends) == 1
 
 
 def test_all_reduce_survives_a_death(tmp_path: Path) -> None:
-    run = ps.run(partial(troubled, how="dies", folder=str(tmp_path)), "allreduce", workers=3, timeout_s=60.0)
+    run = ps.run(partial(troubled, how="dies", folder=str(tmp_path)), ps.allreduce("torch"), workers=3, timeout_s=60.0)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert len({(tmp_path / f"{rank}.txt").read_text() for rank in (0, 2)}) == 1
 

@@ -20,7 +20,7 @@ from support import loops
 
 PATIENCE = "no better for 5 epochs"
 WORDS = f"worker 1 stopped the run: {PATIENCE}"
-STRATEGIES = [ps.sync_sgd(), ps.async_sgd(), ps.hogwild(), ps.allreduce(), ps.local_sgd(every=2)]
+STRATEGIES = [ps.sync_sgd(), ps.async_sgd(), ps.hogwild(), ps.allreduce("torch"), ps.local_sgd(every=2)]
 SIMULATED = [*STRATEGIES, ps.first_of(2), ps.local_sgd(every=ps.Seconds(0.25))]
 
 
@@ -68,8 +68,8 @@ def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strate
     assert f"ended: {WORDS}." in (run.folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["async_sgd", "allreduce"])
-def test_a_worker_may_return_right_after_stop(name: str) -> None:
+@pytest.mark.parametrize("name", ["async_sgd", ps.allreduce("torch")], ids=str)
+def test_a_worker_may_return_right_after_stop(name: Any) -> None:
     run = ps.run(partial(patient, leaves=True), name, workers=2, pace=0.002, timeout_s=30)
     assert run.ended == WORDS
     assert [one.left for one in run.workers] == ["finished"] * 2

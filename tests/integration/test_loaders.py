@@ -184,7 +184,7 @@ def test_each_epoch_visits_each_row_once(
 
 
 @pytest.mark.parametrize(("load", "epoch"), APART.values(), ids=APART)
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.allreduce()], ids=["async_sgd", "allreduce"])
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.allreduce("torch")], ids=["async_sgd", "allreduce"])
 def test_workers_with_different_orders_are_refused(
     load: Callable[[Any], Any], epoch: int, strategy: ps.Strategy
 ) -> None:
@@ -311,7 +311,7 @@ def accumulate_by_next(worker: ps.Worker, folder: str) -> None:
 
 
 EVERYWHERE = [
-    ps.sync_sgd(), ps.async_sgd(), ps.allreduce(), ps.first_of(1), ps.local_sgd(every=5), ps.hogwild(),
+    ps.sync_sgd(), ps.async_sgd(), ps.allreduce("torch"), ps.first_of(1), ps.local_sgd(every=5), ps.hogwild(),
 ]  # fmt: skip
 
 
@@ -334,7 +334,7 @@ def test_a_batch_with_an_accumulated_gradient_is_no_peek(strategy: ps.Strategy, 
 @pytest.mark.parametrize("processes", [0, 2], ids=["made here", "made ahead"])
 @pytest.mark.parametrize(
     ("strategy", "engine"),
-    [(ps.sync_sgd(), "local"), (ps.allreduce(), "local"), (ps.async_sgd(), ps.Simulated("uniform"))],
+    [(ps.sync_sgd(), "local"), (ps.allreduce("torch"), "local"), (ps.async_sgd(), ps.Simulated("uniform"))],
     ids=["sync_sgd", "allreduce", "async_sgd"],
 )
 def test_peeked_batches_are_trained_on_once_an_epoch(
@@ -390,7 +390,7 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "engine"),
-    [(ps.sync_sgd(), "local"), (ps.allreduce(), "local"), (ps.sync_sgd(), ps.Simulated("uniform"))],
+    [(ps.sync_sgd(), "local"), (ps.allreduce("torch"), "local"), (ps.sync_sgd(), ps.Simulated("uniform"))],
     ids=["sync_sgd", "allreduce", "simulated"],
 )
 def test_a_worker_without_batches_may_not_loop_forever_in_rounds(strategy: ps.Strategy, engine: Any) -> None:

@@ -19,7 +19,7 @@ import plesio as ps
 from support import loops
 
 SERVER = [ps.sync_sgd(), ps.async_sgd()]
-EVERY = [*SERVER, ps.local_sgd(every=2), ps.hogwild(), ps.allreduce()]
+EVERY = [*SERVER, ps.local_sgd(every=2), ps.hogwild(), ps.allreduce("torch")]
 SIMULATED = ps.Simulated("uniform")
 
 
@@ -102,7 +102,7 @@ def by_rank(worker: ps.Worker, what: str) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("strategy", [*SERVER, ps.hogwild(), ps.allreduce()], ids=str)
+@pytest.mark.parametrize("strategy", [*SERVER, ps.hogwild(), ps.allreduce("torch")], ids=str)
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -398,7 +398,7 @@ def test_load_state_dict_after_prepare_is_refused_at_the_server(strategy: ps.Str
         ps.run(partial(saving, load=True), strategy, workers=1, engine=SIMULATED)
 
 
-@pytest.mark.parametrize("strategy", [LOCAL, ps.hogwild(), ps.allreduce()], ids=str)
+@pytest.mark.parametrize("strategy", [LOCAL, ps.hogwild(), ps.allreduce("torch")], ids=str)
 def test_optimizer_state_in_the_worker_saves_and_loads(strategy: ps.Strategy) -> None:
     assert ps.run(partial(saving, load=True), strategy, workers=1).steps == 1
 
@@ -527,12 +527,12 @@ def told(train: Callable[..., None], strategy: ps.Strategy, folder: Path, **opti
 
 
 def test_buffer_writes_after_the_last_all_reduce_warn(tmp_path: Path) -> None:
-    run, words = told(partial(tuning_last, steps=8), ps.allreduce(), tmp_path)
+    run, words = told(partial(tuning_last, steps=8), ps.allreduce("torch"), tmp_path)
     assert len(re.findall(f"worker 0 is told: .*{LOST}", words)) == words.count("told") == 1
     assert (float(run.state_dict["temperature"]), float(run.state_dict["scale"])) == (7.0, 1.0)
 
 
-@pytest.mark.parametrize("strategy", [ps.allreduce(), ps.hogwild(), ps.sync_sgd()], ids=str)
+@pytest.mark.parametrize("strategy", [ps.allreduce("torch"), ps.hogwild(), ps.sync_sgd()], ids=str)
 @pytest.mark.parametrize(
     ("options", "until"),
     [

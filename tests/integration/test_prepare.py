@@ -55,10 +55,10 @@ def half_prepared(worker: ps.Worker, told: bool, frozen: bool = False) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "told"),
-    [("sync_sgd", True), ("async_sgd", True), ("local_sgd", True), ("allreduce", True), ("hogwild", False)],
+    [("sync_sgd", True), ("async_sgd", True), ("local_sgd", True), (ps.allreduce("torch"), True), ("hogwild", False)],
 )
 @pytest.mark.filterwarnings("ignore:nothing was trained")
-def test_parameters_outside_all_groups_warn_once(strategy: str, told: bool) -> None:
+def test_parameters_outside_all_groups_warn_once(strategy: Any, told: bool) -> None:
     ps.run(partial(half_prepared, told=told), strategy, workers=2, timeout_s=30.0)
     ps.run(partial(half_prepared, told=False, frozen=True), strategy, workers=1, timeout_s=30.0)
 
@@ -80,7 +80,7 @@ def two_groups(worker: ps.Worker) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "hogwild"])
-def test_one_group_per_submodel_trains_both(strategy: str) -> None:
+def test_one_group_per_submodel_trains_both(strategy: Any) -> None:
     run = ps.run(two_groups, strategy, workers=1, timeout_s=30.0)
     assert torch.allclose(run.state_dict["0.weight"], torch.full((1, 4), 0.9))
     assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
@@ -135,8 +135,8 @@ def joined_later(worker: ps.Worker) -> None:
     joining(two_layers(), lambda model, optimizer: worker.prepare(model, optimizer, None))
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "allreduce", "hogwild"])
-def test_groups_can_be_unfrozen_by_their_lr(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", ps.allreduce("torch"), "hogwild"], ids=str)
+def test_groups_can_be_unfrozen_by_their_lr(strategy: Any) -> None:
     """As the error of add_param_group after prepare recommends."""
     model = two_layers()
     joining(model, lambda model, optimizer: (model, optimizer, None))
@@ -177,11 +177,11 @@ def loading(worker: ps.Worker, when: str, told: bool) -> None:
         ("sync_sgd", "before", False, 5.0),
         ("sync_sgd", "later", False, 1.0),  # as the docstring says; what is clipped after each step is no mistake
         ("local_sgd", "after", False, 5.0),
-        ("allreduce", "after", False, 5.0),
+        (ps.allreduce("torch"), "after", False, 5.0),
         ("hogwild", "after", False, 5.0),
     ],
 )
-def test_weights_loaded_after_prepare_warn_where_lost(strategy: str, when: str, told: bool, weight: float) -> None:
+def test_weights_loaded_after_prepare_warn_where_lost(strategy: Any, when: str, told: bool, weight: float) -> None:
     run = ps.run(partial(loading, when=when, told=told), strategy, workers=1, timeout_s=30.0)
     assert torch.equal(run.state_dict["weight"], torch.full((1, 4), weight))
 
@@ -217,7 +217,7 @@ def sparse(worker: ps.Worker) -> None:
     sparse_steps(model, optimizer)
 
 
-@pytest.mark.parametrize("strategy", [ps.hogwild(), ps.local_sgd(every=3), ps.allreduce(), ps.sync_sgd()])
+@pytest.mark.parametrize("strategy", [ps.hogwild(), ps.local_sgd(every=3), ps.allreduce("torch"), ps.sync_sgd()])
 def test_sparse_adam_moves_the_rows_of_a_batch(strategy: ps.Strategy) -> None:
     torch.manual_seed(0)
     alone = nn.Embedding(9, 3, sparse=True)
@@ -288,9 +288,9 @@ def under_a_trainer(worker: ps.Worker, how: str) -> None:
     as_trainer(optimizer, model, prepared if how == "the prepared loader" else data)
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", "allreduce"])
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", ps.allreduce("torch")], ids=str)
 @pytest.mark.parametrize("how", ["no loader", "another loader"])
-def test_a_trainer_that_reads_all_data_on_each_worker_is_refused(how: str, strategy: str) -> None:
+def test_a_trainer_that_reads_all_data_on_each_worker_is_refused(how: str, strategy: Any) -> None:
     with pytest.raises(
         ps.ConfigurationError, match=r"transformers\.Trainer .*whole train_dataset; take plesio\.integrations"
     ):
@@ -315,8 +315,8 @@ def lazy(worker: ps.Worker, batch: bool) -> None:
     one_step(model, optimizer)
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "hogwild", "allreduce"])
-def test_an_uninitialised_lazy_module_is_refused(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["sync_sgd", "hogwild", ps.allreduce("torch")], ids=str)
+def test_an_uninitialised_lazy_module_is_refused(strategy: Any) -> None:
     with pytest.raises(
         ps.ConfigurationError, match=r"^1\.weight has no shape yet .*; run one batch through the model before"
     ):
@@ -331,8 +331,8 @@ def tied_by_memory(worker: ps.Worker) -> None:
     one_step(model, optimizer)
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", "allreduce"])
-def test_weights_tied_by_data_are_refused_with_a_remedy(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", ps.allreduce("torch")], ids=str)
+def test_weights_tied_by_data_are_refused_with_a_remedy(strategy: Any) -> None:
     """They would be trained apart."""
     with pytest.raises(ps.ConfigurationError, match=r"tie them as one parameter \(1\.weight = 0\.weight, without"):
         ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)

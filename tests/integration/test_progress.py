@@ -37,7 +37,7 @@ BY_BATCH: dict[str, Make] = {
     ),
     "lambda": lambda one: LambdaLR(one, lambda step: 1.0 - step / ALL),
 }
-STRATEGIES: list[Any] = ["sync_sgd", "async_sgd", ps.local_sgd(2), "hogwild", "allreduce"]
+STRATEGIES: list[Any] = ["sync_sgd", "async_sgd", ps.local_sgd(2), "hogwild", ps.allreduce("torch")]
 
 
 def data() -> DataLoader[Any]:

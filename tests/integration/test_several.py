@@ -152,7 +152,7 @@ def test_another_order_of_optimizers_in_lock_step_is_refused_with_both() -> None
 
 def test_all_reduce_refuses_several_optimizers_and_modules() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"one module, for one optimizer .* take sync_sgd or local_sgd"):
-        ps.run(disordered, "allreduce", workers=1, timeout_s=30.0)
+        ps.run(disordered, ps.allreduce("torch"), workers=1, timeout_s=30.0)
 
 
 # A step with a closure
@@ -202,7 +202,7 @@ def test_lbfgs_searches_where_the_optimizer_steps_in_the_worker(strategy: Any) -
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"), [("sync_sgd", "LBFGS evaluates .*take .*local_sgd"), ("allreduce", "L-BFGS, take")]
+    ("strategy", "words"), [("sync_sgd", "LBFGS evaluates .*take .*local_sgd"), (ps.allreduce("torch"), "L-BFGS, take")]
 )
 def test_lbfgs_is_refused_elsewhere(strategy: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):

@@ -198,7 +198,7 @@ def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str,
 def test_all_reduce_equals_lock_step(loop: Loop, tmp_path: Path) -> None:
     part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=None)
     one, other = (
-        ps.run(part, strategy, workers=2, timeout_s=60.0).state_dict for strategy in ("allreduce", "sync_sgd")
+        ps.run(part, strategy, workers=2, timeout_s=60.0).state_dict for strategy in (ps.allreduce("torch"), "sync_sgd")
     )
     assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
 
@@ -206,7 +206,7 @@ def test_all_reduce_equals_lock_step(loop: Loop, tmp_path: Path) -> None:
 def test_lightning_under_all_reduce_is_refused(tmp_path: Path) -> None:
     part = partial(train, loop=by_lightning, batch=4, folder=str(tmp_path), clip=None)
     with pytest.raises(ps.ConfigurationError, match="Lightning calls training_step; take sync_sgd"):
-        ps.run(part, "allreduce", workers=2, timeout_s=60.0)
+        ps.run(part, ps.allreduce("torch"), workers=2, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("loop", [by_lightning, by_transformers])

@@ -177,7 +177,7 @@ def test_initial_optimizer_state_reaches_the_server(name: str) -> None:
     goes_on_as_without_plesio(name, ps.async_sgd(), workers=1, engine=ps.Simulated("uniform"))
 
 
-REAL = [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(every=1), ps.allreduce(), ps.hogwild()]
+REAL = [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(every=1), ps.allreduce("torch"), ps.hogwild()]
 
 
 @pytest.mark.parametrize("strategy", REAL, ids=str)
@@ -198,9 +198,9 @@ def test_shared_memory_matches_the_formula() -> None:
     whole = Layout(described.specs).nbytes
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=3)
     via_server = ((ps.sync_sgd(), 3 + 2 + 3 + 1), (ps.async_sgd(), 3 + 2 + 3 + (3 + 1)))
-    for strategy, copies in (*via_server, (ps.hogwild(), 1), (ps.allreduce(), 2)):
+    for strategy, copies in (*via_server, (ps.hogwild(), 1), (ps.allreduce("torch"), 2)):
         run = ps.run(train, strategy, workers=3)
-        slots_at_least = PAGE if strategy.name in ("hogwild", "allreduce") else 0
+        slots_at_least = PAGE if not strategy.via.at_server else 0
         assert run.shared_bytes == copies * whole + PAGE + slots_at_least, strategy.name
 
 

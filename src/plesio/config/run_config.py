@@ -162,6 +162,8 @@ class RunConfig:
             raise ConfigurationError(f"engine={self.engine!r}: {such}")
         if self.checkpoint is not None or self.resume is not None:
             self._check_checkpoints()
+        if self.strategy.in_memory is None:  # else it is seen where the run starts
+            self.check_server()
 
     def _convert(self) -> None:
         """What may be given in a shorter form: a recipe by its name, a pace in seconds, paths as text."""
@@ -223,18 +225,23 @@ class RunConfig:
             raise ConfigurationError(
                 f"workers_max={self.workers_max} is for processes of this host, and for ps.join; {where}"
             )
-        if not self.strategy.via.at_server:
+
+    def check_server(self) -> None:
+        """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
+        if self.strategy.via.at_server:
+            return
+        if self.seats > self.workers:
             raise ConfigurationError(
                 f"workers_max={self.workers_max}: under {self.strategy.name} workers fold without a server, among as many as "
                 "there were at the beginning; take async_sgd or sync_sgd, or leave workers_max out"
             )
-
-    def _check_checkpoints(self) -> None:
-        if not self.strategy.via.at_server:
+        if self.checkpoint is not None or self.resume is not None:
             raise ConfigurationError(
                 f"checkpoints, and going on from one, need a server, and under {self.strategy.name} workers fold without "
-                "one; save worker 0's model in the training function"
+                "one; take sync_sgd or async_sgd, or save worker 0's model in the training function"
             )
+
+    def _check_checkpoints(self) -> None:
         if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
             raise ConfigurationError(
                 "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"

@@ -6,7 +6,7 @@ A named algorithm (a recipe, see `plesio.strategy.recipes`) is a function that r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from plesio.errors import StrategyError, unknown_name
@@ -28,7 +28,7 @@ class Strategy:
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average(rate)`, `Outer(name, lr_scale, ...)`.
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
         adopt: what the worker takes back: `Replace()`, `LookAhead()`, `Blend(alpha)`.
-        via: who folds: `Server()`, `AllReduce()`, `SharedMemory()`.
+        via: who folds: `Server()`, `AllReduce(over)`, `SharedMemory()`.
 
     Raises:
         StrategyError: an answer of the wrong kind, or answers that cannot work together.
@@ -175,6 +175,11 @@ class Strategy:
         return self.gather.deadline_s if isinstance(self.gather, answers.Buffer) else None
 
     @property
+    def in_memory(self) -> Strategy | None:
+        """What computes the same in one host's shared memory, where an all-reduce may go through that."""
+        return replace(self, via=answers.Server()) if self.via == answers.AllReduce() else None
+
+    @property
     def steps_at_server(self) -> bool:
         """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
         return self.via.at_server and self.outer.of_user
@@ -209,7 +214,7 @@ MOVED_BY: dict[type, type] = {
     answers.Delta: answers.Outer,
 }
 """What moves the parameters by what was sent."""
-LATER = (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal"), ("send", "privacy"))
+LATER = (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal"), ("send", "privacy"), ("via", "over"))
 """Fields of answers that came later: one that is not used is not written."""
 ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field != "name"}
 """The answers to each question."""

@@ -39,6 +39,7 @@ PART = Allowed("a number above 0, at most 1", lambda value: _is_number(value) an
 BELOW_1 = Allowed("a number above 0 and below 1", lambda value: _is_number(value) and 0 < value < 1)
 HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(value) and 0 < value <= 0.5)
 CAST = Allowed("'bf16' or 'fp16'", lambda value: value in ("bf16", "fp16"))
+TORCH_OR_NONE = Allowed("'torch' or None", lambda value: value in ("torch", None))
 LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))
 
 

@@ -19,6 +19,7 @@ from plesio.strategy.answers.answer import (
     PART,
     POSITIVE,
     POSITIVE_OR_NONE,
+    TORCH_OR_NONE,
     Answer,
 )
 
@@ -216,8 +217,10 @@ class Server(Answer):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Answer):
-    """The workers fold among themselves, by `torch.distributed`, each in a replica of its own."""
+    """The workers fold among themselves, by `torch.distributed`, each in a replica of its own; on one host without a GPU the
+    server does it, in the memory that they share, unless it is to go `over="torch"` there, too."""
 
+    over: Annotated[str | None, TORCH_OR_NONE] = None
     by_collective: ClassVar[bool] = True
     words: ClassVar[str] = "all-reduce"
 

@@ -12,16 +12,28 @@ from plesio.strategy.recipes.naming import call
 __all__ = ["allreduce", "sync_sgd", "first_of"]  # noqa: RUF022 (in the order they are listed to users)
 
 
-def allreduce() -> Strategy:
-    """Synchronous data parallelism without a server: torch's DistributedDataParallel averages the gradients.
+def allreduce(over: str | None = None) -> Strategy:
+    """Synchronous data parallelism by the quickest way there is.
 
-    Rule: w -= lr * mean_i g_i, computed by every worker for itself after an all-reduce.
+    On one host without a GPU the gradients are averaged in shared memory, in the fold of `sync_sgd`, and the run has all that
+    one with a server has: journal, checkpoints, replay. Between hosts and GPUs torch's DistributedDataParallel averages them
+    during the backward pass, and every worker steps its own replica.
+
+    Rule: w -= lr * mean_i g_i.
+
+    Args:
+        over: "torch": DistributedDataParallel on one host, too. What a script does to gradients between `backward()` and
+            `step()`, such as clipping, is then done to their mean; in shared memory, to the worker's own.
+
     Source: Li et al. 2020, "PyTorch Distributed", arXiv 2006.15704.
 
-    >>> allreduce().via
-    AllReduce()
+    Raises:
+        StrategyError: `over` is neither "torch" nor None.
+
+    >>> allreduce().name, allreduce("torch").name
+    ('allreduce', 'allreduce(over=torch)')
     """
-    return _rounds("allreduce", via=AllReduce())
+    return _rounds(call(allreduce, over=over), via=AllReduce(over))
 
 
 def sync_sgd() -> Strategy:

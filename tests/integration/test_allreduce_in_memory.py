@@ -1,0 +1,66 @@
+"""`allreduce` on one host without a GPU: rounds in shared memory, with all that a server gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from support import loops
+
+ROUNDS = partial(loops.follow, build=loops.batch_norm, optimizers=loops.momentum, steps=15)
+
+
+def same_bits(one: ps.Run, other: ps.Run) -> bool:
+    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+
+
+def test_it_computes_what_sync_sgd_does() -> None:
+    one, other = (ps.run(ROUNDS, strategy, workers=3, timeout_s=30) for strategy in ("allreduce", ps.sync_sgd()))
+    assert same_bits(one, other)
+    assert (one.strategy, one.version) == ("allreduce", 15)
+
+
+def test_it_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    done = ps.run(ROUNDS, ps.allreduce(), workers=3, runs=tmp_path, timeout_s=30)
+    assert done.folder is not None
+    again = ps.replay(done.folder, ROUNDS)
+    assert all(torch.equal(value, again.state_dict[name]) for name, value in done.state_dict.items())
+
+
+def test_a_killed_worker_leaves_the_rounds_to_the_others(tmp_path: Path) -> None:
+    train = partial(loops.visit, folder=str(tmp_path), rows=120, epochs=6, pause_s=0.004)
+    run = ps.run(train, "allreduce", workers=3, faults=[ps.Kill(worker=2, after_s=0.2)], timeout_s=30)
+    assert run.workers[2].left == "died"
+    assert run.batches_unvisited == 0
+
+
+def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    keep = ps.Checkpoint(every_s=0.05)
+    until = ps.Until(steps=21)
+    cut = ps.run(ROUNDS, "allreduce", workers=3, runs=tmp_path, checkpoint=keep, until=until, timeout_s=30)
+    on = ps.run(ROUNDS, "allreduce", workers=3, resume=cut.folder, timeout_s=30)
+    assert cut.version >= 7
+    assert on.version == cut.version + 15
+
+
+def test_its_workers_may_change_in_number() -> None:
+    def scale(live: Any) -> None:
+        if live.version > 20:
+            live.scale(3)
+
+    run = ps.run(
+        loops.endless, "allreduce", workers=2, workers_max=3, watch=scale, until=ps.Until(steps=600), timeout_s=30
+    )
+    assert run.workers[2].steps > 0
+
+
+def test_a_host_with_a_gpu_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ps.ConfigurationError, match="under allreduce workers fold without one; take sync_sgd"):
+        ps.run(ROUNDS, "allreduce", workers=2, checkpoint=ps.Checkpoint(folder="kept"))
+    assert ps.run(ROUNDS, "allreduce", workers=2, timeout_s=30).version == 15
