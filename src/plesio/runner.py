@@ -21,7 +21,7 @@ import torch
 
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
-from plesio.config.faults import Fault, Pace
+from plesio.config.faults import Fault, Pace, slowness
 from plesio.config.on_ray import Ray
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
@@ -420,6 +420,11 @@ def _warn_of_nothing(done: Run) -> None:
 
 def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
     measured = {name: getattr(final, name) for name in final.__struct_fields__ if name in Summary.__struct_fields__}
+    if config.pace is not None:
+        measured["workers"] = tuple(
+            msgspec.structs.replace(one, nominal=config.pace.speed(slowness(config.faults, one.worker)))
+            for one in final.workers
+        )
     return Summary(
         **measured,
         strategy=config.strategy.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from plesio.observe.meter import Meter, WorkerMeter
 from plesio.observe.summary import Staleness, Summary, WorkerSummary, telling
@@ -188,6 +189,12 @@ def test_the_slowest_and_fastest_of_many_workers_are_shown(workers: int, shown: 
     found = [one.worker for one in telling(every)]
     assert found == [*range(8), *range(workers - 8, workers)]
     assert len(found) == shown
+
+
+def test_what_steps_cost_beyond_their_pace_is_no_ideal() -> None:
+    worker = WorkerSummary(0, 40, 40, 40, 0, 1.0, 0.0, 0.0, speed=40.0, nominal=50.0, left="finished")
+    assert worker.ideal_steps(1.0) == 50.0
+    assert replace(worker, speed=60.0).ideal_steps(1.0) == 60.0
 
 
 @pytest.mark.parametrize(("left", "seconds"), [("finished", 4), ("died", 4), ("raised", 4), ("stopped", 10), (None, 4)])

@@ -83,6 +83,10 @@ class Pace:
         if not (is_number(self.jitter) and 0 <= self.jitter < 1):
             raise ConfigurationError(f"Pace(jitter={self.jitter!r}): jitter must be at least 0 and below 1")
 
+    def speed(self, factor: float) -> float:
+        """Steps/s of a worker that is slowed down by `factor`, if nothing but the pace takes time; 0 without one."""
+        return 1.0 / (self.step_s * factor) if self.step_s > 0 else 0.0
+
     def draw(self, rng: random.Random) -> float:
         """How long the next step is to last, in seconds."""
         return self.step_s * max(0.0, rng.gauss(1.0, self.jitter)) if self.jitter else self.step_s

@@ -122,7 +122,8 @@ SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)
 
 
 class WorkerSummary(msgspec.Struct, frozen=True):
-    """One worker's part. `speed`: local steps a second while computing steps it finished; 0 if it finished none.
+    """One worker's part. `speed`: local steps a second while computing steps it finished; 0 if it finished none. `nominal`: those
+    that it would make at its pace alone; 0 where no pace says how long a step lasts.
 
     `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`; None if it was
     still there when a simulated run ended. `in_vain`: steps whose contribution was discarded; `steps` includes these, but
@@ -141,6 +142,7 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     left: str | None = None
     in_vain: int = 0
     called_off_s: float = 0.0
+    nominal: float = 0.0
 
     @property
     def waiting_share(self) -> float:
@@ -160,9 +162,10 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         """Local steps it could have made in a run of `wall_s`, had it always computed, with no step in vain.
 
         This is its speed times the time it took part. A stopped worker took part until the end, though its last step
-        is not measured. A worker that never finished a step counts as fast as its longest cancelled one.
+        is not measured. A worker that never finished a step counts as fast as its longest cancelled one, and none as slower than
+        its pace: what each step costs on top of that is lost.
         """
-        speed = self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
+        speed = max(self.nominal, self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0))
         return speed * (self.lasted_s(wall_s) if self.left == "stopped" else self.there_s)
 
 
@@ -241,7 +244,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ideal_share_is_least(self) -> bool:
         """Whether `ideal_share` is a lower bound: some worker's speed is unknown, as it finished no step."""
-        return any(worker.speed == 0 and worker.called_off_s > 0 for worker in self.workers)
+        return any(worker.speed == worker.nominal == 0 and worker.called_off_s > 0 for worker in self.workers)
 
     @property
     def waiting_share(self) -> float:
