@@ -210,8 +210,8 @@ def test_a_dead_workers_clients_go_to_others(strategy: Strategy, tmp_path: Path)
 
 @pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
 def test_a_killed_process_loses_no_client(strategy: Strategy, tmp_path: Path) -> None:
-    train = partial(slowly, rounds=12)
-    run = ps.run(train, strategy, workers=3, faults=[ps.Kill(worker=1, after_s=0.3)], runs=tmp_path, timeout_s=30)
+    train = partial(slowly, rounds=24)
+    run = ps.run(train, strategy, workers=3, faults=[ps.Kill(worker=1, after_s=0.2)], runs=tmp_path, timeout_s=30)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert run.batches_unvisited == 0
     folded = sum(
@@ -219,7 +219,7 @@ def test_a_killed_process_loses_no_client(strategy: Strategy, tmp_path: Path) ->
         for one in read_journal(run.folder)
         if isinstance(one, Received) and isinstance(one.event, Pushed)
     )
-    assert folded == 48, "each client of each round is in one contribution"
+    assert folded == 96, "each client of each round is in one contribution"
     assert ps.replay(run.folder, train).identical
 
 

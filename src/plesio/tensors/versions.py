@@ -60,6 +60,12 @@ class Versions:
         """The buffer that each worker reads; other readers have numbers below 0."""
         return {reader: index for reader, index in self._pinned.items() if reader >= 0}
 
+    @property
+    def readers(self) -> set[int]:
+        """Who reads the current buffer."""
+        pins = (*self._pinned.items(), *self._left.items())
+        return {reader for reader, index in pins if index == self.current}
+
     def is_pinned(self, index: int) -> bool:
         return self._readers[index] > 0
 
