@@ -3,7 +3,7 @@
 Gradients are real, computed one worker after the other in this process; only time is virtual. Everything is seeded and
 exact: two runs give the same journal and the same weights, byte for byte.
 
-What is not simulated: under `allreduce`, whatever it goes over, and `hogwild` the arithmetic is a server's (the mean of all gradients; one
+What is not simulated: under `allreduce` and `hogwild` the arithmetic is a server's (the mean of all gradients; one
 gradient after the other, never torn, by one optimizer whose momentum is everybody's: at large rates that diverges where
 `hogwild`'s own, one for each worker, do not), and so are the bytes: a contribution and the parameters for each exchange, as
 everywhere. Only the times are those of a ring and of shared memory.
