@@ -72,7 +72,7 @@ class Trainer(pl.Trainer):
         ours, part.prepared, *exchanged = self._worker.prepare(model, part.whole, *optimizers)
         if ours is not model:
             raise ConfigurationError(
-                "torch's all-reduce exchanges after forward(), and Lightning calls training_step; take sync_sgd, which is the same"
+                "torch's all-reduce exchanges after forward(), and Lightning calls training_step; take sync_sgd instead"
             )
         return _replaced(configured, dict(zip(map(id, optimizers), exchanged, strict=True)))
 
