@@ -194,7 +194,7 @@ def test_the_slowest_and_fastest_of_many_workers_are_shown(workers: int, shown: 
 def test_what_steps_cost_beyond_their_pace_is_no_ideal() -> None:
     worker = WorkerSummary(0, 40, 40, 40, 0, 1.0, 0.0, 0.0, speed=40.0, nominal=50.0, left="finished")
     assert worker.ideal_steps(1.0) == 50.0
-    assert replace(worker, speed=60.0).ideal_steps(1.0) == 60.0
+    assert replace(worker, nominal=0.0).ideal_steps(1.0) == 40.0
 
 
 @pytest.mark.parametrize(("left", "seconds"), [("finished", 4), ("died", 4), ("raised", 4), ("stopped", 10), (None, 4)])

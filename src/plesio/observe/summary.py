@@ -162,10 +162,10 @@ class WorkerSummary(msgspec.Struct, frozen=True):
         """Local steps it could have made in a run of `wall_s`, had it always computed, with no step in vain.
 
         This is its speed times the time it took part. A stopped worker took part until the end, though its last step
-        is not measured. A worker that never finished a step counts as fast as its longest cancelled one, and none as slower than
-        its pace: what each step costs on top of that is lost.
+        is not measured. A worker counts as fast as its pace says: what each step costs on top of that is lost. Without a pace,
+        one that never finished a step counts as fast as its longest cancelled one.
         """
-        speed = max(self.nominal, self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0))
+        speed = self.nominal or self.speed or (1 / self.called_off_s if self.called_off_s > 0 else 0.0)
         return speed * (self.lasted_s(wall_s) if self.left == "stopped" else self.there_s)
 
 
