@@ -33,6 +33,7 @@ class Pacer:
         self._factor = factor
         self._rng = rng
         self.started_s = time.monotonic()
+        self._overslept_s = 0.0
 
     def rest(self, sleep: Callable[[float], object]) -> None:
         if self._pace is None and self._factor == 1.0:
@@ -41,7 +42,8 @@ class Pacer:
         least_s = self._pace.draw(self._rng) if self._pace else 0.0
         short_s = max(spent_s, least_s) * self._factor - spent_s
         if short_s > 0:
-            sleep(short_s)
+            sleep(max(0.0, short_s - self._overslept_s))
+            self._overslept_s = self._overslept_s + time.monotonic() - self.started_s - spent_s - short_s
 
     def begin(self) -> None:
         self.started_s = time.monotonic()
