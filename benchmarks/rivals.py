@@ -103,7 +103,7 @@ def _one_thread() -> Iterator[None]:
 
 def torch_rpc(params: int, workers: int, seconds: float) -> float:
     """Asynchronous parameter server in the shape of PyTorch's tutorial: one owner, called by `rpc_sync`."""
-    return sum(_together(_rpc_process, workers + 1, params, seconds))
+    return sum(together(_rpc_process, workers + 1, params, seconds))
 
 
 class RpcOwner:
@@ -150,7 +150,7 @@ def _rpc_worker(params: int, seconds: float) -> float:
 
 def ddp(params: int, workers: int, seconds: float) -> float:
     """DDP on gloo with one parameter of P elements: synchronous, and every worker applies the average itself."""
-    return sum(_together(_ddp_process, workers, params, seconds))
+    return sum(together(_ddp_process, workers, params, seconds))
 
 
 class _TrivialLoss(torch.autograd.Function):
@@ -193,17 +193,17 @@ def _ddp_process(rank: int, processes: int, rendezvous: str, params: int, second
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
     model = torch.nn.parallel.DistributedDataParallel(FlatModel(params))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    rate = _lockstep_rate(training_step(model, optimizer), seconds)
+    rate = lockstep_rate(training_step(model, optimizer), seconds)
     dist.barrier()  # nobody closes its connections while another still reads from them
     dist.destroy_process_group()
     return rate
 
 
-def _lockstep_rate(step: Callable[[], None], seconds: float) -> float:
+def lockstep_rate(step: Callable[[], None], seconds: float) -> float:
     """As `steps_per_s` where all must take equally many steps: rank 0 estimates how many fit, and tells the others."""
     step()  # DDP builds its buckets in the first step
     start_s = time.perf_counter()
-    warm = _repeat_together(step, 0.2 * seconds)
+    warm = _repeattogether(step, 0.2 * seconds)
     count = _from_rank_0(max(2, round(warm * seconds / (time.perf_counter() - start_s))))
     start_s = time.perf_counter()
     for _ in range(count):
@@ -211,7 +211,7 @@ def _lockstep_rate(step: Callable[[], None], seconds: float) -> float:
     return count / (time.perf_counter() - start_s)
 
 
-def _repeat_together(step: Callable[[], None], seconds: float) -> int:
+def _repeattogether(step: Callable[[], None], seconds: float) -> int:
     """Repeat in spans that double, until rank 0 says that `seconds` are over: few extra messages, and no rank alone."""
     end_s = time.perf_counter() + seconds
     count, span = 0, 1
@@ -239,7 +239,7 @@ _END_S = 30.0  # to end once the result is in
 Body = Callable[[int, int, str, int, float], float]
 
 
-def _together(body: Body, processes: int, params: int, seconds: float) -> list[float]:
+def together(body: Body, processes: int, params: int, seconds: float) -> list[float]:
     """Run `body(rank, processes, rendezvous, params, seconds)` in as many new processes; their results by rank.
 
     They meet over a file, so no port has to be picked; the listeners they open take free ports of the loopback.

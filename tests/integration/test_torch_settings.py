@@ -18,6 +18,7 @@ from torch.nn.functional import mse_loss
 
 import plesio as ps
 from plesio.config import RunConfig
+from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
 
 Setting = Callable[[], object]
@@ -212,6 +213,25 @@ def threads_of(worker: ps.Worker) -> int:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     return torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "threads", "here", "has"),
+    [
+        (ps.async_sgd(), 1, None, 4, 4),
+        (ps.sync_sgd(), 2, None, 4, 2),
+        (ps.async_sgd(), 2, None, 4, 1),
+        (ps.local_sgd(8), 2, None, 4, 2),
+        (ps.async_sgd(), 2, 3, 4, 3),
+        (ps.sync_sgd(), 4, None, 1, 1),
+    ],
+    ids=["one worker", "rounds", "the server works, too", "local steps", "asked for", "one in all"],
+)
+def test_workers_share_the_threads_of_the_process_that_runs_them(
+    strategy: ps.Strategy, workers: int, threads: int | None, here: int, has: int
+) -> None:
+    config = RunConfig(strategy=strategy, workers=workers, threads=threads)
+    assert Job(config=config, train=threads_of, evaluate=None, threads_here=here).threads == has
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +47,8 @@ class Job:
     listening: Listening | None = None
     log_level: int | None = None
     """From which level this process logs; None where nobody has configured that."""
+    threads_here: int = field(default_factory=torch.get_num_threads)
+    """How many torch has in the process that runs the job, as a loop without plesio would."""
 
     @property
     def function(self) -> Callable[..., object]:
@@ -62,8 +63,12 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """How many threads torch has in the server's process and in each worker's."""
-        return self.config.threads or max(1, (os.cpu_count() or 1) // (self.config.workers + 1))
+        """How many threads torch has in the server's process and in each worker's. A server sleeps while one worker computes, or
+        all of a round do, or each goes alone for many steps. (Workers that others start know too little to count on that.)"""
+        strategy, workers = self.config.strategy, self.config.workers
+        sleeps = workers == 1 or strategy.gather.in_rounds or strategy.send.stepped
+        busy = 0 if sleeps and self.listening is None else 1
+        return self.config.threads or max(1, self.threads_here // (workers + busy))
 
 
 @dataclass(slots=True)
