@@ -3,10 +3,10 @@
     python benchmarks/straggler.py --json FILE [--quick]
 
 Every strategy trains until 95% test accuracy and goes on to the end of its time, so that throughput is taken over the same
-span for all. The ideal is the sum of the workers' nominal speeds (50 and 5 steps/s). Further rows have 1 to 32 equal workers; beside
-them is the least that a machine can do: the same loop, whose processes meet by one byte each way, or do not meet at all.
-The last rows start the command line afresh and take the time from there to the first step of the last of the 4 workers, beside
-that of `import torch` alone and of a plain loop's first step.
+span for all. The ideal is the sum of the workers' nominal speeds (50 and 5 steps/s). Further rows have 1 to 32 equal workers,
+beside the least that a machine can do: the same loop, whose processes meet by one byte each way, or do not meet at all. The last
+rows start the command line afresh and take the time from there to the first step of the last of the 4 workers, beside that of
+`import torch` alone and of a plain loop's first step.
 """
 
 from __future__ import annotations
