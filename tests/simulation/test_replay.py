@@ -74,6 +74,20 @@ def test_a_large_model_folded_by_kernels_replays_without_them(
     assert_same(run, train)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the training function called time.sleep")
+@pytest.mark.filterwarnings("ignore:NAdam. no look-ahead is known for it")
+@pytest.mark.parametrize("kind", ["plain", "sgd", "adam", "nadam"])
+@pytest.mark.parametrize("strategy", strategies(at_server=True), ids=lambda one: one.name)
+def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
+    strategy: Strategy, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
+    run = trained(strategy, tmp_path, train, engine=ps.Simulated("uniform"))
+    monkeypatch.setattr(one_pass, "compiled", False)
+    assert_same(run, train)
+
+
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)
 def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, poison=(2, 5), dies=tmp_path / "died")

@@ -59,6 +59,8 @@ def chancy(
     model = build(hidden)
     if kind == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    elif kind == "nadam":
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.01, weight_decay=0.01)
     elif kind == "adafactor":  # keeps tensors that are not of a parameter's shape
         optimizer = torch.optim.Adafactor(model.parameters())
     else:
