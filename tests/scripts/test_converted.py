@@ -18,7 +18,8 @@ import plesio as ps
 
 FOLDER = Path(__file__).parents[2] / "examples" / "converted"
 NAMES = sorted(one.stem for one in FOLDER.glob("*.py") if not one.stem.startswith("plain_"))
-MODES: list[Any] = ["async_sgd", ps.local_sgd(4), "allreduce"]
+TORCHS = ps.allreduce("torch")
+MODES: list[Any] = ["async_sgd", ps.local_sgd(4), TORCHS]
 MODES += [
     pytest.param(one, marks=pytest.mark.slow) for one in ("buffered", ps.diloco(4, codec="int8"))
 ]  # sync_sgd is below
@@ -97,7 +98,7 @@ def test_two_workers_in_lock_step_compute_the_doubled_batch(name: str) -> None:
 @pytest.mark.parametrize("strategy", MODES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_mode_trains_it(name: str, strategy: Any) -> None:
-    if strategy == "allreduce" and name in NOT_ONE_MODULE:
+    if strategy is TORCHS and name in NOT_ONE_MODULE:
         with pytest.raises(ps.ConfigurationError, match="one module, for one optimizer"):
             run_of(name, strategy, 2)
         return
