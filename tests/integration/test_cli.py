@@ -432,7 +432,8 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
     assert not any("\x1b" in line for line in lines)
 
     document = json.loads(Path("out/table.json").read_text())
-    assert document.keys() == {"target", "workers", "rows"}
+    assert document.keys() == {"target", "workers", "rows", "repeats"}
+    assert [len(runs) for runs in document["repeats"]] == [1, 1]
     assert document["target"] == {"accuracy": 0.9}
     assert document["workers"] == 2
     assert [row["strategy"] for row in document["rows"]] == ["sync_sgd", "async_sgd"]
@@ -444,6 +445,17 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
         assert row["samples"] > 0
         assert row["bytes"] > 0
     assert "async_sgd" in Path("out/report.html").read_text()
+
+
+def test_compare_repeats_each_strategy_with_other_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "1", "--until", "steps=20", "--strategies", "sync_sgd,async_sgd", "--repeats", "3"]
+    assert main(["compare", script(), *options, "--json", "table.json"]) == 0
+    out = capsys.readouterr().out
+    assert "(the median of 3 runs)" in out
+    repeats = json.loads(Path("table.json").read_text())["repeats"]
+    assert [[run["strategy"] for run in runs] for runs in repeats] == [["sync_sgd"] * 3, ["async_sgd"] * 3]
+    assert main(["compare", script(), "--repeats", "0"]) == 2
+    assert "--repeats" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("full", ["--report", "--json"])

@@ -20,8 +20,10 @@ from plesio.cli.compare import closing
 from plesio.cli.live import ended
 from plesio.config.until import Until
 from plesio.observe.amounts import byte_size
+from plesio.observe.comparison import cells
 from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
 from plesio.observe.finding import finding, setting
+from plesio.observe.repeats import middle, times_of
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
@@ -321,7 +323,7 @@ def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary], part
         (
             [reaching("hogwild", 2.04), reaching("async_sgd", 2.0)],
             TARGET,
-            "async_sgd reached accuracy 0.95 in 2.00 s, about as soon as hogwild (2.04 s).",
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.04 and 2.00 s.",
         ),
         (
             [reaching("sync_sgd", 2.0), reaching("hogwild", None), reaching("async_sgd", 3.0)],
@@ -421,7 +423,49 @@ def test_the_closing_line_mentions_mostly_non_finite_contributions() -> None:
 
 def test_equal_steps_are_not_called_more() -> None:
     words = finding([reaching("sync_sgd", 1.0, 10.0), reaching("async_sgd", 1.0, 9.9)], None)
-    assert words == "async_sgd made the most steps, 101 steps a second, against the 100 of sync_sgd."
+    assert words == "sync_sgd and async_sgd tie: 100 and 101 steps a second."
+
+
+def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
+    return [reaching(recipe, time) for time in times]
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (
+            [times_to_target("sync_sgd", 9.0, 10.0, 12.0), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
+            "async_sgd reached accuracy 0.95 in 2.00 s (the median of 3 runs), 5.0 times sooner than sync_sgd.",
+        ),
+        (
+            [
+                times_to_target("sync_sgd", 8.0, 8.0, 8.0),
+                times_to_target("hogwild", 2.1, 2.4, 2.6),
+                times_to_target("async_sgd", 2.0, 1.9, 2.2),
+            ],
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.40 and 2.00 s (the median of 3 runs), 4.0 times sooner "
+            "than sync_sgd.",
+        ),
+        (
+            [times_to_target("hogwild", 2.3, 2.4, None), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
+            "async_sgd reached accuracy 0.95 in 2.00 s (the median of 3 runs), 1.2 times sooner than hogwild.",
+        ),
+    ],
+)
+def test_a_winner_is_outside_the_spread_of_the_others(tmp_path: Path, runs: list[list[Summary]], expected: str) -> None:
+    medians = [middle(several, TARGET) for several in runs]
+    assert finding(medians, TARGET, runs) == expected
+    path = tmp_path / "report.html"
+    write_report(path, medians, title="several", target=TARGET, repeats=runs)
+    assert "(1.90-2.20)" in path.read_text()
+    spreads = {several[0].strategy: times for several in runs if (times := times_of(several, TARGET))}
+    assert "2.00 s (1.90-2.20)" in render(compare_table(medians, TARGET, "accuracy", spreads=spreads))
+
+
+def test_a_run_that_missed_the_target_has_no_end_to_its_spread() -> None:
+    runs = times_to_target("hogwild", 2.3, None, None)
+    assert middle(runs, TARGET) in runs[1:]
+    assert "> 13 s (from 2.30)" in cells(middle(runs, TARGET), TARGET, "accuracy", times_of(runs, TARGET))[0]
 
 
 def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +26,10 @@ from plesio.config.until import MetricMissingError, Until
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
+from plesio.observe.comparison import notes
 from plesio.observe.finding import finding
 from plesio.observe.folders import make_folder
+from plesio.observe.repeats import middle, times_of
 from plesio.observe.report import write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
@@ -38,6 +40,10 @@ Names = Annotated[
                  'where wanted: "sync_sgd,first_of(m=3)". Without it: '
                  f"{', '.join(one.partition('(')[0] for one in usual(4))}."),
 ]  # fmt: skip
+Repeats = Annotated[
+    int,
+    typer.Option("--repeats", metavar="N", min=1, help="Runs of each strategy; the median is shown, and the spread."),
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON too.")]
 Report = Annotated[
     Path | None,
@@ -67,6 +73,9 @@ class Comparison:
     report: Path
     json_file: Path | None
     rows: list[Summary | Failed] = field(default_factory=list)
+    """Of several runs of a strategy, the middle one."""
+    repeats: list[list[Summary]] = field(default_factory=list)
+    """All runs of each strategy that did not fail."""
     first_failure: str = ""
 
     @property
@@ -84,13 +93,15 @@ def compare(
     arguments: Arguments = None,
     strategies: Names = None,
     *,
+    repeats: Repeats = 1,
     json_file: Json = None,
     report: Report = None,
     **typed: Any,
 ) -> int:
     """Run the same work under several strategies and show what each cost.
 
-    Each trains SCRIPT's model from the same start. Then come a table, the finding, and a report for the browser.
+    Each trains SCRIPT's model from the same start; with --repeats several times, each time with the next seed. Then come a table,
+    the finding, and a report for the browser.
     """
     values = values_of(typed)
     names = ",".join(usual(values["workers"])) if strategies is None else strategies
@@ -102,7 +113,7 @@ def compare(
     found = Comparison(script, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
     started_s = time.monotonic()
     try:
-        _run_all(console, arguments, configs, found)
+        _run_all(console, arguments, configs, found, repeats)
     except KeyboardInterrupt:
         if found.summaries:  # what there is, is shown
             _show(console, found)
@@ -129,13 +140,16 @@ def _writable(*paths: Path | None) -> None:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}; give another file") from error
 
 
-def _run_all(console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison) -> None:
+def _run_all(
+    console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison, repeats: int
+) -> None:
     with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
         script = load(found.script, arguments, found.config)
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:
-                summary = script.run(config, board.watch(number)).summary
+                seeds = range(config.seed, config.seed + repeats)
+                runs = [script.run(replace(config, seed=seed), board.watch(number)).summary for seed in seeds]
             except Exception as error:  # one strategy's failure is a row of the table, whatever it was
                 if isinstance(error, MetricMissingError) and not found.rows:
                     raise  # the others would fail alike
@@ -144,6 +158,8 @@ def _run_all(console: Console, arguments: list[str] | None, configs: Sequence[Ru
                 found.first_failure = found.first_failure or str(error)
                 board.failed(number, why)
             else:
+                found.repeats.append(runs)
+                summary = middle(runs, config.until.target)
                 found.rows.append(summary)
                 board.ended(number, summary)
 
@@ -158,10 +174,14 @@ def _show(console: Console, found: Comparison) -> bool:
     summaries = found.summaries
     lacking = _write(found)
     console.print()
-    console.print(compare_table(found.rows, found.config.until.target, _metric(found), width=console.width))
+    target, metric = found.config.until.target, _metric(found)
+    spreads = {runs[0].strategy: times for runs in found.repeats if (times := times_of(runs, target)) is not None}
+    console.print(compare_table(found.rows, target, metric, spreads=spreads, width=console.width))
+    for note in notes(summaries, target, metric):
+        console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     if summaries:
-        console.print(Text(closing(found.config.until, summaries), style="bold"))
+        console.print(Text(closing(found.config.until, summaries, found.repeats), style="bold"))
     for one in found.failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     for summary in summaries:
@@ -190,10 +210,10 @@ def _write(found: Comparison) -> dict[Path, str]:
     return lacking
 
 
-def closing(until: Until, summaries: Sequence[Summary]) -> str:
+def closing(until: Until, summaries: Sequence[Summary], repeats: Sequence[Sequence[Summary]] = ()) -> str:
     """The finding; where nobody got as far as was asked for, with what to try."""
     counts = {name: until.limits[name] for name in ("steps", "samples") if name in until.limits}
-    words = finding(summaries, until.target)
+    words = finding(summaries, until.target, repeats)
     if until.target is None:
         goals = " or ".join(f"{limit:,} {name}" for name, limit in counts.items())
         if not goals or any(getattr(one, name) >= limit for one in summaries for name, limit in counts.items()):
@@ -218,7 +238,7 @@ def _write_report(found: Comparison, path: Path) -> None:
     title = f"{found.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
     if found.config.simulated:
         title += f", {found.config.workers} workers in virtual time"
-    write_report(path, summaries, title=title, target=found.config.until.target, note=note)
+    write_report(path, summaries, title=title, target=found.config.until.target, note=note, repeats=found.repeats)
 
 
 def _metric(found: Comparison) -> str | None:
@@ -236,6 +256,7 @@ def _write_json(found: Comparison, path: Path) -> None:
         "target": None if target is None else dict([target]),
         "workers": found.config.workers,
         "rows": [_row(row, target, metric) for row in found.rows],
+        "repeats": [[_row(run, target, metric) for run in runs] for runs in found.repeats],
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
 

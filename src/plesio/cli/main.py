@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from plesio import __version__, errors
 from plesio.cli.certs import certs
 from plesio.cli.compare import compare
+from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.journal import journal
 from plesio.cli.output import OutputLostError, give_up_output, prepare_output
 from plesio.cli.replay import replay
 from plesio.cli.run import run
+from plesio.cli.runs import commands as runs
 from plesio.cli.serve import serve
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
@@ -32,23 +33,7 @@ NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
 ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.SharedMemoryError, errors.StrategyError)
 
 
-def _plain(options: list[Any]) -> list[Any]:
-    """Options that take no value are shown without one."""
-    for one in options:
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-    return options
-
-
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _plain(super().get_params(ctx))
-
-
-class _Program(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _plain(super().get_params(ctx))
-
+class _Program(CommandGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -97,7 +82,8 @@ EXAMPLES: dict[Callable[..., Any], str] = {
     certs: "certs --host node1 --host node2,10.0.0.2",
 }
 for _command, _example in EXAMPLES.items():
-    commands.command(cls=_Command, epilog=f"For example: plesio {_command.__name__} {_example}")(_command)
+    commands.command(cls=Command, epilog=f"For example: plesio {_command.__name__} {_example}")(_command)
+commands.add_typer(runs, name="runs")
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:

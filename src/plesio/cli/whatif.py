@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from plesio.cli.live import terminal
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.amounts import duration, percent, rate
+from plesio.observe.history import read_summary
 from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
 
@@ -78,21 +78,6 @@ def whatif(
         return
     console = terminal()
     console.print(_table(was, found, ran), "", words, *(f"Note: {note}." for note in notes), sep="\n", markup=False)
-
-
-def read_summary(run: Path) -> Summary:
-    path = run / "summary.json" if run.is_dir() else run
-    try:
-        written = msgspec.json.decode(path.read_bytes())
-        for one in [*written["history"], *written["logged"]]:  # JSON has null for what is no number
-            one["metrics"] = {name: nan if value is None else value for name, value in one["metrics"].items()}
-        return msgspec.convert(written, Summary, str_keys=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{run} is not the folder of a finished run: {path.name}: {error.strerror}; give one that holds summary.json"
-        ) from error
-    except (msgspec.DecodeError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{path} is not the summary of a run: {error}; give the run's folder") from error
 
 
 def bytes_per_s(text: str | None) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Sequence
+from math import inf, isfinite
 
 from plesio.observe.amounts import byte_size, number, of_ideal, percent, rate
 from plesio.observe.summary import Summary
@@ -27,11 +28,13 @@ def in_a_line(heading: str) -> str:
     return heading.replace("-\n", "").replace("\n", " ")
 
 
-def cells(summary: Summary, target: Target | None, metric: str | None) -> list[str]:
-    """A strategy's row."""
+def cells(
+    summary: Summary, target: Target | None, metric: str | None, spread: tuple[float, float] | None = None
+) -> list[str]:
+    """A strategy's row; `spread`: the least and the greatest time of several runs."""
     final = summary.final(metric) if metric else None
     return [
-        _time(summary, time_of(summary, target)),
+        _time(summary, time_of(summary, target)) + _between(spread),
         rate(summary.steps_per_s),
         of_ideal(summary),
         percent(summary.waiting_share),
@@ -53,6 +56,30 @@ def _time(summary: Summary, time: float | None) -> str:
     if time is None:
         return f"> {summary.wall_s:.{0 if summary.wall_s >= 10 else 1}f} s"  # not reached
     return f"{time:.2f} s"
+
+
+def _between(spread: tuple[float, float] | None) -> str:
+    """
+    >>> _between((1.4, 1.51)), _between((1.4, inf)), _between(None)
+    (' (1.40-1.51)', ' (from 1.40)', '')
+    """
+    if spread is None or spread[0] == inf:
+        return ""
+    return f" ({spread[0]:.2f}-{spread[1]:.2f})" if spread[1] < inf else f" (from {spread[0]:.2f})"
+
+
+def notes(summaries: Sequence[Summary], target: Target | None, metric: str | None) -> list[str]:
+    """What readers of the columns ask."""
+    found = []
+    if target and metric == target[0]:
+        found.append(
+            f"Time is until a snapshot first reached {metric} {target[1]:g}; the last snapshot may be below it."
+        )
+    if any(one.recipe == "bounded_staleness" for one in summaries):
+        found.append(
+            "Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."
+        )
+    return found
 
 
 def _metric(value: float) -> str:

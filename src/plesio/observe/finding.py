@@ -4,59 +4,88 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import inf
 
 from plesio.observe.amounts import number, of_ideal, percent
 from plesio.observe.comparison import Target
+from plesio.observe.repeats import cost, tied
 from plesio.observe.summary import Summary, lower_is_better
 
 _BASELINES = ("sync_sgd", "allreduce")  # what others are compared with
 
 
-def finding(summaries: Sequence[Summary], target: Target | None) -> str:
-    """The result in one sentence, e.g. "async_sgd reached accuracy 0.95 in 2.1 s, 6.3 times sooner than sync_sgd."."""
+def finding(summaries: Sequence[Summary], target: Target | None, repeats: Sequence[Sequence[Summary]] = ()) -> str:
+    """The result in one sentence, e.g. "async_sgd reached accuracy 0.95 in 2.1 s, 6.3 times sooner than sync_sgd.".
+
+    `repeats`: all runs of each strategy, of which `summaries` has the ones in the middle.
+    """
     if not summaries:
         return "There is no run to report."
-    if target is None:
-        return _finding_of_speed(summaries)
-    metric, value = target
-    goal = f"{metric} {value:g}"
-    reached = sorted((time_s, k) for k, s in enumerate(summaries) if (time_s := s.time_to(metric, value)) is not None)
-    if not reached:
-        return _finding_of_failure(summaries, metric, goal)
-    best_s, winner = reached[0]
+    repeats = repeats or [[one] for one in summaries]
+    order = sorted(range(len(summaries)), key=lambda k: cost(summaries[k], target))
+    winner = order[0]
     best = summaries[winner]
-    sentence = f"{best.strategy} reached {goal} in {number(best_s)} s"
+    if target is not None and cost(best, target) == inf:
+        return _finding_of_failure(summaries, target[0], _goal(target))
     if len(summaries) == 1:
-        return f"{sentence}, at {of_ideal(best, 'at least ')} of the ideal throughput."
-    rival = _rival(winner, summaries, [k for _, k in reached[1:]])
-    rival_s = rival.time_to(metric, value)
-    if rival_s is None:
-        return f"{sentence}; {rival.strategy} did not reach it in {number(rival.wall_s)} s."
-    times = rival_s / best_s if best_s > 0 else math.inf
-    if times < 1.05 or not math.isfinite(times):
-        return f"{sentence}, about as soon as {rival.strategy} ({number(rival_s)} s)."
-    return f"{sentence}, {number(times, 2)} times sooner than {rival.strategy}."
+        return _finding_of_one(best, target, repeats[0])
+    ties = tied(repeats, winner, target)
+    others = [k for k in order if k != winner and k not in ties]
+    sentence = _tie([summaries[k] for k in sorted([winner, *ties])], target) if ties else _won(best, target)
+    return f"{sentence}{_of_runs(repeats)}{_against(best, [summaries[k] for k in others], target)}."
 
 
-def _rival(winner: int, summaries: Sequence[Summary], runners_up: Sequence[int]) -> Summary:
-    """The run to compare with: the synchronous baseline if it was run, else the next best, else the next."""
-    others = [k for k in range(len(summaries)) if k != winner]
-    baselines = [k for recipe in _BASELINES for k in others if summaries[k].recipe == recipe]
-    return summaries[[*baselines, *runners_up, *others][0]]
+def _goal(target: Target) -> str:
+    return f"{target[0]} {target[1]:g}"
 
 
-def _finding_of_speed(summaries: Sequence[Summary]) -> str:
-    order = sorted(range(len(summaries)), key=lambda k: -summaries[k].steps_per_s)
-    best = summaries[order[0]]
-    rate = f"{number(best.steps_per_s)} steps a second"
-    if len(summaries) == 1:
-        shares = f"{of_ideal(best, 'at least ')} of the ideal; its workers waited {percent(best.waiting_share)}"
-        return f"{best.strategy} made {rate}, {shares} of the time."
-    rival = _rival(order[0], summaries, order[1:])
-    of_rival = f"{number(rival.steps_per_s)} of {rival.strategy}"
-    times = best.steps_per_s / rival.steps_per_s if rival.steps_per_s > 0 else math.inf
-    against = f"{number(times, 2)} times the" if 1.05 <= times < math.inf else "against the"
-    return f"{best.strategy} made the most steps, {rate}, {against} {of_rival}."
+def _won(best: Summary, target: Target | None) -> str:
+    if target is None:
+        return f"{best.strategy} made the most steps, {number(best.steps_per_s)} steps a second"
+    return f"{best.strategy} reached {_goal(target)} in {number(cost(best, target))} s"
+
+
+def _tie(runs: Sequence[Summary], target: Target | None) -> str:
+    names = _listed([one.strategy for one in runs])
+    if target is None:
+        return f"{names} tie: {_listed([number(one.steps_per_s) for one in runs])} steps a second"
+    return f"{names} tie: they reached {_goal(target)} in {_listed([number(cost(one, target)) for one in runs])} s"
+
+
+def _of_runs(repeats: Sequence[Sequence[Summary]]) -> str:
+    most = max(map(len, repeats))
+    return f" (the median of {most} runs)" if most > 1 else ""
+
+
+def _against(best: Summary, others: Sequence[Summary], target: Target | None) -> str:
+    """How much better it is than the synchronous baseline, if that was run, else than the next best."""
+    baselines = [one for recipe in _BASELINES for one in others if one.recipe == recipe]
+    rival = next(iter([*baselines, *others]), None)
+    if rival is None:
+        return ""
+    if target is not None and cost(rival, target) == inf:
+        return f"; {rival.strategy} did not reach it in {number(rival.wall_s)} s"
+    least = cost(best, target)
+    times = cost(rival, target) / least if least > 0 else inf
+    if target is None:
+        return f", {number(times, 2)} times the {number(rival.steps_per_s)} of {rival.strategy}" if times < inf else ""
+    return f", {number(times, 2)} times sooner than {rival.strategy}" if times < inf else ""
+
+
+def _finding_of_one(run: Summary, target: Target | None, repeats: Sequence[Summary]) -> str:
+    if target is not None:
+        share = f"at {of_ideal(run, 'at least ')} of the ideal throughput"
+        return f"{_won(run, target)}{_of_runs([repeats])}, {share}."
+    shares = f"{of_ideal(run, 'at least ')} of the ideal; its workers waited {percent(run.waiting_share)}"
+    return f"{run.strategy} made {number(run.steps_per_s)} steps a second{_of_runs([repeats])}, {shares} of the time."
+
+
+def _listed(words: Sequence[str]) -> str:
+    """
+    >>> _listed(["a"]), _listed(["a", "b"]), _listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
 
 
 def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) -> str:

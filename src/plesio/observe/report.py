@@ -17,8 +17,9 @@ import msgspec
 
 from plesio.observe import figures
 from plesio.observe.amounts import number
-from plesio.observe.comparison import Target, cells, headings, in_a_line, time_of
+from plesio.observe.comparison import Target, cells, headings, in_a_line, notes, time_of
 from plesio.observe.finding import finding, setting
+from plesio.observe.repeats import times_of
 from plesio.observe.summary import Summary
 from plesio.observe.tables import of_clients
 
@@ -27,16 +28,23 @@ _LEFT_MAX = 8
 
 
 def write_report(
-    path: Path, summaries: Sequence[Summary], *, title: str, target: Target | None, note: str = ""
+    path: Path,
+    summaries: Sequence[Summary],
+    *,
+    title: str,
+    target: Target | None,
+    note: str = "",
+    repeats: Sequence[Sequence[Summary]] = (),
 ) -> None:
     """Write `summaries` (one run, or several strategies on the same work) as one self-contained HTML file.
 
     `target` is the metric and the value that counts as success, e.g. `("accuracy", 0.95)`; `note` is a paragraph
-    shown under the finding. All text from outside is escaped. Raises `OSError` if `path` cannot be written.
+    shown under the finding; `repeats` are all runs of each strategy, of which `summaries` has the middle ones. All text from
+    outside is escaped. Raises `OSError` if `path` cannot be written.
     """
     title, note = (text.encode("utf-8", "backslashreplace").decode() for text in (title, note))
     page = resources.files("plesio.observe") / "page"
-    data = report_data(summaries, title, target, note)
+    data = report_data(summaries, title, target, note, repeats)
     parts = {"title": escape(title), "finding": escape(data["finding"]), "data": in_script(data)}
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(  # in one pass: what is put in is not searched
@@ -56,30 +64,37 @@ def in_script(data: Any) -> str:
     return msgspec.json.encode(data).decode().replace("<", "\\u003c")
 
 
-def report_data(summaries: Sequence[Summary], title: str, target: Target | None, note: str = "") -> dict[str, Any]:
+def report_data(
+    summaries: Sequence[Summary],
+    title: str,
+    target: Target | None,
+    note: str = "",
+    repeats: Sequence[Sequence[Summary]] = (),
+) -> dict[str, Any]:
     """All that the page shows."""
     return {
         "title": title,
-        "finding": finding(summaries, target),
+        "finding": finding(summaries, target, repeats),
         "setting": setting(summaries) if summaries else "",
         "note": note,
         "clock": figures.clock(summaries),
         "strategies": [figures.strategy(s) for s in summaries],
-        "table": _table(summaries, target),
+        "table": _table(summaries, target, repeats),
         "learning": figures.learning(summaries, target),
         "lanes": figures.lanes(summaries),
         "incidents": _incidents(summaries),
     }
 
 
-def _table(summaries: Sequence[Summary], target: Target | None) -> dict[str, Any]:
+def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequence[Sequence[Summary]]) -> dict[str, Any]:
     metric = next(iter(figures.metrics(summaries, target)), target and target[0])
     times = [time_of(s, target) for s in summaries]
     reached = [time_s for time_s in times if time_s is not None and target and len(summaries) > 1]
+    spreads = [times_of(runs, target) for runs in repeats] or [None for _ in summaries]
     heads = [in_a_line(head) for head in headings(target, metric)]
     return {
         "heads": heads,
-        "rows": [cells(s, target, metric) for s in summaries],
+        "rows": [cells(s, target, metric, spread) for s, spread in zip(summaries, spreads, strict=True)],
         "best": [time_s is not None and time_s == min(reached, default=None) for time_s in times],
         "notes": [
             *(
@@ -88,6 +103,7 @@ def _table(summaries: Sequence[Summary], target: Target | None) -> dict[str, Any
                 if s.ended != "finished" and not _reached(s, target)
             ),
             *(f"{s.strategy}, {line}." for s in summaries for line in of_clients(s)),
+            *notes(summaries, target, metric),
         ],
     }
 

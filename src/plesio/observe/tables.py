@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,15 +147,24 @@ class Failed:
 
 
 def compare_table(
-    rows: Sequence[Summary | Failed], target: Target | None, metric: str | None, *, width: int = WIDTH
+    rows: Sequence[Summary | Failed],
+    target: Target | None,
+    metric: str | None,
+    *,
+    spreads: Mapping[str, tuple[float, float]] | None = None,
+    width: int = WIDTH,
 ) -> Table:
-    """Several strategies side by side; columns beyond the terminal's `width` are left out."""
+    """Several strategies side by side; columns beyond the terminal's `width` are left out. `spreads`: by strategy, of several
+    runs the least and the greatest time."""
     gap = 1 if width >= ROOMY else 0
     times = [time_of(row, target) if isinstance(row, Summary) else None for row in rows]
     best = min((time for time in times if time is not None), default=None)
     heads = headings(target, metric)
     failed = ["failed", *("-" for _ in heads[1:])]
-    lines = [cells(row, target, metric) if isinstance(row, Summary) else failed for row in rows]
+    known = spreads or {}
+    lines = [
+        cells(row, target, metric, known.get(row.strategy)) if isinstance(row, Summary) else failed for row in rows
+    ]
     names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
     columns = [list(column) for column in zip(heads, *lines, strict=True)]
     shown = _that_fit(columns, width - max(names, default=0), gap)

@@ -1,0 +1,203 @@
+"""`plesio runs`: the runs that were: list, compare, tag and prune them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from plesio.cli.groups import Command, CommandGroup
+from plesio.cli.live import terminal
+from plesio.errors import ConfigurationError
+from plesio.observe.amounts import duration, number, percent, rate
+from plesio.observe.comparison import notes
+from plesio.observe.finding import finding
+from plesio.observe.history import Kept, history, kept, read_summary, remove, to_prune, write_notes
+from plesio.observe.report import write_report
+from plesio.observe.tables import compare_table
+
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the run folders are.")]
+Some = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+METRICS = 2
+"""How many metrics the list shows."""
+
+commands = typer.Typer(cls=CommandGroup)
+
+
+@commands.callback(invoke_without_command=True)
+def runs(context: typer.Context) -> None:
+    """List, compare, tag and prune the runs that were. Without a command: list those in the folder runs."""
+    if context.invoked_subcommand is None:
+        listed(Path("runs"))
+
+
+@commands.command(cls=Command, name="list", epilog="For example: plesio runs list --strategy async_sgd --sort accuracy")
+def listed(
+    runs: Runs = Path("runs"),
+    strategy: Annotated[str, typer.Option(metavar="NAME", help="Only those whose strategy's name begins so.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="Only those with this tag.")] = "",
+    sort: Annotated[
+        str, typer.Option(metavar="WHAT", help="By time, speed, or a metric's name; the greatest is last.")
+    ] = "time",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """List runs: when, under which strategy, how long, how fast, and the last metrics."""
+    found = [one for one in history(runs) if one.strategy.startswith(strategy) and (not tag or tag in one.tags)]
+    found = _sorted(found, sort)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode([_row(one) for one in found])).decode())
+    elif not found:
+        print(f"no run in {runs} is like that" if strategy or tag else f"no run in {runs}")
+    else:
+        terminal().print(_table(found))
+
+
+def _sorted(found: list[Kept], by: str) -> list[Kept]:
+    if by == "time":
+        return found
+    names = {name for one in found if one.brief is not None for name in one.brief.metrics}
+    if by != "speed" and by not in names:
+        raise ConfigurationError(f"--sort {by}: known here: {', '.join(['time', 'speed', *sorted(names)])}")
+
+    def value(one: Kept) -> float:
+        if one.brief is None:
+            return float("-inf")
+        known = one.brief.steps_per_s if by == "speed" else one.brief.metrics.get(by)
+        return known if known is not None and known == known else float("-inf")
+
+    return sorted(found, key=value)
+
+
+def _row(one: Kept) -> dict[str, Any]:
+    brief = one.brief
+    return {
+        "folder": str(one.folder),
+        "strategy": one.strategy,
+        "train": one.run.get("train"),
+        "workers": one.run.get("workers"),
+        "ended": one.ended,
+        "wall_s": brief and brief.wall_s,
+        "steps_per_s": brief and brief.steps_per_s,
+        "ideal_share": brief and brief.ideal_share,
+        "metrics": brief and brief.metrics,
+        "tags": one.tags,
+        "note": one.note,
+    }
+
+
+def _table(found: list[Kept]) -> Table:
+    names = list(dict.fromkeys(name for one in reversed(found) if one.brief is not None for name in one.brief.metrics))
+    names = names[:METRICS]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")
+    table.add_column("strategy", overflow="fold")
+    for head in ("workers", "time", "steps/s", "of ideal", *names):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("ended, tags, note", overflow="fold")
+    for one in found:
+        brief = one.brief
+        figures = ["", "", "", *("" for _ in names)]
+        if brief is not None:
+            share = percent(brief.ideal_share) if brief.ideal_share is not None else ""
+            metrics = [number(brief.metrics[name], 4) if name in brief.metrics else "" for name in names]
+            figures = [duration(brief.wall_s), rate(brief.steps_per_s or 0.0), share, *metrics]
+        words = "; ".join(part for part in (one.ended, " ".join(f"#{tag}" for tag in one.tags), one.note) if part)
+        cells = [one.folder.name, one.strategy, str(one.run.get("workers", "")), *figures, words]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+@commands.command(
+    cls=Command, name="compare", epilog="For example: plesio runs compare runs/20261121-* --until accuracy=0.95"
+)
+def compared(
+    folders: Some,
+    until: Annotated[
+        str, typer.Option(metavar="METRIC=VALUE", help="Compare by the time to this; without it, by speed.")
+    ] = "",
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the HTML report there, too.")] = None,
+) -> None:
+    """Compare finished runs: the table, the finding and the report that plesio compare makes."""
+    target = _target(until)
+    summaries = [read_summary(one) for one in folders]
+    names = [one.strategy for one in summaries]
+    summaries = [  # two runs of one strategy are told apart by their folders
+        msgspec.structs.replace(one, strategy=f"{one.strategy} {folder.name}") if names.count(one.strategy) > 1 else one
+        for one, folder in zip(summaries, folders, strict=True)
+    ]
+    metric = target[0] if target else next((name for one in summaries for e in one.history for name in e.metrics), None)
+    console = terminal()
+    console.print(compare_table(summaries, target, metric, width=console.width))
+    for note in notes(summaries, target, metric):
+        console.print(Text(note, style="dim"), soft_wrap=True)
+    console.print(Text(finding(summaries, target), style="bold"), soft_wrap=True)
+    if report is not None:
+        title = f"{len(summaries)} runs"
+        try:
+            write_report(report, summaries, title=title, target=target, note=", ".join(map(str, folders)))
+        except OSError as error:
+            raise ConfigurationError(f"{report} cannot be written: {error.strerror}; give another file") from error
+        console.print(Text(f"Report: {report}"), soft_wrap=True)
+
+
+def _target(text: str) -> tuple[str, float] | None:
+    if not text:
+        return None
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigurationError(f"--until {text}: a metric and its value, such as accuracy=0.95") from None
+
+
+@commands.command(
+    cls=Command,
+    name="tag",
+    epilog="For example: plesio runs tag runs/20261121-101530-async_sgd baseline --note 'lr .1'",
+)
+def tagged(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    tags: Annotated[list[str] | None, typer.Argument(metavar="TAG...", help="What to tag it with.")] = None,
+    note: Annotated[str | None, typer.Option(help="A note; an empty one takes it away.")] = None,
+    drop: Annotated[list[str] | None, typer.Option("--drop", metavar="TAG", help="Take this tag away.")] = None,
+) -> None:
+    """Tag a run, or write a note about it. Runs with a tag or a note are not pruned."""
+    was = kept(folder)
+    left = {*was.tags, *(tags or ())} - set(drop or ())
+    write_notes(folder, left, was.note if note is None else note)
+    now = kept(folder)
+    print("; ".join(part for part in (" ".join(f"#{tag}" for tag in now.tags), now.note) if part) or "no tags")
+
+
+@commands.command(cls=Command, name="prune", epilog="For example: plesio runs prune --keep 20 --yes")
+def pruned(
+    runs: Runs = Path("runs"),
+    keep: Annotated[int | None, typer.Option(metavar="N", min=0, help="Keep the N newest.")] = None,
+    older: Annotated[
+        float | None,
+        typer.Option("--older", metavar="DAYS", min=0, help="Only those that are older than so many days."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only listed.")] = False,
+) -> None:
+    """Remove run folders, but for those with a tag or a note, and those that may be under way."""
+    if keep is None and older is None:
+        raise ConfigurationError("plesio runs prune: say which, by --keep N or --older DAYS")
+    found = to_prune(history(runs), keep, older)
+    for one in found:
+        if yes:
+            remove(one.folder)
+        print(f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {_age(one)})")
+    if not yes and found:
+        print("with --yes they are removed, with their weights, journals and checkpoints")
+    elif not found:
+        print("nothing to remove")
+
+
+def _age(one: Kept) -> str:
+    return f"{duration(time.time() - one.changed_s)} old"

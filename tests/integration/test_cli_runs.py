@@ -1,0 +1,136 @@
+"""`plesio runs`: the runs that were."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import tomli_w
+
+from plesio.cli.main import main
+from plesio.observe.history import history, kept, to_prune
+from plesio.observe.summary import Evaluation, Staleness, Summary, WorkerSummary
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run_folder(name: str, strategy: str = "async_sgd", accuracy: float = 0.9, days: float = 0.0) -> Path:
+    """A run's folder as runs leave it behind, so many days ago."""
+    folder = Path("runs", name)
+    folder.mkdir(parents=True)
+    settings = {"run": {"workers": 4, "train": "train of digits.py"}, "strategy": {"name": strategy}}
+    (folder / "run.toml").write_text(tomli_w.dumps(settings))
+    worker = WorkerSummary(0, 100, 100, 100, 0, compute_s=2.0, wait_s=0.0, exchange_s=0.0, speed=50.0)
+    summary = Summary(
+        strategy=strategy, recipe=strategy, workers=(worker,), wall_s=2.0, version=100, steps=100, samples=100,
+        folded=100, discarded={}, bytes=0, staleness=Staleness(0.0, 0, 0, 0, {}),
+        history=(Evaluation(1.0, 50, 50, {"accuracy": accuracy}),),
+    )  # fmt: skip
+    figures = {**msgspec.structs.asdict(summary), "steps_per_s": summary.steps_per_s, "ideal_share": 1.0}
+    (folder / "summary.json").write_bytes(msgspec.json.encode(figures))
+    then = time.time() - days * 86_400
+    for file in folder.iterdir():
+        os.utime(file, (then, then))
+    return folder
+
+
+def listed(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    """The names of the folders in the list."""
+    assert main(["runs", "list", "--json", *options]) == 0
+    return [Path(one["folder"]).name for one in json.loads(capsys.readouterr().out)]
+
+
+def test_the_list_filters_and_sorts(capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder("1", accuracy=0.95)
+    run_folder("2", "sync_sgd", 0.8)
+    run_folder("3", accuracy=float("nan"))
+    assert listed(capsys) == ["1", "2", "3"]
+    assert listed(capsys, "--strategy", "async") == ["1", "3"]
+    assert listed(capsys, "--sort", "accuracy") == ["3", "2", "1"]
+    assert main(["runs"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["2", "sync_sgd", "4", "2.00", "s", "50", "100%", "0.8000", "finished"] in rows
+    assert main(["runs", "list", "--sort", "f1"]) == 2
+    assert "known here: time, speed, accuracy" in capsys.readouterr().err
+    assert main(["runs", "list", "--runs", "nowhere"]) == 2
+    assert "nowhere: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("summary.json", None, "under way, or cut short"),
+        ("summary.json", '{"strategy": "as', "summary.json cannot be read"),
+        ("summary.json", '{"version": "of another time"}', "summary.json cannot be read"),
+        ("run.toml", "[run", "run.toml cannot be read"),
+    ],
+)
+def test_half_written_folders_are_listed_with_what_is_wrong(
+    file: str, text: str | None, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder("1")
+    (folder / file).unlink() if text is None else (folder / file).write_text(text)
+    assert kept(folder).why.startswith(why)
+    assert main(["runs", "list"]) == 0
+    assert "async_sgd" in capsys.readouterr().out
+
+
+def test_tags_and_notes_are_kept_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(run_folder("1"))
+    run_folder("2")
+    assert main(["runs", "tag", folder, "base", "good", "--note", "[bold]lr .1"]) == 0
+    assert capsys.readouterr().out == "#base #good; [bold]lr .1\n"
+    assert main(["runs", "tag", folder, "--drop", "good"]) == 0
+    assert listed(capsys.readouterr() and capsys, "--tag", "base") == ["1"]
+    assert main(["runs"]) == 0
+    assert "finished; #base; [bold]lr .1" in capsys.readouterr().out
+    assert main(["runs", "tag", "runs", "x"]) == 2
+    assert "runs is no run folder: it has no run.toml" in capsys.readouterr().err
+
+
+def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(run_folder("1")), str(run_folder("2", "sync_sgd")), str(run_folder("3", "sync_sgd", 0.5))]
+    assert main(["runs", "compare", *folders, "--until", "accuracy=0.9", "--report", "report.html"]) == 0
+    out = capsys.readouterr().out
+    assert "sync_sgd 3" in out
+    assert (
+        "async_sgd and sync_sgd 2 tie: they reached accuracy 0.9 in 1.00 and 1.00 s; sync_sgd 3 did not reach it" in out
+    )
+    assert "sync_sgd 2" in Path("report.html").read_text()
+    assert main(["runs", "compare", "runs"]) == 2
+    assert main(["runs", "compare", folders[0], "--until", "accuracy"]) == 2
+    assert "such as accuracy=0.95" in capsys.readouterr().err
+
+
+def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(5):
+        run_folder(str(number), days=10 - number)
+    assert main(["runs", "tag", "runs/1", "keep"]) == 0
+    Path("runs/2/summary.json").unlink()
+    os.utime("runs/2/run.toml")
+    found = history(Path("runs"))
+    assert [one.folder.name for one in to_prune(found, keep=1, older_days=None)] == ["0", "3"]
+    assert [one.folder.name for one in to_prune(found, keep=None, older_days=6.5)] == ["0", "3"]
+    assert [one.folder.name for one in to_prune(found, keep=None, older_days=9.0)] == ["0"]
+    assert main(["runs", "prune", "--keep", "1"]) == 0
+    assert "would remove runs/0" in capsys.readouterr().out
+    assert main(["runs", "prune", "--keep", "1", "--yes"]) == 0
+    assert sorted(one.name for one in Path("runs").iterdir()) == ["1", "2", "4"]
+    assert main(["runs", "prune"]) == 2
+    assert "--keep N or --older DAYS" in capsys.readouterr().err
+
+
+def test_a_thousand_runs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(1000):
+        run_folder(f"{number:04}")
+    assert len(listed(capsys)) == 1000
