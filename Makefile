@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test test-long test-ray chaos torture lint types rooms unit bench clean
+.PHONY: setup demo test test-long test-ray chaos torture lint types rooms unit bench dist clean
 
 setup: $(STAMP)
 
@@ -50,7 +50,19 @@ torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --seeds $(SEEDS)
 
 bench: setup
-	for name in exchange network network_faults fold straggler convergence embedding simulator theory whatif journal hogwild rows converted codecs local bandwidth; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in exchange network network_faults fold straggler defaults convergence embedding simulator theory whatif journal hogwild rows converted codecs local bandwidth; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+# A wheel and a source distribution; then each is installed from its file alone into a fresh environment, and run there.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt -d dist/needs dist/*.whl hatchling
+	for file in dist/*.whl dist/*.tar.gz; do \
+		rm -rf dist/fresh && $(PYTHON) -m venv dist/fresh && \
+		dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --no-index --find-links dist/needs $$file && \
+		(cd dist/fresh && bin/plesio --version && bin/plesio strategies >/dev/null && bin/python -I ../../tests/support/fresh.py) || exit 1; \
+	done
+	rm -rf dist/fresh dist/needs
 
 clean:
-	rm -rf $(VENV) runs demo.html
+	rm -rf $(VENV) dist runs demo.html

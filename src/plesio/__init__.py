@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from plesio.launch.replayed.replay import Replayed as Replayed
     from plesio.launch.replayed.replay import ReplayError as ReplayError
     from plesio.launch.replayed.replay import replay as replay
+    from plesio.observe import sinks as sinks
     from plesio.runner import EvaluateError as EvaluateError
     from plesio.runner import Run as Run
     from plesio.runner import run as run
@@ -68,14 +69,16 @@ _NEED_TORCH = {
 }
 """Names that are imported when they are first used: `plesio strategies` need not wait for torch."""
 
+_MODULES = {"ray": "plesio.ray", "sinks": "plesio.observe.sinks"}
+
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name == "ray":
-        return importlib.import_module("plesio.ray")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     for module, names in _NEED_TORCH.items():
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(module), name)
@@ -86,4 +89,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names: those imported from plesio's modules, now or later."""
     own = {name for name, one in globals().items() if getattr(one, "__module__", "").startswith("plesio.")}
-    return sorted({"cluster", "splits", *own, *(name for names in _NEED_TORCH.values() for name in names)})
+    return sorted({"cluster", "sinks", "splits", *own, *(name for names in _NEED_TORCH.values() for name in names)})

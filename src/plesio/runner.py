@@ -8,6 +8,7 @@ import html
 import inspect
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from plesio.launch.simulated.whatif import advice
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
 from plesio.observe.progress import ProgressLine, is_watched
+from plesio.observe.sinks import Feeds, Sink, Told
 from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
@@ -143,6 +145,7 @@ def run(
     resume: str | Path | None = None,
     runs: str | Path | None = None,
     watch: Callable[[Live], object] | None = None,
+    sinks: Sequence[Sink] = (),
     progress: bool | None = None,
 ) -> Run:
     """Train on `workers` workers, keeping step as `strategy` says.
@@ -177,6 +180,7 @@ def run(
         watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`,
             `workers`); in a simulated run, at each evaluation. `live.scale(n)` starts workers, or has those with the highest
             numbers leave after their step, until there are n.
+        sinks: where figures go while it runs, such as `ps.sinks.TensorBoard("tb")`. One that fails is dropped with a warning.
         progress: whether a line on standard error shows how the run stands; None: at a terminal and in a notebook.
 
     Returns:
@@ -197,7 +201,7 @@ def run(
         print(run)
     """
     given = dict(locals())  # all of the above, by name
-    functions = {name: given.pop(name) for name in ("train", "evaluate", "watch")}
+    functions = {name: given.pop(name) for name in ("train", "evaluate", "watch", "sinks")}
     shown = given.pop("progress")
     config = RunConfig(**given)
     line = ProgressLine(config.strategy.name, config.until.target)
@@ -223,6 +227,7 @@ def start(
     train: Callable[..., object] | None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     watch: Callable[[Live], object] | None = None,
+    sinks: Sequence[Sink] = (),
     door: Door | None = None,
 ) -> Run:
     """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere."""
@@ -235,7 +240,7 @@ def start(
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
     if isinstance(config.engine, Ray):
         assert train is not None, "Ray's own workers join a local head"
-        return _on_ray(config, train, evaluate, watch)
+        return _on_ray(config, train, evaluate, watch, sinks)
     job = Job(
         config=config,
         train=train,
@@ -244,15 +249,16 @@ def start(
         log_level=log_level(),
     )
     begin_from = resumption(job)
-    folder = None
+    folder, feeds = None, Feeds(sinks)
+    name, document = name_of(train) if train is not None else "workers that joined", config.as_document()
+    document["run"] |= {"train": name, "plesio": version("plesio")}
     if config.runs is not None:
-        name, document = name_of(train) if train is not None else "workers that joined", config.as_document()
-        document["run"] |= {"train": name, "plesio": version("plesio")}
         folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)
-    seen = functools.partial(_watch, config.until, watch, begin_from)
-    with CtrlC() as ctrl_c:  # until all is written
+    feeds.begin(path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}", document)
+    seen = functools.partial(_watch, config.until, watch, begin_from, feeds)
+    with CtrlC() as ctrl_c, feeds:  # until all is written
         if cluster is not None:
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
         else:
@@ -260,6 +266,7 @@ def start(
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
         done = _done(config, outcome, folder)
+        feeds.summary = done.summary if done is not None else None
     if ctrl_c.pressed:
         raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
     assert done is not None, "a run that was not interrupted has a result"
@@ -276,13 +283,15 @@ def _on_ray(
     train: Callable[..., object],
     evaluate: Callable[..., Mapping[str, float]] | None,
     watch: Callable[[Live], object] | None,
+    sinks: Sequence[Sink],
 ) -> Run:
     from plesio.launch.remote.ray_backend import run_on_ray
 
-    if watch is not None:
-        raise ConfigurationError(
-            "watch= is not possible with engine=ps.Ray(): the run stands at its head; until= works there"
-        )
+    for name, given in (("watch", watch is not None), ("sinks", bool(sinks))):
+        if given:
+            raise ConfigurationError(
+                f"{name}= is not possible with engine=ps.Ray(): the run stands at its head; until= works there"
+            )
 
     def loop() -> None:
         from plesio.launch.remote.join import join
@@ -362,8 +371,10 @@ def _check_runs_when_called(train: Callable[..., object]) -> None:
 
 
 def _watch(
-    until: Until, watch: Callable[[Live], object] | None, begun_from: Resumption | None, live: Live
+    until: Until, watch: Callable[[Live], object] | None, begun_from: Resumption | None, feeds: Feeds, live: Live
 ) -> str | None:
+    if live.time_s >= 0:
+        feeds.tell(Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics}))
     if live.evaluate_raised:
         return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
     if watch is not None:

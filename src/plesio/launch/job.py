@@ -113,6 +113,8 @@ class Live:
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluate_raised: str = ""
+    logged: dict[str, float] = field(default_factory=dict)
+    """What workers logged last, by name."""
     workers: int = 0
     """How many workers the run is to have, as it was begun or last scaled."""
     scaler: Callable[[int], None] | None = field(default=None, repr=False)

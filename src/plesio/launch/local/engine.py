@@ -190,6 +190,7 @@ class LocalEngine:
                 live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples
                 live.workers = self._seats.workers
             case launcher.Logged(time_s, steps, metrics):
+                self._live.logged.update(metrics)
                 if self._patience.begun_s is not None and process.worker is not None:
                     if process.began_s is None:  # it came late: what it logged first, it logged just now
                         process.began_s = time.monotonic() - self._patience.begun_s - time_s

@@ -68,7 +68,7 @@ class SimulatedEngine:
         self._watch = watch
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
-        self._live = Live(time_s=0.0, workers=job.config.workers)
+        self.live = Live(time_s=0.0, workers=job.config.workers)
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
@@ -141,7 +141,7 @@ class SimulatedEngine:
         if not self.run_of.program.begun:
             return None  # nobody has joined yet: there is no model
         self._judge(time_s)
-        live = self._live
+        live = self.live
         live.time_s, live.version = time_s, version
         live.steps, live.samples = self.run_of.steps, self.run_of.samples
         return self._watch(live)
@@ -153,7 +153,7 @@ class SimulatedEngine:
         program.is_finite(program.memory.current)
         metrics = self._judgement(self._seating.model())
         samples = program.before.samples + self.run_of.samples
-        self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised, self._live)
+        self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised, self.live)
 
 
 class _Participant(Watcher, Participant):
@@ -194,6 +194,7 @@ class _Participant(Watcher, Participant):
             self._worker = None
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        self._engine.live.logged.update(metrics)
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...]) -> None:

@@ -1,0 +1,47 @@
+"""Prometheus: a text file for the node exporter's textfile collector."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from plesio.observe.sinks.feed import Told
+from plesio.observe.summary import Summary
+
+
+class Prometheus:
+    """Keeps a file in the text format of Prometheus: a gauge for each number, `plesio_run_steps` and the like.
+
+    Args:
+        path: the file, which ends in .prom for the textfile collector. It is replaced whole, so that no reader sees a half.
+
+    Example:
+        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.Prometheus("/var/lib/node_exporter/plesio.prom")])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._label = ""
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        self._label = f'{{run="{escaped}"}}'
+
+    def tell(self, told: Told) -> None:
+        lines = [line for name, value in told.numbers.items() for line in self._lines(name, value)]
+        new = self._path.with_name(f"{self._path.name}.new")
+        new.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        os.replace(new, self._path)
+
+    def _lines(self, name: str, value: float) -> list[str]:
+        known = "plesio_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        number = repr(float(value)) if isfinite(value) else "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
+        return [f"# TYPE {known} gauge", f"{known}{self._label} {number}"]
+
+    def end(self, summary: Summary | None) -> None:
+        pass

@@ -1,0 +1,186 @@
+"""Where figures go while a run is under way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio.observe.sinks import feed
+from support import loops
+
+
+def train(worker: ps.Worker) -> None:
+    loops.follow(worker, build=loops.mlp, optimizers=loops.sgd, steps=60)
+
+
+def evaluate(model: torch.nn.Module) -> dict[str, float]:
+    return {"accuracy": 0.5}
+
+
+def run(*sinks: Any, **options: Any) -> ps.Run:
+    given = {"workers": 2, "evaluate": evaluate, "evaluate_every_s": 0.02, "pace": 0.005, "timeout_s": 30, **options}
+    return ps.run(train, ps.async_sgd(), sinks=sinks, **given)
+
+
+class Kept:
+    """Keeps what it is told."""
+
+    def __init__(self, on: Mapping[str, Callable[[], object]] | None = None) -> None:
+        self.on = on or {}
+        self.heard: list[Any] = []
+        self.threads: set[int] = set()
+
+    def _hears(self, what: str, *heard: Any) -> None:
+        self.on.get(what, lambda: None)()
+        self.threads.add(threading.get_ident())
+        self.heard.append((what, *heard))
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._hears("begin", name, settings)
+
+    def tell(self, told: ps.sinks.Told) -> None:
+        self._hears("tell", told)
+
+    def end(self, summary: Any) -> None:
+        self._hears("end", summary)
+
+
+def fails() -> None:
+    raise OSError("no room on the disk")
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["real", "simulated"])
+def test_a_sink_hears_the_beginning_the_figures_and_the_end(engine: Any) -> None:
+    sink = Kept()
+    options = {"pace": None, "evaluate_every_s": 0.5} if engine != "local" else {}
+    done = run(sink, engine=engine, **options)
+    (_, name, settings), *told, (_, summary) = sink.heard
+    assert name.endswith("-async_sgd")
+    assert settings["run"]["workers"] == 2
+    assert summary.steps == done.steps == 120
+    assert [one for one, *_ in told] == ["tell"] * len(told)
+    last = told[-1][1]
+    assert 0 < last.samples <= done.samples
+    assert {"accuracy", "loss", "run/steps"} <= last.numbers.keys()
+    assert sink.threads == {*sink.threads} - {threading.get_ident()}
+
+
+def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
+    good, bad = Kept(), Kept({"tell": fails})
+    with pytest.warns(
+        RuntimeWarning, match="sink Kept was dropped: OSError: no room on the disk; training goes on"
+    ) as seen:
+        assert run(bad, good).steps == 120
+    assert len([one for one in seen if "was dropped" in str(one.message)]) == 1
+    assert [one for one, *_ in bad.heard] == ["begin"]
+    assert good.heard[-1][0] == "end"
+
+
+def test_a_sink_that_hangs_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "END_S", 0.2)
+    goes_on = threading.Event()
+    with pytest.warns(RuntimeWarning, match="it did not end within 0.2 s"):
+        assert run(Kept({"begin": goes_on.wait})).steps == 120
+    goes_on.set()
+
+
+def test_a_sink_that_does_not_keep_up_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "WAITING_MAX", 3)
+    goes_on = threading.Event()
+    with pytest.warns(RuntimeWarning, match="it does not keep up: 3 calls wait for it"):
+        assert run(Kept({"begin": goes_on.wait})).steps == 120
+    goes_on.set()
+
+
+def test_a_run_that_fails_ends_its_sinks() -> None:
+    sink = Kept()
+    with pytest.raises(ps.WorkerError):
+        ps.run(fails_at_once, ps.async_sgd(), workers=1, sinks=[sink], timeout_s=30)
+    assert sink.heard[-1] == ("end", None)
+
+
+def fails_at_once(worker: ps.Worker) -> None:
+    raise ValueError("no data")
+
+
+def test_what_is_no_sink_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"sinks: 'tb' is no sink: it needs begin\(name, settings\)"):
+        run("tb")
+    with pytest.raises(ps.ConfigurationError, match=r"pip install 'plesio\[tensorboard\]'"):
+        feed.needs("TensorBoard", "no_such_package", "tensorboard")
+
+
+def test_tensorboard_has_curves_by_samples(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = run(ps.sinks.TensorBoard(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    events = EventAccumulator(str(folder)).Reload()
+    assert events.Scalars("accuracy")[-1].value == 0.5
+    assert 0 < events.Scalars("run/steps")[-1].step <= done.samples
+    assert events.Scalars("run/ideal_share")[-1].value == pytest.approx(done.ideal_share)
+
+
+def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run(ps.sinks.WandB("plesio", mode="offline", dir=str(tmp_path)))
+    (file,) = tmp_path.rglob("*.wandb")
+    assert b"accuracy" in file.read_bytes()
+
+
+def test_mlflow_logs_into_a_local_store(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    done = run(ps.sinks.MLflow("digits", (tmp_path / "store").as_uri()))
+    client = MlflowClient((tmp_path / "store").as_uri())
+    experiment = client.get_experiment_by_name("digits")
+    assert experiment is not None
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert kept.data.params["run.workers"] == "2"
+    assert kept.data.metrics["accuracy"] == 0.5
+    assert (kept.info.status, kept.data.tags["ended"]) == ("FINISHED", done.ended)
+
+
+def test_opentelemetry_sets_gauges() -> None:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([reader]))
+    run(ps.sinks.OpenTelemetry({"team": "vision"}))
+    data = reader.get_metrics_data()
+    assert data is not None
+    seen = {one.name: one for one in data.resource_metrics[0].scope_metrics[0].metrics}
+    (point,) = seen["plesio.accuracy"].data.data_points
+    assert point.value == 0.5
+    assert point.attributes["team"] == "vision"
+
+
+def test_prometheus_finds_a_whole_file(tmp_path: Path) -> None:
+    file = tmp_path / "there" / "plesio.prom"
+    run(ps.sinks.Prometheus(file))
+    lines = file.read_text().splitlines()
+    assert lines[lines.index("# TYPE plesio_accuracy gauge") + 1].endswith('-async_sgd"} 0.5')
+    assert all(line.startswith(("# TYPE plesio_", "plesio_")) for line in lines)
+    assert [one.name for one in file.parent.iterdir()] == ["plesio.prom"]
+
+
+def test_perfetto_has_a_lane_for_each_worker(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    done = run(ps.sinks.Perfetto(file), faults=[ps.Kill(worker=1, after_s=0.1)])
+    events = json.loads(file.read_text())["traceEvents"]
+    lanes = {one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert lanes == {"worker 0", "worker 1"}
+    computed = (
+        sum(one["dur"] for one in events if one["ph"] == "X" and one["name"] == "compute" and one["tid"] == 0) / 1e6
+    )
+    assert computed == pytest.approx(done.workers[0].compute_s, rel=0.1)
+    assert any(one["ph"] == "i" and "worker 1 died" in one["name"] for one in events)

@@ -1,0 +1,27 @@
+"""Run in a fresh environment by `make dist`: what was installed trains, and its pages are there."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import plesio as ps
+
+
+def train(worker: ps.Worker) -> None:
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as runs:
+        run = ps.run(train, ps.async_sgd(), workers=2, runs=runs)
+        assert run.folder is not None
+        assert (run.folder / "report.html").stat().st_size > 10_000
+    print(f"{Path(ps.__file__).parent}: {run.steps} steps")
