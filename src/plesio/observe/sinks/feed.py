@@ -31,6 +31,11 @@ class Told(NamedTuple):
     values: dict[str, float]
 
     @property
+    def at(self) -> int:
+        """Where on an axis: samples; steps, where nobody says how many samples a step used."""
+        return self.samples or self.steps
+
+    @property
     def numbers(self) -> dict[str, float]:
         """All of it by name, with `run/` before what is of the run itself."""
         own = {

@@ -45,7 +45,7 @@ class MLflow:
 
     def tell(self, told: Told) -> None:
         for name, value in told.numbers.items():
-            self._client.log_metric(self._run, name, value, step=told.samples)
+            self._client.log_metric(self._run, name, value, step=told.at)
 
     def end(self, summary: Summary | None) -> None:
         if summary is not None:

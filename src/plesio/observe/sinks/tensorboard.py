@@ -32,15 +32,15 @@ class TensorBoard:
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder / name))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(self._folder / name))
         self._writer.add_text("settings", f"<pre>{pformat(dict(settings))}</pre>")
 
     def tell(self, told: Told) -> None:
         for name, value in told.numbers.items():
-            self._writer.add_scalar(name, value, told.samples)
+            self._writer.add_scalar(name, value, told.at)
 
     def end(self, summary: Summary | None) -> None:
         if summary is not None:
             for name in ("steps_per_s", "ideal_share", "waiting_share"):
-                self._writer.add_scalar(f"run/{name}", getattr(summary, name), summary.samples)
+                self._writer.add_scalar(f"run/{name}", getattr(summary, name), summary.samples or summary.steps)
         self._writer.close()

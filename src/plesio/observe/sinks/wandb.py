@@ -34,7 +34,7 @@ class WandB:
         self._run = wandb.init(**{"name": name, "config": dict(settings), "reinit": "create_new", **self._options})
 
     def tell(self, told: Told) -> None:
-        self._run.log(told.numbers, step=told.samples)
+        self._run.log(told.numbers, step=told.at)
 
     def end(self, summary: Summary | None) -> None:
         if summary is not None:
