@@ -29,7 +29,7 @@ from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import notes
 from plesio.observe.finding import finding
 from plesio.observe.folders import make_folder
-from plesio.observe.repeats import middle, times_of
+from plesio.observe.repeats import middle
 from plesio.observe.report import write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table
@@ -175,8 +175,7 @@ def _show(console: Console, found: Comparison) -> bool:
     lacking = _write(found)
     console.print()
     target, metric = found.config.until.target, _metric(found)
-    spreads = {runs[0].strategy: times for runs in found.repeats if (times := times_of(runs, target)) is not None}
-    console.print(compare_table(found.rows, target, metric, spreads=spreads, width=console.width))
+    console.print(compare_table(found.rows, target, metric, repeats=found.repeats, width=console.width))
     for note in notes(summaries, target, metric):
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()

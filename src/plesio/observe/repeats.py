@@ -40,6 +40,14 @@ def times_of(runs: Sequence[Summary], target: Target | None) -> tuple[float, flo
     return min(known), max(known)
 
 
+def first(repeats: Sequence[Sequence[Summary]], target: Target | None) -> list[int]:
+    """Which strategies are the best, as far as these runs can tell: the one whose middle run is, and those that tie with it.
+    None where no middle run reached the target."""
+    middles = [cost(middle(runs, target), target) for runs in repeats]
+    best = min(range(len(repeats)), key=middles.__getitem__, default=-1)
+    return [] if best < 0 or middles[best] == inf else sorted([best, *tied(repeats, best, target)])
+
+
 def tied(repeats: Sequence[Sequence[Summary]], best: int, target: Target | None) -> list[int]:
     """Which strategies are no worse than the `best`, as far as these runs can tell: their spreads overlap. A single run is taken
     to spread by `ALONE`."""

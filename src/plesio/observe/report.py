@@ -17,9 +17,9 @@ import msgspec
 
 from plesio.observe import figures
 from plesio.observe.amounts import number
-from plesio.observe.comparison import Target, cells, headings, in_a_line, notes, time_of
+from plesio.observe.comparison import Target, cells, headings, in_a_line, notes
 from plesio.observe.finding import finding, setting
-from plesio.observe.repeats import times_of
+from plesio.observe.repeats import first, times_of
 from plesio.observe.summary import Summary
 from plesio.observe.tables import of_clients
 
@@ -88,14 +88,13 @@ def report_data(
 
 def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequence[Sequence[Summary]]) -> dict[str, Any]:
     metric = next(iter(figures.metrics(summaries, target)), target and target[0])
-    times = [time_of(s, target) for s in summaries]
-    reached = [time_s for time_s in times if time_s is not None and target and len(summaries) > 1]
+    best = first(repeats or [[one] for one in summaries], target) if target and len(summaries) > 1 else []
     spreads = [times_of(runs, target) for runs in repeats] or [None for _ in summaries]
     heads = [in_a_line(head) for head in headings(target, metric)]
     return {
         "heads": heads,
         "rows": [cells(s, target, metric, spread) for s, spread in zip(summaries, spreads, strict=True)],
-        "best": [time_s is not None and time_s == min(reached, default=None) for time_s in times],
+        "best": [k in best for k in range(len(summaries))],
         "notes": [
             *(
                 f"{s.strategy} ended: {s.ended}."

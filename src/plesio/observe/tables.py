@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from rich.text import Text
 
 from plesio.observe.amounts import byte_size, of_ideal, percent, rate
 from plesio.observe.clients import by_samples, worst_tenth
-from plesio.observe.comparison import Target, cells, headings, in_a_line, time_of
+from plesio.observe.comparison import Target, cells, headings, in_a_line
+from plesio.observe.repeats import first, times_of
 from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
 
 WIDTH = 118
@@ -151,19 +152,19 @@ def compare_table(
     target: Target | None,
     metric: str | None,
     *,
-    spreads: Mapping[str, tuple[float, float]] | None = None,
+    repeats: Sequence[Sequence[Summary]] = (),
     width: int = WIDTH,
 ) -> Table:
-    """Several strategies side by side; columns beyond the terminal's `width` are left out. `spreads`: by strategy, of several
-    runs the least and the greatest time."""
+    """Several strategies side by side; columns beyond the terminal's `width` are left out. `repeats`: all runs of
+    each strategy that has a summary."""
     gap = 1 if width >= ROOMY else 0
-    times = [time_of(row, target) if isinstance(row, Summary) else None for row in rows]
-    best = min((time for time in times if time is not None), default=None)
+    runs = repeats or [[row] for row in rows if isinstance(row, Summary)]
+    best = {runs[k][0].strategy for k in first(runs, target)}
+    spreads = {several[0].strategy: times_of(several, target) for several in runs}
     heads = headings(target, metric)
     failed = ["failed", *("-" for _ in heads[1:])]
-    known = spreads or {}
     lines = [
-        cells(row, target, metric, known.get(row.strategy)) if isinstance(row, Summary) else failed for row in rows
+        cells(row, target, metric, spreads.get(row.strategy)) if isinstance(row, Summary) else failed for row in rows
     ]
     names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
     columns = [list(column) for column in zip(heads, *lines, strict=True)]
@@ -174,9 +175,8 @@ def compare_table(
     table.add_column("strategy", overflow="fold", min_width=max(names, default=0))
     for k in shown:
         table.add_column(heads[k], justify="right", no_wrap=True)
-    for row, time, line in zip(rows, times, lines, strict=True):
-        first = time is not None and time == best
-        texts = [Text(line[k], style="bold" if first and k == 0 else "") for k in shown]
+    for row, line in zip(rows, lines, strict=True):
+        texts = [Text(line[k], style="bold" if row.strategy in best and k == 0 else "") for k in shown]
         table.add_row(row.strategy, *texts, style="red" if isinstance(row, Failed) else "")
     return table
 

@@ -340,11 +340,15 @@ function staleness(strategies) {
 
 // The page
 
+function marked(count) {
+  return count > 1 ? "Marked: those that tie for the soonest at the target." : count === 1 && "Marked: the soonest at the target.";
+}
+
 function comparison({heads, rows, best, notes}) {
   const cell = (text, row, column) => h("td",
     {class: column === 0 && (best[row] ? "best" : text.startsWith(">") && "never")}, text);
   const body = rows.map((texts, k) => h("tr", {}, h("th", {scope: "row"}, named(k)), texts.map((text, column) => cell(text, k, column))));
-  const about = [best.some(Boolean) && "Marked: the soonest at the target.", ...notes].filter(Boolean).join(" ");
+  const about = [marked(best.filter(Boolean).length), ...notes].filter(Boolean).join(" ");
   return [table(["strategy", ...heads], body, "costs"), about && h("p", {class: "small"}, about)];
 }
 
