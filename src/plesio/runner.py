@@ -33,11 +33,12 @@ from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
 from plesio.launch.outer_momentum import check_outer, warn_of_few_versions
-from plesio.launch.provenance import name_of, without_arguments
+from plesio.launch.provenance import name_of, source_of, without_arguments
 from plesio.launch.remote import torchrun
 from plesio.launch.resume import Resumption, kept, resumable, resumption
 from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.simulated.whatif import advice
+from plesio.launch.surroundings import surroundings
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
 from plesio.observe.progress import ProgressLine, is_watched
@@ -253,6 +254,7 @@ def start(
     name, document = name_of(train) if train is not None else "workers that joined", config.as_document()
     document["run"] |= {"train": name, "plesio": version("plesio")}
     if config.runs is not None:
+        document["surroundings"] = surroundings(source_of(train))
         folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)

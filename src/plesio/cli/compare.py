@@ -228,16 +228,27 @@ def closing(until: Until, summaries: Sequence[Summary], repeats: Sequence[Sequen
 
 
 def _write_report(found: Comparison, path: Path) -> None:
+    from plesio.launch.surroundings import surroundings  # imports torch
+
     summaries = found.summaries
     if not summaries:
         return
     note = " ".join(
         [f"{found.script}: {found.words}.", *(f"{one.strategy} failed: {one.why}." for one in found.failures)]
     )
+    context = {"surroundings": surroundings(str(found.script.resolve())), "run": found.config.as_document()["run"]}
     title = f"{found.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
     if found.config.simulated:
         title += f", {found.config.workers} workers in virtual time"
-    write_report(path, summaries, title=title, target=found.config.until.target, note=note, repeats=found.repeats)
+    write_report(
+        path,
+        summaries,
+        title=title,
+        target=found.config.until.target,
+        note=note,
+        repeats=found.repeats,
+        context=context,
+    )
 
 
 def _metric(found: Comparison) -> str | None:

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,11 @@ from plesio.observe.summary import Evaluation, Logged, Summary
 class RunFolder:
     """One run's folder."""
 
-    def __init__(self, path: Path, title: str, note: str, target: tuple[str, float] | None) -> None:
+    def __init__(
+        self, path: Path, title: str, note: str, target: tuple[str, float] | None, context: Mapping[str, Any]
+    ) -> None:
         self.path = path
+        self._context = context
         self._title = title
         self._note = note
         self._target = target
@@ -66,7 +69,7 @@ class RunFolder:
                 raise
         except OSError as error:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
-        return cls(path, title, note, target)
+        return cls(path, title, note, target, configuration)
 
     def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> dict[str, str]:
         """Write the files of the end, the weights first. Returns the reason for each that cannot be written."""
@@ -88,7 +91,8 @@ class RunFolder:
 
     def _report(self, path: Path, summary: Summary) -> None:
         title = f"{summary.strategy} on {self._title}"
-        write_report(path, [summary], title=title, target=self._target, note=f"Settings: {self._note}.")
+        note = f"Settings: {self._note}."
+        write_report(path, [summary], title=title, target=self._target, note=note, context=self._context)
 
 
 def _figures(summary: Summary) -> bytes:

@@ -7,7 +7,7 @@ them. One summary gives the report of a run, several give a comparison.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -35,16 +35,17 @@ def write_report(
     target: Target | None,
     note: str = "",
     repeats: Sequence[Sequence[Summary]] = (),
+    context: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `summaries` (one run, or several strategies on the same work) as one self-contained HTML file.
 
     `target` is the metric and the value that counts as success, e.g. `("accuracy", 0.95)`; `note` is a paragraph
-    shown under the finding; `repeats` are all runs of each strategy, of which `summaries` has the middle ones. All text from
-    outside is escaped. Raises `OSError` if `path` cannot be written.
+    shown under the finding; `repeats` are all runs of each strategy, of which `summaries` has the middle ones; `context` is a
+    run.toml, shown as a table. All text from outside is escaped. Raises `OSError` if `path` cannot be written.
     """
     title, note = (text.encode("utf-8", "backslashreplace").decode() for text in (title, note))
     page = resources.files("plesio.observe") / "page"
-    data = report_data(summaries, title, target, note, repeats)
+    data = report_data(summaries, title, target, note, repeats) | {"context": in_rows(context or {})}
     parts = {"title": escape(title), "finding": escape(data["finding"]), "data": in_script(data)}
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(  # in one pass: what is put in is not searched
@@ -53,6 +54,27 @@ def write_report(
         template,
     )
     path.write_text(text, encoding="utf-8")
+
+
+def in_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A run.toml by lines: what was around the run, its settings and its strategy's answers.
+
+    >>> in_rows({"strategy": {"every": "every step", "fields": {}}, "run": {"workers": 4, "until": {"accuracy": 0.95}}})
+    [('workers', '4'), ('until', 'accuracy=0.95'), ('strategy: every', 'every step')]
+    """
+    strategy = {f"strategy: {name}": one for name, one in document.get("strategy", {}).items() if name != "fields"}
+    return [
+        (name, _in_words(value))
+        for section in (document.get("surroundings", {}), document.get("run", {}), strategy)
+        for name, value in section.items()
+        if value not in ([], {}, "")
+    ]
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_in_words(one)}" for name, one in value.items())
+    return ", ".join(map(_in_words, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def in_script(data: Any) -> str:

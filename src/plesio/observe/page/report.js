@@ -361,6 +361,11 @@ function incidents({rows, more, lost}) {
     more > 0 && h("p", {}, `${format(more, 9)} later incidents are not listed.`)];
 }
 
+function context(rows) {
+  const body = rows.map(([name, words]) => h("tr", {}, h("th", {scope: "row"}, name), h("td", {class: "text"}, words)));
+  return rows.length > 0 && [h("h2", {}, "How it was run"), table(["what", "value"], body, "context")];
+}
+
 function draw(data) {
   const focused = document.activeElement?.id;
   page?.watch.disconnect();
@@ -377,7 +382,7 @@ function draw(data) {
       comparison(data.table), h("h2", {}, "Learning"), controls(),
       learning.charts.map(figure), learning.notes.map((note) => h("p", {class: "empty"}, note)),
       h("h2", {}, "Where the workers' time went"), lanes(data.lanes), staleness(data.strategies),
-      h("h2", {}, "Incidents"), incidents(data.incidents),
+      h("h2", {}, "Incidents"), incidents(data.incidents), context(data.context),
     ].flat(9).filter(Boolean) : []));
   if (focused) document.getElementById(focused)?.focus({preventScroll: true});
 }

@@ -1,0 +1,67 @@
+"""What was around a run when it began: its command, the commit of its script, the packages and the machine.
+
+It is for people, in run.toml and the report; nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from plesio.launch.provenance import versions
+
+GIT_S = 2.0
+"""How long git may take to tell the commit."""
+SECRET = re.compile(r"token|secret|passw|credential|api.?key", re.IGNORECASE)
+
+
+def surroundings(script: str) -> dict[str, str]:
+    """In words, by name; what cannot be found out is left out. `script`: the file of the training function, if it is in one."""
+    found = {
+        "command": shlex.join(without_secrets(sys.orig_argv)),
+        "folder": os.getcwd(),
+        "script": script,
+        "commit": _commit(Path(script).parent) if script else "",
+        "packages": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "machine": f"{os.cpu_count()} cores ({_processor()}), {platform.system()} {platform.machine()}",
+    }
+    return {name: words for name, words in found.items() if words}
+
+
+def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, but for the values of options whose names sound like a secret.
+
+    >>> " ".join(without_secrets(["train.py", "--lr", ".1", "--api-key", "abc", "--token=xyz"]))
+    'train.py --lr .1 --api-key *** --token=***'
+    """
+    hide = False
+    for one in arguments:
+        name, equals, _ = one.partition("=")
+        secret = name.startswith("-") and SECRET.search(name) is not None
+        yield "***" if hide and not name.startswith("-") else f"{name}=***" if secret and equals else one
+        hide = secret and not equals
+
+
+def _commit(folder: Path) -> str:
+    """The commit of the repository that `folder` is in, with "-dirty" behind it if it holds changes; empty if there is none."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
