@@ -468,6 +468,14 @@ def test_all_reduce_over_tls_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+def test_rounds_of_a_large_model_folded_in_place_give_the_same_bits_everywhere(far: bool) -> None:
+    train = functools.partial(chancy, epochs=1, hidden=16_384)
+    done = remote.run(train, "sync_sgd", workers=2, far=far)
+    assert done.version > 0
+    assert same(done, ps.run(train, "sync_sgd", workers=2))
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
 def test_all_reduce_gives_the_same_bits_as_on_one_host(far: bool) -> None:
     train = functools.partial(chancy, epochs=1)
     done = remote.run(train, "allreduce", workers=2, far=far)
