@@ -72,7 +72,7 @@ def test_workers_join_a_head(tmp_path: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    assert [one.split()[1] for one in COMMANDS] == ["strategies", "run", "compare", "compare"]
+    assert [one.split()[1] for one in COMMANDS] == ["strategies", "run", "compare", "compare", "compare"]
 
 
 def test_every_python_block_compiles() -> None:
