@@ -32,7 +32,7 @@ def test_the_script_runs(tmp_path: Path) -> None:
 def test_a_command_runs(tmp_path: Path, command: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    typed = shlex.split(command, comments=True)[1:] + (["--budget-s", "1"] if "compare" in command else [])
+    typed = shlex.split(command, comments=True)[1:] + (["--budget-s", "3"] if "compare" in command else [])
     program = [sys.executable, "-c", "from plesio.cli import app; app()"]
     done = subprocess.run([*program, *typed], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
