@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,10 @@ def test_tensorboard_has_curves_by_samples(tmp_path: Path) -> None:
 def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     run(ps.sinks.WandB("plesio", mode="offline", dir=str(tmp_path)))
-    (file,) = tmp_path.rglob("*.wandb")
-    assert b"accuracy" in file.read_bytes()
+    until = time.monotonic() + 60  # W&B's own service writes the file, now and then after `finish` returned
+    while not any(b"accuracy" in file.read_bytes() for file in tmp_path.rglob("*.wandb")):
+        assert time.monotonic() < until, f"no accuracy in {list(tmp_path.rglob('*'))}"
+        time.sleep(0.1)
 
 
 def test_mlflow_logs_into_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from plesio.observe.summary import Summary
 
 WAITING_MAX = 100
 """How many calls may wait for a sink: at ten a second, ten seconds."""
-END_S = 10.0
+END_S = 30.0
 """How long a sink may take to write what is left when the run is over."""
 
 
