@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test test-long test-ray chaos torture lint types rooms unit bench dist clean
+.PHONY: setup demo test docs test-long test-ray chaos torture lint types rooms unit bench dist clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ unit: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -q -m 'not ray'
+
+# The documentation site, in build/site; a warning is an error.
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
 
 # Ray takes half a gigabyte, and these tests minutes.
 test-ray: setup

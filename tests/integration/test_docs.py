@@ -1,0 +1,45 @@
+"""The documentation site: it builds without a warning, and what it says holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import plesio as ps
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks_of(page: str) -> list[str]:
+    """The Python code of a page."""
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "start.html").exists()
+
+
+def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
+    (code,) = blocks_of("start.md")
+    (tmp_path / "first.py").write_text(code)
+    done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "worker 1 died" in done.stdout
+    assert "accuracy" in done.stdout
+
+
+def test_every_public_error_has_a_cause_and_a_remedy() -> None:
+    public = {
+        name
+        for name in ps.__all__
+        if isinstance(one := getattr(ps, name), type)
+        and issubclass(one, (ps.PlesioError, KeyboardInterrupt))
+        and one is not ps.PlesioError
+    }
+    listed = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    assert public <= {*listed}
