@@ -296,7 +296,7 @@ def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
 
 
 def keep_few_answers(worker: ps.Worker) -> None:
-    """The pipe they lie in has room for 128, and not for 1024: so it is full soon."""
+    """The pipe they lie in has room for one or two pages of them, and not for sixteen: so it is full soon."""
     fcntl.fcntl(worker._exchange.doorbell._answer, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
 
 
@@ -339,7 +339,7 @@ def test_a_worker_that_reads_no_answers_is_cut_off() -> None:
     assert "worker 1 does not read what it is answered: cut off" in [one.what for one in run.incidents]
     assert [one.left for one in run.workers] == ["finished", "died"]
     assert run.workers[0].folded == 50
-    assert run.workers[1].folded > 100
+    assert run.workers[1].folded > 30  # a page of answers or two: as many as the pipe has room for
 
 
 # A run whose own process stands still
