@@ -22,7 +22,7 @@ import torch
 
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
-from plesio.config.faults import Fault, Pace, slowness
+from plesio.config.faults import Fault, Pace
 from plesio.config.on_ray import Ray
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
@@ -35,14 +35,17 @@ from plesio.launch.local.output import log_level
 from plesio.launch.outer_momentum import check_outer, warn_of_few_versions
 from plesio.launch.provenance import name_of, source_of, without_arguments
 from plesio.launch.remote import torchrun
-from plesio.launch.resume import Resumption, kept, resumable, resumption
+from plesio.launch.resume import kept, resumable, resumption
 from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.simulated.whatif import advice
 from plesio.launch.surroundings import surroundings
+from plesio.launch.watching import Watching
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
 from plesio.observe.progress import ProgressLine, is_watched
-from plesio.observe.sinks import Feeds, Sink, Told
+from plesio.observe.record import Record
+from plesio.observe.report import in_rows
+from plesio.observe.sinks import Feeds, Sink
 from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
@@ -259,8 +262,16 @@ def start(
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)
     feeds.begin(path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}", document)
-    seen = functools.partial(_watch, config.until, watch, begin_from, feeds)
-    with CtrlC() as ctrl_c, feeds:  # until all is written
+    saved = begin_from.saved.manifest if begin_from is not None else None
+    seen = Watching(
+        config.until,
+        watch,
+        feeds,
+        before=(saved.steps, saved.samples) if saved is not None else (0, 0),
+        folder=path,
+        record=Record(path, _head(config, name, document, job)) if path is not None else None,
+    )
+    with CtrlC() as ctrl_c, seen:  # until all is written
         if cluster is not None:
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
         else:
@@ -268,7 +279,7 @@ def start(
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
         done = _done(config, outcome, folder)
-        feeds.summary = done.summary if done is not None else None
+        seen.summary = done.summary if done is not None else None
     if ctrl_c.pressed:
         raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
     assert done is not None, "a run that was not interrupted has a result"
@@ -372,20 +383,19 @@ def _check_runs_when_called(train: Callable[..., object]) -> None:
         raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
 
 
-def _watch(
-    until: Until, watch: Callable[[Live], object] | None, begun_from: Resumption | None, feeds: Feeds, live: Live
-) -> str | None:
-    if live.time_s >= 0:
-        feeds.tell(Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics}))
-    if live.evaluate_raised:
-        return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
-    if watch is not None:
-        watch(live)
-    done = {"seconds": live.time_s, "steps": live.steps, "samples": live.samples}
-    if begun_from is not None:
-        done["steps"] += begun_from.saved.manifest.steps
-        done["samples"] += begun_from.saved.manifest.samples
-    return until.reached(done, live.metrics)
+def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """What the live page says of the run as a whole."""
+    return {
+        "strategy": config.strategy.name,
+        "train": name,
+        "workers": config.workers,
+        "began": time.time(),
+        "clock": "virtual" if config.simulated else "wall",
+        "target": config.until.target,
+        "keeps": bool(job.keeping.folder),
+        "settings": config.in_words(),
+        "context": in_rows(document),
+    }
 
 
 def _done(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:
@@ -433,11 +443,6 @@ def _warn_of_nothing(done: Run) -> None:
 
 def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
     measured = {name: getattr(final, name) for name in final.__struct_fields__ if name in Summary.__struct_fields__}
-    if config.pace is not None:
-        measured["workers"] = tuple(
-            msgspec.structs.replace(one, nominal=config.pace.speed(slowness(config.faults, one.worker)))
-            for one in final.workers
-        )
     return Summary(
         **measured,
         strategy=config.strategy.name,

@@ -197,6 +197,12 @@ class Sequencer:
         if self._now_s >= self.grace_until_s:
             self._fold()
 
+    @property
+    def waited_for(self) -> list[int]:
+        """The workers that others are held for; nobody, where nobody waits."""
+        seats = self.members.seats.values() if self.members.waiting else ()
+        return [seat.worker for seat in seats if seat.waiting is None and self._waited_for(seat)]
+
     def _waited_for(self, seat: Seat) -> bool:
         """Whether others are held until `seat` pushes: a fold waits for everybody, a clock bound only for the slowest."""
         holds = self._after_fold or seat.clock == self.members.slowest

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from plesio.config import RunConfig
+from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import ClientBook
 from plesio.observe.logbook import Logbook
+from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
 from plesio.server.checkpointer import Keeping
@@ -71,6 +73,11 @@ class Job:
         return self.config.threads or max(1, self.threads_here // (workers + busy))
 
 
+def pace_of(config: RunConfig, worker: int) -> float:
+    """Steps a second that a worker makes at its pace alone; 0 where none is set."""
+    return config.pace.speed(slowness(config.faults, worker)) if config.pace is not None else 0.0
+
+
 @dataclass(slots=True)
 class Outcome:
     final: Final | None = None
@@ -100,7 +107,9 @@ class Outcome:
         elif not self.evaluate_raised:
             self.evaluate_raised = raised
             what = f"evaluate raised {raised.splitlines()[0]}; nothing is evaluated from here on"
-            self.incidents.append(Incident(evaluation.time_s, None, what))
+            incident = Incident(evaluation.time_s, None, what)
+            self.incidents.append(incident)
+            live.events.append(incident)
 
 
 @dataclass(slots=True)
@@ -117,7 +126,13 @@ class Live:
     """What workers logged last, by name."""
     workers: int = 0
     """How many workers the run is to have, as it was begun or last scaled."""
+    now: Standing | None = field(default=None, repr=False)
+    """What the workers are at, as told last; another object each time."""
+    events: list[Incident] = field(default_factory=list, repr=False)
+    """What happened: deaths, workers that came, checkpoints."""
     scaler: Callable[[int], None] | None = field(default=None, repr=False)
+    keeper: Callable[[], None] | None = field(default=None, repr=False)
+    """Has a checkpoint written, where they are asked for."""
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on, from 1 to the run's `workers_max`.

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import msgspec
 
+from plesio.observe.standing import ALL, EACH_MAX, WorkerNow
 from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
 SPANS_MAX = 20_000
@@ -48,6 +50,8 @@ class WorkerMeter:
     held_since_s: float = 0.0
     came: bool = False
     left: str | None = None
+    nominal: float = 0.0
+    stale: int = 0  # staleness of the last folded contribution
     staleness: Counter[int] = field(default_factory=Counter)
     spans: list[tuple[str, float, float, int]] = field(default_factory=list)
     # The last spans, kept or not.
@@ -191,6 +195,21 @@ class WorkerMeter:
         """Local steps a second while computing steps it finished."""
         return self._finished / self._finished_s if self._finished_s > 0 else 0.0
 
+    def now(self, now_s: float, zero_s: float, held: bool) -> WorkerNow:
+        """What it is at, `held` or computing, and its totals with that; `zero_s`: when training began."""
+        since_s = self.held_since_s if held else self.granted_s
+        lasts_s = max(0.0, now_s - since_s) if not self.left else 0.0
+        return WorkerNow(
+            self.worker,
+            self.left or ("wait" if held else "compute"),
+            max(0.0, since_s - zero_s),
+            self.steps,
+            self.compute_s + (0.0 if held else lasts_s),
+            self.wait_s + (lasts_s if held else 0.0),
+            self.exchange_s,
+            self.stale,
+        )
+
     def summary(self) -> WorkerSummary:
         """The totals."""
         return msgspec.convert(self, WorkerSummary, from_attributes=True)
@@ -220,6 +239,7 @@ class Meter:
         one.folded += 1
         # Not `+= 1`: Counter calls a Python function for missing keys, and most are with thousands of workers.
         one.staleness[staleness] = one.staleness.get(staleness, 0) + 1
+        one.stale = staleness
 
     def dropped(self, worker: int, reason: str) -> None:
         """A contribution was discarded."""
@@ -243,6 +263,19 @@ class Meter:
     def samples(self) -> int:
         """Samples behind all contributions."""
         return sum(one.samples for one in self.workers)
+
+    def ideal_share(self, now_s: float) -> float:
+        """Steps that counted until now, as a share of the ideal (`Summary.ideal_share`)."""
+        totals = [one.summary() for one in self.seated]
+        ideal = sum(one.ideal_steps(max(0.0, now_s - self.zero_s)) for one in totals)
+        return sum(one.steps - one.in_vain for one in totals) / ideal if ideal > 0 else 0.0
+
+    def stale(self) -> Mapping[int, Mapping[int, int]]:
+        """The staleness of folded contributions: by worker, or of `ALL` where there are many."""
+        by_worker = {one.worker: one.staleness for one in self.seated if one.staleness}
+        if len(by_worker) <= EACH_MAX:
+            return by_worker
+        return {ALL: sum(by_worker.values(), Counter())}
 
     def timeline(self) -> tuple[Span, ...]:
         """Every worker's spans, in seconds since training began."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from plesio.observe.clients import Visit
+from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
 from plesio.protocol.worker import Count, Seconds
 from plesio.tensors.model import Described
@@ -31,6 +32,10 @@ class Scale(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the server: the run is to have so many workers from now on; those above that leave after their step."""
 
     workers: int
+
+
+class Keep(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: somebody wants a checkpoint now."""
 
 
 class Arrived(msgspec.Struct, tag=True, frozen=True):
@@ -62,6 +67,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     version: int
     steps: int
     samples: int
+    now: Standing
 
 
 class Writing(msgspec.Struct, tag=True, frozen=True):
@@ -100,6 +106,7 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     buffer: int
     buffers: int
     model: Described | None
+    now: Standing
     lost: str = ""
     """Why the weights are lost, if they are."""
 
@@ -146,7 +153,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale
+ToServer = Stop | Opened | Emptied | Scale | Keep
 FromServer = Begun | Progress | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 

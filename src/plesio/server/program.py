@@ -26,7 +26,7 @@ One object under every clock. It reads no clock and knows no pipe: drivers bring
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError
 from plesio.observe.meter import Meter
+from plesio.observe.standing import LISTED_MAX, Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
@@ -55,6 +56,8 @@ WHOLE_ROUND_S = 1.0
 """How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
 
 
+STALE_S = 1.0
+"""How often all the staleness is told while a run goes on."""
 TURNS = 6
 """Of how many contributions it is remembered whose they were, to say in which orders workers step."""
 
@@ -107,6 +110,7 @@ class Program:
         """What was done before the run was resumed."""
         self._now_s = 0.0  # when what is dealt with now came
         self._made_s = 0.0  # when the version that is current was made
+        self._stale_told_s = -inf
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
@@ -214,6 +218,28 @@ class Program:
         """No worker is left: the clock stops, if nobody stopped it."""
         self._ended_s = self._ended_s or now_s
 
+    def now(self, now_s: float, nbytes: int | None = None) -> Standing:
+        """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
+        meter, seats = self._meter, self.sequencer.members.seats
+        seated = meter.seated
+        held = {worker for worker, seat in seats.items() if seat.waiting is not None}
+        listed = tuple(one.now(now_s, meter.zero_s, one.worker in held) for one in seated[:LISTED_MAX])
+        stale = None
+        if now_s - self._stale_told_s >= STALE_S or self._ended_s is not None:
+            self._stale_told_s = now_s
+            stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
+        if nbytes is None:
+            nbytes = self._bytes(self.memory) if self.memory else 0
+        return Standing(
+            listed,
+            len(seated) - len(listed),
+            tuple(self.sequencer.waited_for[:LISTED_MAX]),
+            meter.ideal_share(now_s),
+            nbytes,
+            dict(meter.discarded),
+            stale,
+        )
+
     def figures(self, now_s: float, memory: Assembly | None = None, buffer: int = 0, lost: str = "") -> Final:
         """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`. An answer costs the
         bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed in."""
@@ -236,6 +262,7 @@ class Program:
             buffer=buffer,
             buffers=len(memory.ring) if memory else 0,
             model=memory.model if memory else None,
+            now=self.now(now_s),
             lost=lost,
         )
 

@@ -69,6 +69,8 @@ class LocalEngine:
         self._processes = Processes(fork_server)
         self._seats = Seats(self._job, self._processes, self._listen)
         self._live.scaler = self._scale
+        if self._job.keeping.folder:
+            self._live.keeper = self._keep
         try:
             with descriptors_for(self._job.config.seats):
                 # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
@@ -185,10 +187,10 @@ class LocalEngine:
                     one.began_s = 0.0 if self._job.listening is None else None
                 self._seats.begun = True
                 log.info("training began")
-            case launcher.Progress(time_s, version, steps, samples):
+            case launcher.Progress(time_s, version, steps, samples, now):
                 live = self._live
                 live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples
-                live.workers = self._seats.workers
+                live.workers, live.now = self._seats.workers, now
             case launcher.Logged(time_s, steps, metrics):
                 self._live.logged.update(metrics)
                 if self._patience.begun_s is not None and process.worker is not None:
@@ -203,6 +205,8 @@ class LocalEngine:
                 self._final_judged = self._final_judged or message.final
             case launcher.Writing(under_way):
                 self._patience.writes(under_way)
+                if under_way:
+                    self._live.events.append(Incident(self._live.time_s, None, "a checkpoint is being written"))
             case launcher.StopRequest(why):
                 self._ask_to_stop(why)
             case launcher.Trouble():
@@ -275,7 +279,9 @@ class LocalEngine:
 
     def _happened(self, worker: int | None, what: str, time_s: float | None = None) -> None:
         """Keep it for the summary, and tell whoever listens while the run goes on."""
-        self._outcome.incidents.append(Incident(self._live.time_s if time_s is None else time_s, worker, what))
+        incident = Incident(self._live.time_s if time_s is None else time_s, worker, what)
+        self._outcome.incidents.append(incident)
+        self._live.events.append(incident)
         log.info("%s", what)
 
     def _fail(self, error: PlesioError) -> None:
@@ -338,6 +344,11 @@ class LocalEngine:
                 self._seats.scale(workers)
             self._live.workers = self._seats.workers
 
+    def _keep(self) -> None:
+        """Whoever watches the run wants a checkpoint."""
+        with contextlib.suppress(ChannelClosedError):
+            self._processes.server.channel.send(launcher.Keep())
+
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"
         if self._patience.writing:
@@ -360,6 +371,14 @@ class LocalEngine:
         """Take the weights over; the server may go."""
         self._patience.judged_s = time.monotonic()
         self._outcome.final = message
+        live = self._live
+        live.time_s, live.version, live.steps, live.samples = (
+            message.wall_s,
+            message.version,
+            message.steps,
+            message.samples,
+        )
+        live.now = message.now
         left = {one.left for one in message.workers}
         all_died = "died" in left and left <= {"died", TOLD}
         if message.model is None:

@@ -18,7 +18,7 @@ from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError
-from plesio.launch.job import Job
+from plesio.launch.job import Job, pace_of
 from plesio.observe.meter import Meter
 from plesio.protocol import launcher
 from plesio.protocol import worker as protocol
@@ -61,6 +61,8 @@ class Server(Replies):
         self._lines = lines
         self._listening = job.listening
         self._meter = Meter(config.workers, seats=config.seats)
+        for one in self._meter.workers:
+            one.nominal = pace_of(config, one.worker)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         self._checkpointer = Checkpointer(
             job.keeping, strategy, config.workers, config.seats, counts=job.comes_and_goes
@@ -204,7 +206,8 @@ class Server(Replies):
         program.tick(now_s)
         if program.begun:
             meter = self._meter
-            self._tell_engine(Progress(now_s - meter.zero_s, program.version, meter.steps, meter.samples))
+            time_s = now_s - meter.zero_s
+            self._tell_engine(Progress(time_s, program.version, meter.steps, meter.samples, program.now(now_s)))
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -233,6 +236,9 @@ class Server(Replies):
             return
         if isinstance(message, launcher.Scale):
             self._scale(message.workers)
+            return
+        if isinstance(message, launcher.Keep):
+            self._program.keep(time.monotonic())
             return
         if isinstance(message, launcher.Emptied):
             self._lost(self._line(message.worker))

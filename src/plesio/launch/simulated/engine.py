@@ -21,7 +21,7 @@ from plesio.errors import ConfigurationError, WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.greenlets import GreenletWorker, StillTimer, Watcher
 from plesio.launch.inline import Seating, apart
-from plesio.launch.job import Job, Live, Outcome, Watch
+from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.own_copies import own_copies
 from plesio.launch.provenance import begun
 from plesio.launch.returned import packed, unpacked
@@ -29,7 +29,9 @@ from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.wall_clock import no_wall_clock
+from plesio.launch.watching import Watching
 from plesio.observe.clients import Visit
+from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
@@ -61,11 +63,12 @@ class VirtualTimer(StillTimer):
 class SimulatedEngine:
     """Runs a job on a cluster, in virtual time; `watch` is told how it stands at each evaluation, and may end it."""
 
-    def __init__(self, job: Job, cluster: Cluster, watch: Watch, ctrl_c: CtrlC) -> None:
+    def __init__(self, job: Job, cluster: Cluster, watch: Watching, ctrl_c: CtrlC) -> None:
         self.job = job
         self.outcome = Outcome()
         self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
         self._watch = watch
+        self._happened = 0  # incidents that were passed on
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self.live = Live(time_s=0.0, workers=job.config.workers)
@@ -87,7 +90,10 @@ class SimulatedEngine:
             checkpoint_every_s=job.keeping.every_s if self.checkpointer.writes else inf,
             incarnation=job.incarnation,
             raise_on_nonfinite=job.config.on_nonfinite == "raise",
+            look=self._look,
         )
+        if self.checkpointer.writes:
+            self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
         self._seating = Seating(self._strategy, self.run_of.program, self.checkpointer.holds)
 
     def run(self) -> Outcome:
@@ -104,7 +110,8 @@ class SimulatedEngine:
     def _run(self) -> Outcome:
         outcome, program = self.outcome, self.run_of.program
         with no_wall_clock(self.job.function), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
-            outcome.final = self.run_of.run()
+            final = outcome.final = self.run_of.run()
+        self._stands(final.wall_s, final.version, final.now)
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
@@ -141,10 +148,23 @@ class SimulatedEngine:
         if not self.run_of.program.begun:
             return None  # nobody has joined yet: there is no model
         self._judge(time_s)
+        self._stands(time_s, version)
+        return self._watch(self.live)
+
+    def _stands(self, time_s: float, version: int, now: Standing | None = None) -> None:
         live = self.live
-        live.time_s, live.version = time_s, version
+        live.time_s, live.version, live.now = time_s, version, now
         live.steps, live.samples = self.run_of.steps, self.run_of.samples
-        return self._watch(live)
+        live.events += self.run_of.incidents[self._happened :]
+        self._happened = len(self.run_of.incidents)
+
+    def _look(self) -> None:
+        """Between two evaluations only the record is told: the user's `watch` is called at times that are the same again."""
+        if self._watch.due:
+            run = self.run_of
+            self._stands(run.clock.now_s, run.program.version, run.program.now(run.clock.now_s, run.nbytes))
+            if why := self._watch.look(self.live):
+                run.end(why)
 
     def _judge(self, now_s: float) -> None:
         assert self._judgement is not None

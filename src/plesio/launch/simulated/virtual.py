@@ -46,6 +46,7 @@ from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 
+LOOK_STEPS = 64  # how many events there are between two looks at the run
 TICKS = 10  # how many times in the time that a worker may be silent it is asked whether one is
 
 
@@ -72,7 +73,8 @@ class VirtualRun(Replies):
 
     The arithmetic is done by `folder`, or in memory that the program is given (`Program.begin`); with neither, only the time
     is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `evaluate` is called
-    with the time and the version; a reason ends the run. `incarnation` is that of the first processes.
+    with the time and the version; a reason ends the run. `look` is
+    called between events, now and then. `incarnation` is that of the first processes.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class VirtualRun(Replies):
         checkpoint_every_s: float = inf,
         incarnation: int = 1,
         raise_on_nonfinite: bool = False,
+        look: Callable[[], None] | None = None,
     ) -> None:
         if len(participants) != cluster.workers:
             raise ConfigurationError(f"{len(participants)} participants for a cluster of {cluster.workers} workers")
@@ -122,6 +125,7 @@ class VirtualRun(Replies):
         self._limits = limits
         self._counts_end = min(limits.steps, limits.samples, limits.contributions) < inf
         self._evaluate = evaluate
+        self._look = look
         self._evaluate_every_s = evaluate_every_s
         self._checkpoint_every_s = checkpoint_every_s
         self._workers = [_Worker(one, incarnation - 1) for one in participants]
@@ -138,11 +142,13 @@ class VirtualRun(Replies):
     def run(self) -> Final:
         """Run to the end; what it cost, in virtual seconds."""
         self.meter.begin(0.0)
+        steps = 0
         try:
             self._prepare()
-            step = self.clock.step
+            step, look = self.clock.step, self._look
             while not self.ended and step():
-                pass
+                if look is not None and (steps := steps + 1) % LOOK_STEPS == 0:
+                    look()
             self.ended = self.ended or "finished"
         finally:
             for worker in self._workers:
@@ -204,7 +210,8 @@ class VirtualRun(Replies):
     def _final(self) -> Final:
         for worker in range(len(self._workers)):
             self._cut_short(worker)
-        return msgspec.structs.replace(self.program.figures(self.clock.now_s), bytes=self.nbytes)
+        now = self.program.now(self.clock.now_s, self.nbytes)
+        return msgspec.structs.replace(self.program.figures(self.clock.now_s), bytes=self.nbytes, now=now)
 
     # Workers come and go
 

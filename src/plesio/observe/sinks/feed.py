@@ -7,7 +7,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 from plesio.errors import ConfigurationError, words_of
 from plesio.observe.summary import Summary
@@ -138,15 +138,10 @@ class Feeds:
                     "ps.sinks.TensorBoard('tb')"
                 )
         self._feeds = [Feed(one) for one in sinks]
-        self.summary: Summary | None = None
-        """What they are told at the end."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self, summary: Summary | None) -> None:
         for one in self._feeds:
-            one.end(self.summary)
+            one.end(summary)
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         for one in self._feeds:

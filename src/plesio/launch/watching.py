@@ -1,0 +1,104 @@
+"""Who is told how a run goes: the user's `watch`, the sinks, the run's record for the live page, and what ends the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from plesio.config.until import Until
+from plesio.launch.job import Live
+from plesio.observe.asked import taken
+from plesio.observe.record import Record
+from plesio.observe.sinks import Feeds, Told
+from plesio.observe.standing import Standing
+from plesio.observe.summary import Summary
+
+LOOK_S = 0.1
+"""How often the record is told at most, and files of `plesio.observe.asked` are looked for."""
+
+
+class Watching:
+    """Is told how a run stands, as `plesio.launch.job.Watch`.
+
+    Args:
+        watch: the user's.
+        before: steps and samples of before a resume, which `until` counts, too.
+        folder: the run folder, if there is one.
+        record: its record.
+    """
+
+    def __init__(
+        self,
+        until: Until,
+        watch: Callable[[Live], object] | None,
+        feeds: Feeds,
+        *,
+        before: tuple[int, int] = (0, 0),
+        folder: Path | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self.summary: Summary | None = None
+        """What all are told at the end."""
+        self._until, self._watch, self._feeds, self._before = until, watch, feeds, before
+        self._folder, self._record = folder, record
+        self._live: Live | None = None
+        self._now: Standing | None = None
+        self._events = 0
+        self._next_s = 0.0
+        self._stop: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self._live is not None:
+            self._tell(self._live)
+        if self._record is not None:
+            ended = self.summary.ended if self.summary is not None else ""
+            self._record.end(ended if error is None else str(error).partition("\n")[0] or type(error).__name__)
+        self._feeds.end(self.summary)
+
+    def __call__(self, live: Live) -> str | None:
+        """Tell everybody; why the run is to stop, if it is."""
+        if live.time_s >= 0:
+            self._feeds.tell(Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics}))
+        asked = self.look(live)
+        if live.evaluate_raised:
+            return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
+        if self._watch is not None:
+            self._watch(live)
+        steps, samples = self._before
+        done = {"seconds": live.time_s, "steps": live.steps + steps, "samples": live.samples + samples}
+        return self._until.reached(done, live.metrics) or asked
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to `look` again."""
+        return self._record is not None and time.monotonic() >= self._next_s
+
+    def look(self, live: Live) -> str | None:
+        """Tell the record, and do what was asked by the page; that the run is to stop, if it is."""
+        self._live = live
+        if self._folder is None or not self.due:
+            return self._stop
+        self._next_s = time.monotonic() + LOOK_S
+        self._tell(live)
+        for asked in taken(self._folder):
+            if asked == "stop":
+                self._stop = "stopped from the live page"
+            elif live.keeper is not None:
+                live.keeper()
+        return self._stop
+
+    def _tell(self, live: Live) -> None:
+        if self._record is None:
+            return
+        for one in live.events[self._events :]:
+            self._record.event(one)
+        self._events = len(live.events)
+        if live.now is not None and live.now is not self._now:
+            self._now = live.now
+            values = {**live.logged, **live.metrics}
+            self._record.at(live.time_s, live.version, live.steps, live.samples, values, live.now)

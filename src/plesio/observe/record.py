@@ -1,0 +1,156 @@
+"""live.jsonl in a run folder: how a run goes, a line each, while it goes. `plesio.watch` shows it.
+
+| kind    | says                                                              | how many are kept                       |
+| ------- | ----------------------------------------------------------------- | --------------------------------------- |
+| `head`  | what the run is; the first line                                   | one                                     |
+| `at`    | how it stands: totals, workers, metrics that changed              | `RECENT`, and older ones up to `OLD_MAX` |
+| `stale` | the staleness of all that was folded                              | the last, when the file is written anew |
+| `event` | what happened: a death, a checkpoint, discarded contributions     | `EVENTS_MAX`                            |
+| `end`   | why the run ended; the last line                                  | one                                     |
+
+Lines are numbered (`n`) in the order they were written. When there are too many, every other older one is dropped and another
+file takes this one's place, so that a run of a day takes no more than one of an hour. A reader goes on after the last `n` that it
+has seen. What cannot be written ends the record, and training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plesio.observe.standing import Standing
+from plesio.observe.summary import Incident
+
+LIVE = "live.jsonl"
+FORMAT = 1
+RECENT, OLD_MAX, EVENTS_MAX = 600, 1200, 500
+DISCARDS_S = 5.0
+"""How often it is told that contributions were discarded."""
+
+
+class Record:
+    """Writes the file of one run.
+
+    Args:
+        folder: the run folder.
+        head: what the run is, as plain data.
+    """
+
+    def __init__(self, folder: Path, head: Mapping[str, Any]) -> None:
+        self._path = folder / LIVE
+        self._number = 0
+        self._head = self._line("head", {"format": FORMAT, **head})
+        self._old: list[dict[str, Any]] = []
+        self._recent: list[dict[str, Any]] = []
+        self._events: deque[bytes] = deque(maxlen=EVENTS_MAX)
+        self._stale = b""
+        self._values: dict[str, float] = {}
+        self._discarded: dict[str, int] = {}
+        self._discards_told_s = -DISCARDS_S
+        self._broken = False
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by `end`
+        self._write(self._head)
+
+    def at(
+        self, time_s: float, version: int, steps: int, samples: int, values: Mapping[str, float], now: Standing
+    ) -> None:
+        """How the run stands."""
+        changed = {name: value for name, value in values.items() if self._values.get(name) != value}
+        self._values.update(changed)
+        told = {"t": _short(time_s), "version": version, "steps": steps, "samples": samples, "values": changed}
+        workers = [
+            (one.worker, one.at, *map(_short, (one.since_s, one.compute_s, one.wait_s, one.exchange_s)), one.steps, one.staleness)
+            for one in now.workers
+        ]  # fmt: skip
+        costs = {
+            "ideal": _short(now.ideal),
+            "bytes": now.bytes,
+            "workers": workers,
+            "others": now.others,
+            "waited": now.waited_for,
+        }
+        self._tell_discards(time_s, now.discarded)
+        if now.stale is not None:
+            self._stale = self._line("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})
+            self._write(self._stale)
+        entry = {"n": self._number + 1, "kind": "at", **told, **costs}
+        self._number += 1
+        self._recent.append(entry)
+        self._write(_json(entry))
+        if len(self._recent) >= 2 * RECENT:
+            self._thin()
+
+    def event(self, incident: Incident) -> None:
+        """Something happened."""
+        self._event(incident.time_s, incident.worker, incident.what)
+
+    def end(self, why: str) -> None:
+        """The run is over."""
+        self._write(self._line("end", {"why": why}))
+        self._file.close()
+
+    def _tell_discards(self, time_s: float, discarded: Mapping[str, int]) -> None:
+        new = {why: number - self._discarded.get(why, 0) for why, number in discarded.items()}
+        new = {why: number for why, number in new.items() if number}
+        if new and time_s - self._discards_told_s >= DISCARDS_S:
+            self._discarded, self._discards_told_s = dict(discarded), time_s
+            each = ", ".join(f"{number:,} ({why})" for why, number in new.items())
+            self._event(time_s, None, f"contributions were discarded: {each}")
+
+    def _event(self, time_s: float, worker: int | None, what: str) -> None:
+        line = self._line("event", {"t": _short(max(0.0, time_s)), "worker": worker, "what": what})
+        self._events.append(line)
+        self._write(line)
+
+    def _thin(self) -> None:
+        """Drop every other older line, and write the file anew. What a dropped line says of metrics goes to the next."""
+        old, self._recent = [*self._old, *self._recent[:-RECENT]], self._recent[-RECENT:]
+        if len(old) > OLD_MAX:
+            for dropped, kept in zip(old[::2], old[1::2], strict=False):
+                kept["values"] = {**dropped["values"], **kept["values"]}
+            old = old[1::2]
+        self._old = old
+        new = self._path.with_name(f"{LIVE}.new")
+        try:
+            lines = [*self._events, self._stale, *map(_json, (*self._old, *self._recent))]
+            lines = sorted(filter(None, lines), key=lambda line: msgspec.json.decode(line, type=_Numbered).n)
+            self._file.close()
+            self._file = open(new, "wb", buffering=0)  # noqa: SIM115
+            self._write(b"\n".join([self._head, *lines]))
+            os.replace(new, self._path)
+        except OSError as error:
+            self._give_up(error)
+
+    def _line(self, kind: str, what: Mapping[str, Any]) -> bytes:
+        self._number += 1
+        return _json({"n": self._number, "kind": kind, **what})
+
+    def _write(self, line: bytes) -> None:
+        if self._broken:
+            return
+        try:
+            self._file.write(line + b"\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._broken = True
+        why = f"{self._path} cannot be written: {error.strerror}; the live page stands still, training goes on"
+        warnings.warn(why, RuntimeWarning, stacklevel=2)
+
+
+class _Numbered(msgspec.Struct):
+    n: int
+
+
+_json = msgspec.json.Encoder().encode
+
+
+def _short(value: float) -> float:
+    return round(value, 4)

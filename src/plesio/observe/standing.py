@@ -1,0 +1,44 @@
+"""How a run stands: what its workers are at, and what it has cost so far. The server tells it while the run goes on."""
+
+from __future__ import annotations
+
+import msgspec
+
+ALL = -1
+"""The key of what is counted for all workers together."""
+EACH_MAX = 8
+"""Up to how many workers staleness is told of each."""
+LISTED_MAX = 64
+"""How many workers are told of by themselves."""
+
+
+class WorkerNow(msgspec.Struct, frozen=True, array_like=True):
+    """One worker. Times are in seconds since training began; the totals include what it is at.
+
+    `at`: "compute", "wait", or how it left; `staleness`: of its last contribution that was folded, in versions.
+    """
+
+    worker: int
+    at: str
+    since_s: float
+    steps: int
+    compute_s: float
+    wait_s: float
+    exchange_s: float
+    staleness: int
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """All workers, or the first `LISTED_MAX`; `others`: how many more there are.
+
+    `waited_for`: for whom those wait that wait; `ideal`: the share of the ideal so far, as `Summary.ideal_share`; `stale`: the
+    staleness of what was folded so far, by worker, or of `ALL`; None where it was told a moment ago.
+    """
+
+    workers: tuple[WorkerNow, ...] = ()
+    others: int = 0
+    waited_for: tuple[int, ...] = ()
+    ideal: float = 0.0
+    bytes: int = 0
+    discarded: dict[str, int] = {}
+    stale: dict[int, dict[int, int]] | None = None
