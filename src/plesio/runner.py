@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import html
 import inspect
 import sys
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
+from plesio.watch.process import live_page
 
 _turn = threading.Lock()
 _refusal = ""
@@ -114,7 +116,7 @@ class Run:
         return f"<Run {self.summary.strategy}: version {self.summary.version}, {self.summary.wall_s:.1f} s>"
 
 
-@contextmanager
+@contextlib.contextmanager
 def alone(refusal: str) -> Iterator[None]:
     """Allow one run at a time; others raise with this message."""
     global _refusal
@@ -148,7 +150,7 @@ def run(
     checkpoint: Checkpoint | None = None,
     resume: str | Path | None = None,
     runs: str | Path | None = None,
-    watch: Callable[[Live], object] | None = None,
+    watch: Callable[[Live], object] | bool | None = None,
     sinks: Sequence[Sink] = (),
     progress: bool | None = None,
 ) -> Run:
@@ -183,7 +185,8 @@ def run(
         runs: the folder in which a folder for this run is made; None writes nothing.
         watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`,
             `workers`); in a simulated run, at each evaluation. `live.scale(n)` starts workers, or has those with the highest
-            numbers leave after their step, until there are n.
+            numbers leave after their step, until there are n. True: a page on this host shows the run as it goes; its address is
+            printed to standard error (`pip install 'plesio[watch]'`; on Ray it needs `runs`).
         sinks: where figures go while it runs, such as `ps.sinks.TensorBoard("tb")`. One that fails is dropped with a warning.
         progress: whether a line on standard error shows how the run stands; None: at a terminal and in a notebook.
 
@@ -208,20 +211,23 @@ def run(
     functions = {name: given.pop(name) for name in ("train", "evaluate", "watch", "sinks")}
     shown = given.pop("progress")
     config = RunConfig(**given)
+    page = functions["watch"] is True
+    if isinstance(functions["watch"], bool):
+        functions["watch"] = watch = None
     line = ProgressLine(config.strategy.name, config.until.target)
     if shown is None:
         shown = is_watched() and not isinstance(config.engine, Ray)
     if shown and (watch is None or callable(watch)):
         functions["watch"] = functools.partial(_seen, line, watch)
     try:
-        return start(config, **functions)
+        return start(config, **functions, page=page)
     finally:
         line.clear()
 
 
-def _seen(line: ProgressLine, watch: Callable[[Live], object] | None, live: Live) -> None:
+def _seen(line: ProgressLine, watch: Callable[[Live], object] | bool | None, live: Live) -> None:
     line.show(live)
-    if watch is not None:
+    if callable(watch):
         watch(live)
 
 
@@ -233,8 +239,10 @@ def start(
     watch: Callable[[Live], object] | None = None,
     sinks: Sequence[Sink] = (),
     door: Door | None = None,
+    page: bool = False,
 ) -> Run:
-    """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere."""
+    """`run`, with its settings as one object; with a `door`, and without `train`, its workers join it from elsewhere; with a
+    `page`, that shows it."""
     check_working_directory()
     _check_functions(config, train, evaluate, watch)
     config = _reduced_here(config, door)
@@ -244,7 +252,7 @@ def start(
     cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
     if isinstance(config.engine, Ray):
         assert train is not None, "Ray's own workers join a local head"
-        return _on_ray(config, train, evaluate, watch, sinks)
+        return _on_ray(config, train, evaluate, watch, sinks, page)
     job = Job(
         config=config,
         train=train,
@@ -263,15 +271,21 @@ def start(
     job = kept(job, path, begin_from)
     feeds.begin(path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}", document)
     saved = begin_from.saved.manifest if begin_from is not None else None
+    ending = contextlib.ExitStack()
+    seen_in = path
+    if page and path is None:
+        seen_in = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-")))
     seen = Watching(
         config.until,
         watch,
         feeds,
         before=(saved.steps, saved.samples) if saved is not None else (0, 0),
-        folder=path,
-        record=Record(path, _head(config, name, document, job)) if path is not None else None,
+        folder=seen_in,
+        record=Record(seen_in, _head(config, name, document, job)) if seen_in is not None else None,
     )
-    with CtrlC() as ctrl_c, seen:  # until all is written
+    if page and seen_in is not None:
+        ending.enter_context(_shown(seen_in))
+    with ending, CtrlC() as ctrl_c, seen:  # until all is written
         if cluster is not None:
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
         else:
@@ -297,6 +311,7 @@ def _on_ray(
     evaluate: Callable[..., Mapping[str, float]] | None,
     watch: Callable[[Live], object] | None,
     sinks: Sequence[Sink],
+    page: bool,
 ) -> Run:
     from plesio.launch.remote.ray_backend import run_on_ray
 
@@ -312,8 +327,21 @@ def _on_ray(
         with join() as worker:
             train(worker)
 
-    done: Run = run_on_ray(config, loop, evaluate)
+    if page and config.runs is None:
+        raise ConfigurationError(
+            "watch=True with engine=ps.Ray() needs runs=, a folder that the head and this host share"
+        )
+    with _shown(Path(config.runs)) if page and config.runs is not None else contextlib.nullcontext():
+        done: Run = run_on_ray(config, loop, evaluate)
     return done
+
+
+@contextlib.contextmanager
+def _shown(place: Path) -> Iterator[None]:
+    """Have a page show what is recorded there, and say where it is."""
+    with live_page(place) as address:
+        print(f"live page: {address}", file=sys.stderr, flush=True)
+        yield
 
 
 def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
@@ -343,7 +371,10 @@ def _check_functions(config: RunConfig, train: object, evaluate: object, watch: 
     """Raise `ConfigurationError` for a function of the user's that cannot be called, or one that is missing."""
     if train is not None and not callable(train):
         raise ConfigurationError(f"train={train!r}: a function that takes a ps.Worker")
-    takes = {"watch": "the state of the run", "evaluate": "the model and returns names and numbers"}
+    takes = {
+        "watch": "the state of the run (or True, for the live page)",
+        "evaluate": "the model and returns names and numbers",
+    }
     for (name, what), given in zip(takes.items(), (watch, evaluate), strict=True):
         if given is not None and not callable(given):
             raise ConfigurationError(f"{name}={given!r}: a function that takes {what}")

@@ -450,7 +450,12 @@ def test_on_a_full_disk_the_weights_are_written_first(tmp_path: Path, monkeypatc
             RuntimeWarning, match=r"lacks summary\.json, metrics\.jsonl, report\.html \(No space left on device\); its"
         ):
             run = ps.run(SMALL, "sync_sgd", workers=1, runs=tmp_path, engine=SIMULATED)
-    assert {one.name for one in run.folder.iterdir()} == {"run.toml", "journal.bin", "weights.safetensors"}
+    assert {one.name for one in run.folder.iterdir()} == {
+        "run.toml",
+        "live.jsonl",
+        "journal.bin",
+        "weights.safetensors",
+    }
 
 
 def test_a_failing_report_keeps_all_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.cli.template import template
 from plesio.cli.typed import as_typed
+from plesio.cli.watch import watch
 from plesio.cli.whatif import whatif
 from plesio.launch.ctrl_c import ENDING, EndedBySignal, end_at_once, name_of
 from plesio.launch.local.forkserver import ForkServer
@@ -70,6 +71,7 @@ def _options(
 
 
 EXAMPLES: dict[Callable[..., Any], str] = {
+    watch: "runs --port 8765",
     run: "train.py --strategy local_sgd --set every=16 --workers 4",
     compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",

@@ -28,6 +28,9 @@ Arguments = Annotated[
 ]
 
 
+Watch = Annotated[bool, typer.Option("--watch", help="Show the run as it goes on a page; its address is printed.")]
+
+
 def option_of(name: str) -> str:
     """What an argument of `ps.run` is called on the command line."""
     return f"--{name.replace('_', '-')}"

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from plesio.cli.live import Board, terminal
-from plesio.cli.options import Arguments, ScriptPath, takes_settings
+from plesio.cli.options import Arguments, ScriptPath, Watch, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
@@ -25,21 +25,28 @@ if TYPE_CHECKING:
 
 
 @takes_settings(but=["engine", "workers_max"])
-def run(context: typer.Context, script: ScriptPath, arguments: Arguments = None, **typed: Any) -> int:
+def run(
+    context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False, **typed: Any
+) -> int:
     """Train a script's model under one strategy and print what it cost.
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
     """
-    train(context, terminal(), script, arguments, config_of(typed))
+    train(context, terminal(), script, arguments, config_of(typed), watch)
     return 0
 
 
 def train(
-    context: typer.Context, console: Console, script: Path, arguments: list[str] | None, config: RunConfig
+    context: typer.Context,
+    console: Console,
+    script: Path,
+    arguments: list[str] | None,
+    config: RunConfig,
+    page: bool = False,
 ) -> Run:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
     loaded = load(script, arguments, config)
-    return to_its_end(context, console, config, lambda watch: loaded.run(config, watch))
+    return to_its_end(context, console, config, lambda watch: loaded.run(config, watch, page))
 
 
 def to_its_end(

@@ -31,10 +31,10 @@ class Script:
     train: Callable[..., object]
     evaluate: Callable[..., Mapping[str, float]] | None
 
-    def run(self, config: RunConfig, watch: Callable[[Live], object]) -> Run:
+    def run(self, config: RunConfig, watch: Callable[[Live], object], page: bool = False) -> Run:
         from plesio.runner import start  # imports torch
 
-        return start(config, self.train, self.evaluate, watch)
+        return start(config, self.train, self.evaluate, watch, page=page)
 
 
 def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None) -> Script:

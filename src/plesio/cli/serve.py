@@ -11,7 +11,7 @@ import typer
 from rich.logging import RichHandler
 
 from plesio.cli.live import terminal
-from plesio.cli.options import takes_settings
+from plesio.cli.options import Watch, takes_settings
 from plesio.cli.run import to_its_end
 from plesio.cli.typed import config_of
 from plesio.errors import ConfigurationError
@@ -34,6 +34,7 @@ def serve(
     certs: Certs = None,
     insecure: Insecure = False,
     rejoin_s: Rejoin = 60.0,
+    watch: Watch = False,
     **typed: Any,
 ) -> int:
     """Be the head of a run: its workers are processes that call ps.join, on this host or others.
@@ -61,5 +62,5 @@ def serve(
     log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
     told = socket.gethostname() if host in EVERYWHERE else host
     console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
-    to_its_end(context, console, config, lambda watch: start(config, None, watch=watch, door=door))
+    to_its_end(context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch))
     return 0

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from plesio.cli.live import simulated_in, terminal
-from plesio.cli.options import REQUIRED, Arguments, ScriptPath, options_of, takes_settings
+from plesio.cli.options import REQUIRED, Arguments, ScriptPath, Watch, options_of, takes_settings
 from plesio.cli.run import train
 from plesio.cli.typed import config_of, in_words
 from plesio.config import SETTINGS
@@ -27,7 +27,9 @@ from plesio.config.setting import Option
         ),
     ],
 )
-def simulate(context: typer.Context, script: ScriptPath, arguments: Arguments = None, **typed: Any) -> int:
+def simulate(
+    context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False, **typed: Any
+) -> int:
     """Train a script's model on simulated machines, in virtual time, and print what it would have cost.
 
     SCRIPT is that of `plesio run`: its gradients are computed, one worker's after the other's, only time is virtual.
@@ -36,6 +38,6 @@ def simulate(context: typer.Context, script: ScriptPath, arguments: Arguments = 
     console = terminal()
     console.print(Text(f"{script}: {in_words(config, typed['cluster'])}"), soft_wrap=True)
     started_s = time.monotonic()
-    done = train(context, console, script, arguments, config)
+    done = train(context, console, script, arguments, config, watch)
     console.print(Text(simulated_in(done.summary.wall_s, time.monotonic() - started_s)), soft_wrap=True)
     return 0

@@ -2,6 +2,7 @@
 
 runs/20261121-101530-async_sgd/
     run.toml             the resolved configuration
+    live.jsonl           how it went, for the live page (`plesio.observe.record`)
     metrics.jsonl        evaluations and what workers logged, a line each, by time
     summary.json         every figure (`plesio.observe.summary.Summary`)
     weights.safetensors  the final weights under their PyTorch names

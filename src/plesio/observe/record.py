@@ -141,6 +141,7 @@ class Record:
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
+        self._file.close()
         why = f"{self._path} cannot be written: {error.strerror}; the live page stands still, training goes on"
         warnings.warn(why, RuntimeWarning, stacklevel=2)
 

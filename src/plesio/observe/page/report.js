@@ -1,4 +1,5 @@
-// Draws a report: `draw(data)` builds the page from the data that observe/report.py gathers and from what the reader chose.
+// Draws a report: `draw(data)` builds the page from the data that observe/report.py gathers, or live.js, and from what the reader
+// chose.
 "use strict";
 
 const AXES = ["time", "samples", "steps", "bytes"];
@@ -235,7 +236,7 @@ function figure(one) {
       }],
     },
   }, uPlot.join(one.lines.map((line) => points(line, log))), plot);
-  Object.assign(chart, {lines: one.lines, small: one.small});
+  Object.assign(chart, {lines: one.lines, small: one.small, log, told: () => show(chart)});
   page.charts.push(chart);
   page.watch.observe(plot);
   plot.chart = chart;
@@ -279,7 +280,7 @@ function lanes({window_s, caption, groups}) {
   if (!groups.length) return h("p", {id: "lanes", class: "empty"}, "No timeline was recorded.");
   const {size, name} = unit("time", page.longest_s, page.data.clock);
   const [low, high] = view.middle ? [0, window_s] : view.axis === "time" && view.zoom ? view.zoom : [0, page.longest_s / size];
-  const seconds = `${format(window_s, 2)} s from the middle of ${page.data.strategies.length > 1 ? "each run" : "the run"}`;
+  const seconds = page.data.lanes.window ?? `${format(window_s, 2)} s from the middle of ${page.data.strategies.length > 1 ? "each run" : "the run"}`;
   const letters = (row) => (view.middle ? row.middle : row.whole);
   const blank = groups.some(({rows}) => rows.some((row) => letters(row).split(" ").length - 1 > 0.02 * COLUMNS));
   const choose = (middle) => (view.middle = middle, draw(page.data));
@@ -366,26 +367,46 @@ function context(rows) {
   return rows.length > 0 && [h("h2", {}, "How it was run"), table(["what", "value"], body, "context")];
 }
 
-function draw(data) {
+// All but the curves, which are changed in place. `more` makes what is shown below the table.
+function around(data, more) {
+  return {
+    head: [h("h1", {}, data.title), h("p", {class: "finding"}, data.finding), data.setting && h("p", {class: "setting"}, data.setting),
+      data.note && h("p", {class: "note"}, data.note)],
+    ...(data.strategies.length && {
+      costs: [comparison(data.table), more()],
+      lanes: [h("h2", {}, "Where the workers' time went"), lanes(data.lanes)],
+      staleness: staleness(data.strategies),
+      incidents: [h("h2", {}, data.lanes.window ? "Events" : "Incidents"), incidents(data.incidents)],
+      context: context(data.context),
+    }),
+  };
+}
+
+const fill = (part, nodes) => part.replaceChildren(...[nodes].flat(9).filter(Boolean));
+
+function scale(data) {
+  const highest = (axis) => Math.max(0, ...data.strategies.map(({spent}) => spent[axis].at(-1)));
+  const x = unit(view.axis, highest(view.axis), data.clock);
+  return {data, longest_s: highest("time") || 1, x: {...x, high: (highest(view.axis) || 1) / x.size}};
+}
+
+function draw(data, more = page?.more ?? (() => [])) {
   const focused = document.activeElement?.id;
   page?.watch.disconnect();
   page?.charts.forEach((chart) => chart.destroy());
-  const highest = (axis) => Math.max(0, ...data.strategies.map(({spent}) => spent[axis].at(-1)));
-  const x = unit(view.axis, highest(view.axis), data.clock);
   const watch = new ResizeObserver((entries) => entries.forEach(({target, contentRect: {width}}) =>
     width && target.chart.setSize({width, height: target.chart.small ? 200 : width < 500 ? 260 : 320})));
-  page = {data, watch, charts: [], longest_s: highest("time") || 1, x: {...x, high: (highest(view.axis) || 1) / x.size}};
+  page = {...scale(data), watch, charts: [], more};
   const {learning} = data;
-  document.querySelector("#report").replaceChildren(
-    h("h1", {}, data.title), h("p", {class: "finding"}, data.finding), data.setting && h("p", {class: "setting"}, data.setting),
-    data.note && h("p", {class: "note"}, data.note), ...(data.strategies.length ? [
-      comparison(data.table), h("h2", {}, "Learning"), controls(),
-      learning.charts.map(figure), learning.notes.map((note) => h("p", {class: "empty"}, note)),
-      h("h2", {}, "Where the workers' time went"), lanes(data.lanes), staleness(data.strategies),
-      h("h2", {}, "Incidents"), incidents(data.incidents), context(data.context),
-    ].flat(9).filter(Boolean) : []));
+  const parts = Object.entries(around(data, more)).map(([id, nodes]) => {
+    const part = h("section", {id: `part-${id}`});
+    fill(part, nodes);
+    return part;
+  });
+  if (data.strategies.length) parts.splice(2, 0, h("section", {}, h("h2", {}, "Learning"), controls(), learning.charts.map(figure),
+    learning.notes.map((note) => h("p", {class: "empty"}, note))));
+  document.querySelector("#report").replaceChildren(...parts);
   if (focused) document.getElementById(focused)?.focus({preventScroll: true});
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.charts.forEach((chart) => chart.redraw()));
-draw(JSON.parse(document.querySelector("#data").textContent));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page?.charts.forEach((chart) => chart.redraw()));

@@ -1,0 +1,47 @@
+"""The live page of a run under way: a process of its own, so that a page that is looked at takes no time of the run's."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plesio.errors import ConfigurationError, DeadlineError
+from plesio.transport.channel import readable
+
+START_S = 60.0
+END_S = 5.0
+
+
+def check_installed() -> None:
+    """Raise `ConfigurationError` where the page's packages are missing."""
+    for package in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigurationError(f"the live page needs the package {package}: pip install 'plesio[watch]'")
+
+
+@contextmanager
+def live_page(runs: Path) -> Iterator[str]:
+    """Serve the runs in a folder on this host's loopback; gives the address to open.
+
+    Raises:
+        ConfigurationError: its packages are missing. DeadlineError: it does not start.
+    """
+    check_installed()
+    command = [sys.executable, "-m", "plesio", "watch", str(runs), "--port", "0", "--while-piped"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        try:
+            line = process.stdout.readline().decode() if readable(process.stdout.fileno(), START_S) else ""
+            if not line.startswith("http"):
+                raise DeadlineError(f"the live page did not start within {START_S:g} s; its own messages are above")
+            yield line.strip()
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

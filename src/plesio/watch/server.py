@@ -1,0 +1,167 @@
+"""The server of the live page: static files, the list of runs, and what is new in them as server-sent events.
+
+| address (after the token)   | answers                                                             |
+| --------------------------- | ------------------------------------------------------------------- |
+| /                           | the page                                                            |
+| /runs                       | the list of runs, as JSON                                           |
+| /events?run=NAME&run=NAME   | a stream: for each run, the lines of its record that are new        |
+| /ask?run=NAME&what=stop     | POST: asks a run under way to stop, or for a checkpoint             |
+
+The server holds no run in memory: for each page that is open it knows how far it has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from importlib import resources
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from plesio.errors import ConfigurationError
+from plesio.observe.asked import ASKED, ask
+from plesio.watch.runs import Book, Tail, found
+
+EVERY_S = 0.5
+"""How often runs under way are looked at."""
+LAST_S = 1.0
+"""How long an open page has to read the end of the run that it was served for."""
+BEAT = 20
+"""After so many looks without anything new, something is sent all the same, so that a closed page is noticed."""
+SHOWN_MAX = 10
+"""How many runs a page shows at a time."""
+FILES = {
+    "": ("live.html", "text/html"),
+    "live.css": ("live.css", "text/css"),
+    "live.js": ("live.js", "text/javascript"),
+    "report.css": ("report.css", "text/css"),
+    "report.js": ("report.js", "text/javascript"),
+    "uplot.min.css": ("uplot.min.css", "text/css"),
+    "uplot.min.js": ("uplot.min.js", "text/javascript"),
+}
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        number = getattr(error, "errno", None) or 0  # below 0: of a name that is not known
+        why = os.strerror(number) if number > 0 else str(error)
+        raise ConfigurationError(
+            f"the live page cannot listen on {host}:{port}: {why}; give another --port (0 takes any), or another --host"
+        ) from error
+
+
+class Page:
+    """The server for the runs in one folder."""
+
+    def __init__(self, runs: Path, sock: socket.socket) -> None:
+        self._book, self._socket = Book(runs), sock
+        self.token = secrets.token_urlsafe(16)
+        routes = [
+            Route("/runs", self._runs),
+            Route("/events", self._events),
+            Route("/ask", self._ask, methods=["POST"]),
+            *(Route(f"/{name}", _static(*file)) for name, file in FILES.items()),
+        ]
+        app = Starlette(routes=[Mount(f"/{self.token}", routes=routes)])
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
+        self._server = uvicorn.Server(config)
+
+    def address(self, host: str) -> str:
+        """What to open in a browser."""
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{self._socket.getsockname()[1]}/{self.token}/"
+
+    def serve(self, until: BinaryIO | None = None) -> None:
+        """Serve until Ctrl-C; or, with `until`, a pipe, until that is closed."""
+        if until is not None:
+            threading.Thread(target=self._wait, args=(until,), daemon=True).start()
+        self._server.run(sockets=[self._socket])
+
+    def _wait(self, pipe: BinaryIO) -> None:
+        pipe.read()
+        time.sleep(LAST_S)
+        self._server.should_exit = True
+
+    async def _runs(self, request: Request) -> Response:
+        return _json(await asyncio.to_thread(self._book.listed))
+
+    async def _events(self, request: Request) -> Response:
+        known = await asyncio.to_thread(found, self._book.runs)
+        names = request.query_params.getlist("run")[:SHOWN_MAX]
+        tails = {name: Tail(known[name]) for name in names if name in known}
+        return StreamingResponse(self._stream(tails), media_type="text/event-stream", headers=HEADERS)
+
+    async def _stream(self, tails: dict[str, Tail]) -> AsyncIterator[str]:
+        idle = 0
+        while not self._server.should_exit:
+            new = False
+            for name, tail in list(tails.items()):
+                try:
+                    lines = await asyncio.to_thread(tail.lines)
+                except OSError:
+                    del tails[name]
+                    yield f'data: {{"run":{_text(name)},"gone":true}}\n\n'
+                    continue
+                if lines:
+                    new = True
+                    yield f'data: {{"run":{_text(name)},"lines":[{",".join(lines)}]}}\n\n'
+            idle = 0 if new else idle + 1
+            if idle % BEAT == 1:  # also at once, when all that there was has been sent
+                yield 'data: {"idle":true}\n\n'
+            if not new:
+                await asyncio.sleep(EVERY_S)
+
+    async def _ask(self, request: Request) -> Response:
+        name, what = request.query_params.get("run", ""), request.query_params.get("what", "")
+        known = await asyncio.to_thread(found, self._book.runs)
+        if name not in known or what not in ASKED:
+            return PlainTextResponse("no such run, or nothing that can be asked for", 404, HEADERS)
+        try:
+            ask(known[name], what)
+        except OSError as error:
+            return PlainTextResponse(f"the run folder cannot be written: {error.strerror}", 409, HEADERS)
+        return PlainTextResponse("asked", 200, HEADERS)
+
+
+def _static(name: str, kind: str):  # type: ignore[no-untyped-def]
+    content = (resources.files("plesio.observe") / "page" / name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
+
+    return answer
+
+
+def _json(what: object) -> Response:
+    return Response(msgspec.json.encode(what), media_type="application/json", headers=HEADERS)
+
+
+def _text(what: str) -> str:
+    return msgspec.json.encode(what).decode()

@@ -1,0 +1,275 @@
+"""The live page in a real browser: runs under way and ended ones, its buttons, and what is wrong with folders and ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import plesio as ps
+from plesio.observe.record import LIVE, Record
+from plesio.observe.standing import Standing, WorkerNow
+from plesio.observe.summary import Incident
+from plesio.watch.process import live_page
+from support import loops
+from support.browser import FOUND, Browser, browser
+
+SIMULATED = ps.Simulated(ps.Cluster.preset("one-straggler", 4))
+WAIT_S = 30.0
+
+needs_browser = pytest.mark.skipif(FOUND is None, reason="needs chromium")
+
+
+class Address:
+    """What `Browser.open` takes in place of a file."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def as_uri(self) -> str:
+        return self._address
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@contextmanager
+def shown(tab: Browser, runs: Path, words: str) -> Iterator[str]:
+    """The page of a folder, once it shows some words."""
+    with live_page(runs) as address:
+        tab.open(Address(address))  # type: ignore[arg-type]
+        until(tab, lambda: words in tab.run("document.body.innerText"))
+        yield address
+        assert tab.errors == []
+        tab.open(Address("about:blank"))  # type: ignore[arg-type] # it would go on asking
+
+
+def until(tab: Browser, holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, (tab.errors, tab.run("document.body.innerText"))
+        time.sleep(0.1)
+
+
+def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", name: str = "async_sgd") -> None:
+    """The record of a run, one line a second."""
+    folder.mkdir(parents=True)
+    context = [["command", "plesio run train.py"]]
+    to = Record(
+        folder,
+        {"strategy": name, "train": "train", "clock": "wall", "target": None, "keeps": False, "context": context},
+    )
+    to.event(Incident(1.0, 1, "worker 1 died"))
+    for t in range(1, seconds + 1):
+        at = [
+            WorkerNow(k, "wait" if k % 5 else "compute", t - 0.5, 9 * t, 0.7 * t, 0.2 * t, 0.1 * t, k)
+            for k in range(workers)
+        ]
+        stale = {-1: {0: 5 * t, 3: t}} if t == seconds else None
+        to.at(
+            float(t),
+            t,
+            9 * workers * t,
+            32 * t,
+            {metric: 1 - 1 / t},
+            Standing(tuple(at), 0, (0,), 0.7, 1000 * t, {}, stale),
+        )
+    to._file.close()  # it is still under way
+
+
+def train(worker: ps.Worker) -> None:
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    inputs, labels = loops.data(8)
+    while True:
+        optimizer.zero_grad()
+        loss = loops.loss_of(model, inputs, labels)
+        loss.backward()
+        optimizer.step()
+        worker.log(loss=loss)
+
+
+SCRIPT = """
+import time
+import plesio as ps
+from integration.test_live_page import train
+if __name__ == "__main__":
+    run = ps.run(train, ps.bounded_staleness(2), workers=2, pace=0.02, watch=True, runs={runs!r}, seed=1,
+                 checkpoint=ps.Checkpoint(every_s=600), until=ps.Until(seconds=60))
+    print(run.ended)
+"""
+
+
+@needs_browser
+def test_a_run_under_way_is_shown_keeps_a_checkpoint_and_stops_when_asked(tab: Browser, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(runs=str(tmp_path / "runs")))
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        address = next(line for line in process.stderr if line.startswith("live page: ")).split()[-1]
+        tab.open(Address(address))  # type: ignore[arg-type]
+        until(tab, lambda: "under way" in tab.run("document.body.innerText"))
+        until(tab, lambda: "loss" in tab.run("document.querySelector('figure')?.innerText ?? ''"))
+        first = tab.run("page.charts[0].data[0].length")
+        until(tab, lambda: tab.run("page.charts[0].data[0].length") > first)
+        tab.run("document.querySelector('#checkpoint-0').click()")
+        until(tab, lambda: "a checkpoint is being written" in tab.run("document.body.innerText"))
+        tab.run("window.confirm = () => true; document.querySelector('#stop-0').click()")
+        out, _ = process.communicate(timeout=60)
+        assert out.strip() == "stopped from the live page"
+        assert tab.errors == [] or all("ERR_" in one for one in tab.errors)  # the page went with the run
+        tab.open(Address("about:blank"))  # type: ignore[arg-type]
+    finally:
+        process.kill()
+        process.wait()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert list((folder / "checkpoints").glob("*"))
+    assert json.loads((folder / LIVE).read_text().splitlines()[-1])["why"] == "stopped from the live page"
+
+
+@needs_browser
+def test_an_hour_of_32_workers_is_drawn_and_fits_a_phone_in_the_dark(tab: Browser, tmp_path: Path) -> None:
+    write(tmp_path / "hour", workers=32, seconds=3600)
+    assert (tmp_path / "hour" / LIVE).stat().st_size < 5_000_000
+    with shown(tab, tmp_path, "worker 31"):
+        assert tab.run("document.querySelectorAll('.lane').length") == 32
+        assert tab.run("document.querySelectorAll('#now tbody tr').length") == 32
+        assert "waiting for worker 0" in tab.run("document.querySelector('#now').innerText")
+        tab.resize(375, 800, dark=True)
+        tab.settle()
+        assert tab.run("document.documentElement.scrollWidth") <= 375
+        assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
+        tab.resize(1280, 900)
+
+
+@needs_browser
+def test_runs_side_by_side_are_chosen_by_the_keyboard_and_keep_their_zoom(tab: Browser, tmp_path: Path) -> None:
+    write(tmp_path / "a", 2, 30, name="async_sgd")
+    write(tmp_path / "b", 2, 40, name="sync_sgd")
+    with shown(tab, tmp_path, "sync_sgd"):
+        tab.run("document.querySelector('nav details').open = true; document.querySelector('#run-1').focus()")
+        for kind in ("rawKeyDown", "char", "keyUp"):
+            tab.send("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", text=" " if kind == "char" else "")
+        if not tab.run("document.querySelector('#run-1').checked"):
+            tab.run("document.querySelector('#run-1').click()")
+        until(tab, lambda: "2 runs are under way" in tab.run("document.querySelector('#report').innerText"))
+        assert tab.run("page.charts[0].lines.length") == 2
+        tab.run("zoom([5, 20])")
+        time.sleep(1.0)
+        assert tab.run("JSON.stringify(view.zoom)") == "[5,20]"
+
+
+@needs_browser
+def test_markup_in_names_is_inert(tab: Browser, tmp_path: Path) -> None:
+    bad = '<img src=x onerror="window.hacked=1"></script><script>window.hacked=1</script>'
+    write(tmp_path / "<b>run", 1, 5, metric=bad, name=bad)
+    with shown(tab, tmp_path, "<img src=x"):
+        assert tab.run("window.hacked ?? 0") == 0
+        assert tab.run("document.querySelectorAll('#report img, nav b, nav img').length") == 0
+
+
+@needs_browser
+def test_damaged_other_and_vanishing_folders_are_told(tab: Browser, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / LIVE).write_text('{"n":1,"kind":"head","format":99,"strategy":"x"}\n')
+    with shown(tab, tmp_path, "This run cannot be shown: its record is of another version of plesio"):
+        write(tmp_path / "new", 2, 5)
+        until(tab, lambda: "async_sgd on train" in tab.run("document.body.innerText"))
+        (tmp_path / "new" / LIVE).unlink()
+        (tmp_path / "new").rmdir()
+        until(tab, lambda: "its folder is gone" in tab.run("document.body.innerText"))
+
+
+@needs_browser
+def test_a_thousand_runs_are_listed(tab: Browser, tmp_path: Path) -> None:
+    for number in range(1000):
+        write(tmp_path / f"run-{number:04}", 1, 2)
+    with shown(tab, tmp_path, "1,000 runs in the folder"):
+        assert tab.run("document.querySelectorAll('nav li').length") == 1000
+
+
+def test_the_page_wants_its_token_and_known_runs(tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "one", 1, 2)
+    with live_page(tmp_path / "runs") as address:
+        assert urllib.request.urlopen(address, timeout=10).status == 200
+        for wrong in (re.sub(r"/[^/]+/$", "/", address), re.sub(r"/[^/]+/$", "/wrong/runs", address)):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(wrong, timeout=10)
+        for wrong in ("run=../one&what=stop", "run=one&what=delete"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(urllib.request.Request(f"{address}ask?{wrong}", method="POST"), timeout=10)
+        urllib.request.urlopen(urllib.request.Request(f"{address}ask?run=one&what=stop", method="POST"), timeout=10)
+    assert (tmp_path / "runs" / "one" / "asked-stop").exists()
+
+
+def test_a_port_in_use_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, words in (
+            ([str(tmp_path), "--port", port], "Address already in use; give another --port"),
+            ([str(tmp_path / "none")], "is no folder"),
+            ([str(tmp_path), "--host", "no.such.host.invalid"], "give another --port (0 takes any), or another --host"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "plesio", "watch", *arguments], capture_output=True, text=True, timeout=60
+            )
+            assert (done.returncode, done.stdout) == (2, "")
+            assert words in done.stderr
+            assert len(done.stderr.splitlines()) == 1
+
+
+def count(worker: ps.Worker) -> None:
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    inputs, labels = loops.data(8)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loops.loss_of(model, inputs, labels).backward()
+        optimizer.step()
+
+
+def test_a_simulated_run_is_recorded_and_the_same_as_without(tmp_path: Path) -> None:
+    recorded = ps.run(count, "async_sgd", workers=4, engine=SIMULATED, runs=tmp_path)
+    plain = ps.run(count, "async_sgd", workers=4, engine=SIMULATED)
+    assert all(bool((plain.state_dict[name] == one).all()) for name, one in recorded.state_dict.items())
+    lines = [json.loads(line) for line in (recorded.folder / LIVE).read_text().splitlines()]
+    last = [one for one in lines if one["kind"] == "at"][-1]
+    assert last["version"] == recorded.version == 1600
+    assert last["bytes"] == recorded.bytes
+    assert last["ideal"] == pytest.approx(recorded.ideal_share, abs=1e-3)
+    stale = [one for one in lines if one["kind"] == "stale"][-1]["by"]
+    assert {int(k): {int(t): n for t, n in by.items()} for k, by in stale.items()} == recorded.staleness.by_worker
+
+
+def test_a_real_run_tells_at_the_end_what_its_summary_says(tmp_path: Path) -> None:
+    run = ps.run(count, ps.bounded_staleness(2), workers=2, runs=tmp_path, pace=0.002)
+    lines = [json.loads(line) for line in (run.folder / LIVE).read_text().splitlines()]
+    last = [one for one in lines if one["kind"] == "at"][-1]
+    assert (last["version"], last["steps"], last["bytes"]) == (run.version, run.steps, run.bytes)
+    assert [one[6] for one in last["workers"]] == [one.steps for one in run.workers]
+    assert [one[3] for one in last["workers"]] == pytest.approx([one.compute_s for one in run.workers], abs=0.05)
+    assert lines[-1]["why"] == "finished"
+
+
+def test_what_is_no_function_and_not_true_is_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"watch='yes': a function .* \(or True, for the live page\)"):
+        ps.run(count, "async_sgd", workers=1, watch="yes")  # type: ignore[arg-type]
