@@ -4,8 +4,8 @@
 
 Each worker's step is small, so the server tells as much as it can: ten times a second. The runs of a row take turns; the ratio
 is the median of their ratios. `bare`: a run folder is written, without the record's lines; `bare, again`: the same, which shows
-what noise there is. `record`: with them, and nobody looks. `page`: a page's server runs beside it, and a reader takes its events as
-a browser does. What the server does for each telling, which is in all of them, is timed by itself, for 32 workers.
+what noise there is. `record`: with them, and nobody looks. `page`: a page's server runs beside it, and a reader takes its events
+as a browser does. What the server does for each telling, which is in all of them, is timed by itself, for 32 workers.
 """
 
 from __future__ import annotations
