@@ -1,5 +1,6 @@
 """How the documentation site is built: `make docs`."""
 
+import re
 from importlib.metadata import version as version_of
 
 project = "plesio"
@@ -15,3 +16,24 @@ autodoc_typehints = "none"
 
 html_theme = "furo"
 html_title = "plesio"
+
+
+def _as_rst(app, what, name, object_, options, lines):
+    """Docstrings are plain text: what is indented without a section's name is code, and a name may end with an underscore."""
+    result, before = [], ""
+    for line in lines:
+        line = re.sub(r"(\w)_(?!\w)", r"\1\\_", line)
+        begins_code = line.startswith(" ") and result and not result[-1] and before and not before.startswith(" ")
+        if line.strip() == "Example:":
+            result += ["Example::", ""]  # no section of napoleon's
+            before = "::"
+            continue
+        if begins_code and before != "::":
+            result += ["::", ""]
+        result.append(line)
+        before = line if line.strip() else before
+    lines[:] = result
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _as_rst, priority=100)  # before napoleon

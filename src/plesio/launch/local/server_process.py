@@ -11,7 +11,6 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from typing import Any
 
 from plesio.core.events import Cancel, Evict, Grant, Ticked
@@ -161,8 +160,8 @@ class Server(Replies):
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
-        until_s = self._program.sequencer.grace_until_s
-        return TICK_S if until_s == inf else min(TICK_S, max(0.0, until_s - time.monotonic()))
+        until_s = min(self._next_tick_s, self._program.sequencer.grace_until_s)
+        return min(TICK_S, max(0.0, until_s - time.monotonic()))
 
     def _over(self) -> bool:
         """Whether nobody works any more, and nobody is waited for."""

@@ -115,7 +115,7 @@ function now(shown) {
     const names = whom.length > 8 ? `${whom.length} workers` : `worker ${whom.join(", ")}`;
     const words = what === "compute" ? "computing" : what === "wait" ? `waiting${whom.length ? ` for ${names}` : ""}` : what;
     return h("tr", {}, h("th", {scope: "row"}, named(k)), h("td", {}, String(worker)), h("td", {class: "text"}, words),
-      h("td", {}, what === "compute" || what === "wait" ? format(Math.max(0, last.t - since), 3) : "–"),
+      h("td", {}, what === "compute" || what === "wait" ? Math.max(0, last.t - since).toFixed(2) : "–"),
       h("td", {}, format(steps, 9)), h("td", {}, String(stale)));
   }));
   const more = shown.map(([, run]) => run.ended ? 0 : run.at.at(-1)?.others ?? 0).reduce((a, b) => a + b, 0);
