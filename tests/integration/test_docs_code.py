@@ -1,0 +1,151 @@
+"""Every Python block of the documentation is run, with what its page takes for granted. Elsewhere: start.md in test_docs.py, the
+README's in test_readme.py, ray.md by `make test-ray`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from sklearn.feature_extraction.text import HashingVectorizer
+
+import plesio as ps
+from integration.test_docs import DOCS, blocks_of
+from support import loops
+
+SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
+RUN_ELSEWHERE = {"start", "ray"}
+Names = dict[str, Any]
+
+
+def train(worker: ps.Worker) -> None:
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
+    inputs, labels = loops.data(8)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loops.loss_of(model, inputs, labels).backward()
+        optimizer.step()
+
+
+def by_clients(worker: ps.Worker) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clients = ps.Clients(data, [[k] for k in range(400)], per_round=100, rounds=1, batch_size=1)
+    model, optimizer, clients = worker.prepare(model, optimizer, clients)
+    for client in clients:
+        for inputs, labels in client:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+
+def execute(code: str, names: Names) -> Names:
+    exec(compile(code, "page", "exec"), names)
+    return names
+
+
+def nothing(code: str) -> None:
+    execute(code, {"ps": ps})
+
+
+def failures(code: str) -> None:
+    first, second = code.strip().splitlines()
+    names = execute(first, {"ps": ps, "train": train})
+    folder = names["run"].folder
+    execute(second.replace("runs/20261121-101530-async_sgd", str(folder)), names)
+    assert names["run"].folder != folder
+
+
+def federated(code: str) -> None:
+    if "secrets" in code:
+        assert execute(code, {"ps": ps, "train": by_clients})["run"].version == 1
+        return
+    few = code.replace("rounds=60", "rounds=2")
+    dataset = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.arange(400) % 4)
+    dataset.targets = dataset.tensors[1]  # as torchvision's have
+    names = {"build": lambda: torch.nn.Linear(4, 4), "dataset": dataset}
+    assert execute(few, names)["run"].version == 2
+
+
+def loop(code: str) -> None:
+    def around(worker: ps.Worker) -> None:
+        model = torch.nn.Linear(4, 2)
+        data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
+        names = {
+            "worker": worker,
+            "EPOCHS": 1,
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+            "loader": torch.utils.data.DataLoader(data, batch_size=8),
+            "OneCycleLR": torch.optim.lr_scheduler.OneCycleLR,
+        }
+        execute(code, names)
+        for inputs, labels in names["loader"]:
+            names["optimizer"].zero_grad()
+            torch.nn.functional.cross_entropy(names["model"](inputs), labels).backward()
+            names["optimizer"].step()
+            names["scheduler"].step()
+
+    assert ps.run(around, "sync_sgd", workers=2, engine=SIMULATED).steps == 4
+
+
+def machines(code: str) -> None:
+    if "watch" in code:
+        execute(code, {"ps": ps, "train": train})
+    else:  # what torchrun starts is in test_readme.py
+        compile(code, "page", "exec")
+
+
+def sparse(code: str) -> None:
+    random = np.random.default_rng(0)
+    Path("text.txt").write_text("the king rules the land\n" * 200)
+    Path("corpus.txt").write_text("the king rules the land\n" * 200)
+    texts, labels = ["good one", "bad one"] * 50, np.array([1, 0] * 50)
+    execute(
+        code,
+        {
+            "x": scipy.sparse.random(200, 30, 0.3, format="csr", random_state=0),
+            "y": random.integers(0, 2, 200),
+            "users": ["ada", "bob"] * 100,
+            "items": random.integers(0, 20, 200),
+            "ratings": random.random(200),
+            "vectorizer": HashingVectorizer(n_features=64),
+            "pieces": [(texts, labels), (texts, labels)],
+        },
+    )
+
+
+def in_process(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+
+
+HOW: dict[str, Callable[[str], None]] = {
+    "algorithm": nothing,
+    "api": nothing,
+    "convert": in_process,
+    "failures": failures,
+    "federated": federated,
+    "hogwild": sparse,
+    "loop": loop,
+    "machines": machines,
+    "sparse": sparse,
+}
+BLOCKS = [
+    (page.stem, number, code) for page in sorted(DOCS.glob("*.md")) for number, code in enumerate(blocks_of(page))
+]
+
+
+@pytest.mark.parametrize(("page", "code"), [(page, code) for page, _, code in BLOCKS if page not in RUN_ELSEWHERE])
+@pytest.mark.filterwarnings("ignore")
+def test_the_code_of_a_page_runs(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    HOW[page](code)
