@@ -535,10 +535,10 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("run", "missing argument 'SCRIPT'"),
         (
             "train script.py",
-            "known: certs, compare, journal, replay, run, runs, serve, simulate, strategies, template, whatif",
+            "known: certs, compare, journal, replay, run, runs, serve, simulate, strategies, template, watch, whatif",
         ),
         ("runn script.py", "no such command 'runn'; known: certs, compare, "),
-        ("runn script.py", "strategies, template, whatif; did you mean 'run'"),
+        ("runn script.py", "strategies, template, watch, whatif; did you mean 'run', 'runs'?"),
         ("compare script.py --strategies=", "no strategy is named; known: "),
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (

@@ -432,7 +432,7 @@ def test_an_unwritable_run_folder_keeps_the_result_in_memory(tmp_path: Path) -> 
     assert run.version > 0
     assert run.state_dict
     assert {one.name for one in run.folder.iterdir() if one.is_file()} == {
-        *("run.toml", "journal.bin"), *("weights.safetensors", "metrics.jsonl", "report.html"),
+        *("run.toml", "live.jsonl", "journal.bin"), *("weights.safetensors", "metrics.jsonl", "report.html"),
     }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     version: int
     steps: int
     samples: int
-    now: Standing
+    now: Standing = Standing()
 
 
 class Writing(msgspec.Struct, tag=True, frozen=True):
