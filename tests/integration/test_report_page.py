@@ -170,6 +170,36 @@ def test_the_first_paint_of_eight_strategies_is_quick(chromium: Browser, tmp_pat
     assert min(paints) < 1000
 
 
+def test_the_first_paint_of_a_day_of_32_workers_is_quick(
+    chromium: Browser, tmp_path: Path, eight: list[Summary]
+) -> None:
+    day_s, spans = 86_400.0, 3_000
+    step_s = day_s / spans
+    workers = tuple(replaced(eight[0].workers[0], worker=w, speed=1.0 + w) for w in range(32))
+    timeline = tuple(
+        Span(w, kind, (k + start) * step_s, (k + end) * step_s, steps)
+        for w in range(32)
+        for k in range(spans)
+        for kind, start, end, steps in (("compute", 0.0, 0.7, 1), ("wait", 0.7, 1.0, 0))
+    )
+    day = replaced(
+        eight[0],
+        workers=workers,
+        wall_s=day_s,
+        timeline=timeline,
+        history=tuple(Evaluation(10.0 * k, k, k, {"accuracy": 1 - 1 / (k + 2)}) for k in range(8_640)),
+        logged=tuple(Logged(k * day_s / 50_000, k % 32, 1, {"loss": 1 / (k + 1)}) for k in range(50_000)),
+        incidents=tuple(Incident(float(k), k % 32, f"worker {k % 32} died") for k in range(2_000)),
+    )
+    show(chromium, tmp_path, [day])
+    paint = chromium.run(
+        "new Promise((done) => new PerformanceObserver((list) => list.getEntriesByName('first-contentful-paint')"
+        ".forEach((one) => done(one.startTime))).observe({type: 'paint', buffered: true}))"
+    )
+    assert paint < 3000
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) < 5_000_000
+
+
 def test_every_section_is_on_the_page(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
     died = Incident(time_s=4.2, worker=1, what="died (signal 9)")
     show(chromium, tmp_path, [replaced(eight[0], incidents=(died,)), *eight[1:]], note="Settings: none.")
