@@ -51,7 +51,7 @@ from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
-from plesio.watch.process import live_page
+from plesio.watch.process import check_installed, live_page
 
 _turn = threading.Lock()
 _refusal = ""
@@ -245,6 +245,8 @@ def start(
     `page`, that shows it."""
     check_working_directory()
     _check_functions(config, train, evaluate, watch)
+    if page:
+        check_installed()
     config = _reduced_here(config, door)
     check_outer(config)
     if door is not None:
@@ -283,9 +285,8 @@ def start(
         folder=seen_in,
         record=Record(seen_in, _head(config, name, document, job)) if seen_in is not None else None,
     )
-    if page and seen_in is not None:
-        ending.enter_context(_shown(seen_in))
-    with ending, CtrlC() as ctrl_c, seen:  # until all is written
+    shown = _shown(seen_in) if page and seen_in is not None else contextlib.nullcontext()
+    with ending, shown, CtrlC() as ctrl_c, seen:  # until all is written
         if cluster is not None:
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
         else:

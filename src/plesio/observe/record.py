@@ -54,7 +54,11 @@ class Record:
         self._discarded: dict[str, int] = {}
         self._discards_told_s = -DISCARDS_S
         self._broken = False
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by `end`
+        try:
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by `end`
+        except OSError as error:
+            self._file = open(os.devnull, "ab", buffering=0)  # noqa: SIM115
+            self._give_up(error)
         self._write(self._head)
 
     def at(
