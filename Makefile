@@ -22,8 +22,8 @@ demo: setup
 test: lint types rooms unit
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check *.py docs/*.py src tests benchmarks examples
+	$(BIN)/ruff format --check *.py docs/*.py src tests benchmarks examples
 
 types: setup
 	$(BIN)/mypy

@@ -1,7 +1,12 @@
 """How the documentation site is built: `make docs`."""
 
 import re
+import sys
 from importlib.metadata import version as version_of
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from messages import PLACE, in_markdown
 
 project = "plesio"
 author = "the plesio developers"
@@ -35,5 +40,11 @@ def _as_rst(app, what, name, object_, options, lines):
     lines[:] = result
 
 
+def _with_messages(app, page, text):
+    if page == "errors":
+        text[0] = text[0].replace(PLACE, in_markdown())
+
+
 def setup(app):
+    app.connect("source-read", _with_messages)
     app.connect("autodoc-process-docstring", _as_rst, priority=100)  # before napoleon

@@ -15,53 +15,152 @@ TEXT_MAX = 20_000  # how many characters of an exception's message, or of its tr
 
 
 class PlesioError(Exception):
-    """Root of everything plesio raises on purpose."""
+    """Root of everything plesio raises on purpose.
+
+    >>> try:
+    ...     ps.async_sgd("dc-asgd")
+    ... except ps.PlesioError as error:
+    ...     print(type(error).__name__)
+    StrategyError
+    """
 
 
 class StrategyError(PlesioError, ValueError):
-    """A strategy, or a field of one, that does not exist or cannot work."""
+    """A strategy, or a field of one, that does not exist or cannot work.
+
+    >>> ps.first_of(0)
+    Traceback (most recent call last):
+        ...
+    plesio.errors.StrategyError: first_of(m=0): m must be a whole number of at least 1
+    """
 
 
 class ConfigurationError(PlesioError, ValueError):
-    """An argument of a run that does not exist or cannot work."""
+    """An argument of a run that does not exist or cannot work.
+
+    >>> ps.Slow(worker=0, factor=0.5)
+    Traceback (most recent call last):
+        ...
+    plesio.errors.ConfigurationError: Slow(factor=0.5): factor must be at least 1 (10: ten times slower)
+    """
 
 
 class CheckpointError(ConfigurationError):
-    """There is no checkpoint, it is damaged, or it is of another run."""
+    """There is no checkpoint, it is damaged, or it is of another run.
+
+    >>> ps.run(train, "sync_sgd", workers=2, resume="nowhere")  # train: as in the example of ps.run
+    Traceback (most recent call last):
+        ...
+    plesio.errors.CheckpointError: resume='nowhere': there is no such folder; ...
+    """
 
 
 class ModelMismatchError(PlesioError):
-    """The workers do not hold the same model, or a model changed its tensors after `prepare`."""
+    """The workers do not hold the same model, or a model changed its tensors after `prepare`.
+
+    >>> def differs(worker):
+    ...     model = torch.nn.Linear(2, 1 + worker.rank)
+    ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> ps.run(differs, "sync_sgd", workers=2, engine=ps.Simulated("uniform"))
+    Traceback (most recent call last):
+        ...
+    plesio.errors.ModelMismatchError: worker 1 does not hold the same model as worker 0: weight: wanted shape (1, 2), ...
+    """
 
 
 class SharedMemoryError(PlesioError, MemoryError):
-    """The host has too little shared memory for this model and this many workers."""
+    """The host has too little shared memory for this model and this many workers.
+
+    >>> try:
+    ...     run = ps.run(train, "async_sgd", workers=4, engine=ps.Simulated("uniform"))
+    ... except ps.SharedMemoryError as error:  # it says how much is needed, and how much there is
+    ...     run = ps.run(train, "async_sgd", workers=2)
+    """
 
 
 class WorkerError(PlesioError):
-    """The training function of a worker raised; the message holds its traceback."""
+    """The training function of a worker raised; the message holds its traceback.
+
+    >>> def divides(worker):
+    ...     return 1 / worker.rank
+    >>> ps.run(divides, "sync_sgd", workers=2, engine=ps.Simulated("uniform"))
+    Traceback (most recent call last):
+        ...
+    plesio.errors.WorkerError: worker 0 raised ZeroDivisionError: division by zero
+    ...
+    """
 
 
 class WorkerLostError(PlesioError):
-    """Worker processes died and too few are left to go on."""
+    """Worker processes died and too few are left to go on.
+
+    >>> keep = {"runs": "runs", "checkpoint": ps.Checkpoint(every_s=60), "engine": ps.Simulated("uniform")}
+    >>> try:
+    ...     run = ps.run(train, "async_sgd", workers=2, **keep)
+    ... except ps.WorkerLostError as error:  # it names the run folder to resume from
+    ...     print(error)
+    """
 
 
 class ServerLostError(PlesioError):
-    """The server process died; its last version is lost unless a checkpoint holds it: pass that as `resume=`."""
+    """The server process died; its last version is lost unless a checkpoint holds it: pass that as `resume=`.
+
+    Attributes:
+        resume: what to pass as `resume=`; None if there is no checkpoint.
+
+    >>> keep = {"runs": "runs", "checkpoint": ps.Checkpoint(every_s=60), "engine": ps.Simulated("uniform")}
+    >>> try:
+    ...     run = ps.run(train, "async_sgd", workers=2, **keep)
+    ... except ps.ServerLostError as error:
+    ...     run = ps.run(train, "async_sgd", workers=2, resume=error.resume, **keep)
+    """
 
     resume: Path | None = None
 
 
 class DeadlineError(PlesioError, TimeoutError):
-    """A wait took longer than allowed; the message names whom it waited for, the phase and the version."""
+    """A wait took longer than allowed; the message names whom it waited for, the phase and the version.
+
+    >>> try:
+    ...     run = ps.run(train, "sync_sgd", workers=2, timeout_s=600, engine=ps.Simulated("uniform"))
+    ... except ps.DeadlineError as error:  # also a TimeoutError
+    ...     print(error)
+    """
 
 
 class NonFiniteError(PlesioError, ArithmeticError):
-    """A contribution held a NaN or an infinity and the run was told to stop at that."""
+    """A contribution held a NaN or an infinity and the run was told to stop at that.
+
+    >>> def diverges(worker):
+    ...     model = torch.nn.Linear(2, 1)
+    ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ...     (model(torch.ones(1, 2)) / 0).sum().backward()
+    ...     optimizer.step()
+    >>> ps.run(diverges, "sync_sgd", workers=2, on_nonfinite="raise", engine=ps.Simulated("uniform"))
+    Traceback (most recent call last):
+        ...
+    plesio.errors.NonFiniteError: contribution 1 of worker 1 held a NaN or an infinity; on_nonfinite='raise'
+    """
 
 
 class StopRun(PlesioError):
-    """The run is over (target or budget reached, or a worker stopped it): unwinds a training function that goes on stepping."""
+    """The run is over (target or budget reached, or a worker stopped it): unwinds a training function that goes on stepping.
+
+    >>> def patient(worker):
+    ...     model = torch.nn.Linear(2, 1)
+    ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ...     try:
+    ...         while True:
+    ...             model(torch.ones(1, 2)).sum().backward()
+    ...             optimizer.step()
+    ...             if worker.version >= 5:
+    ...                 worker.stop("no better for 5 versions")
+    ...     finally:  # where there is something to tidy up
+    ...         print("over")
+    >>> ps.run(patient, "sync_sgd", workers=1, engine=ps.Simulated("uniform")).ended
+    over
+    'worker 0 stopped the run: no better for 5 versions'
+    """
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -93,7 +192,18 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class StepCancelled(PlesioError):
-    """The step under way no longer counts; `with worker.step():` swallows it and the loop goes on."""
+    """The step under way no longer counts; `with worker.step():` swallows it and the loop goes on.
+
+    >>> def steps(worker):
+    ...     model = torch.nn.Linear(2, 1)
+    ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ...     for _ in range(5):
+    ...         with worker.step():
+    ...             model(torch.ones(1, 2)).sum().backward()
+    ...             optimizer.step()
+    >>> ps.run(steps, ps.first_of(1), workers=2, engine=ps.Simulated("two-speeds")).discarded
+    {'cancelled': 5}
+    """
 
 
 def error_class(name: str) -> type[PlesioError] | None:

@@ -62,6 +62,14 @@ class EvaluateError(PlesioError):
 
     Attributes:
         run: the `ps.Run` as far as it got: its weights and figures can be used like any other's.
+
+    >>> def evaluate(model):
+    ...     return {"accuracy": 1 / 0}
+    >>> try:
+    ...     ps.run(train, "sync_sgd", workers=2, evaluate=evaluate, engine=ps.Simulated("uniform"))
+    ... except ps.EvaluateError as error:
+    ...     print(sorted(error.run.state_dict))
+    ['bias', 'weight']
     """
 
     def __init__(self, raised: str, run: Run) -> None:
@@ -81,6 +89,10 @@ class Run:
         folder: where it was written, or None.
         returned: what `train` returned, by worker; None for one that died, was still training when the run ended, or joined from
             elsewhere, and for what cannot be pickled or takes more than 16 MB.
+
+    >>> run = ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("uniform"))
+    >>> run.version, run.steps, run.staleness.max, run.state_dict["weight"].shape
+    (20, 20, 2, torch.Size([1, 2]))
     """
 
     def __init__(
@@ -203,9 +215,18 @@ def run(
             exception. A second one ends the run at once.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
-    Example:
-        run = ps.run(train, ps.async_sgd(), workers=4)
-        print(run)
+    >>> def train(worker):
+    ...     model = torch.nn.Linear(2, 1)
+    ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ...     for _ in range(10):
+    ...         optimizer.zero_grad()
+    ...         loss = model(torch.ones(4, 2)).square().mean()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         worker.log(loss=loss)
+    >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"))  # without engine=: in two processes
+    >>> run.ended, run.version, run.steps
+    ('finished', 10, 20)
     """
     given = dict(locals())  # all of the above, by name
     functions = {name: given.pop(name) for name in ("train", "evaluate", "watch", "sinks")}

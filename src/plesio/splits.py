@@ -2,6 +2,10 @@
 
 Each function takes the labels of the data (an array, a tensor, a list; or their number where only that matters) and a `seed`:
 the same arguments give the same split. Anything that can be indexed and gives sequences of indices is a split, too.
+
+>>> import plesio as ps
+>>> [part.tolist() for part in ps.splits.shards([0, 1, 0, 1], clients=2, each=1)]
+[[0, 2], [1, 3]]
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from docs.messages import messages
 
 import plesio as ps
 
@@ -52,3 +54,22 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
     }
     listed = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
     assert public <= {*listed}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ps.first_of(0),
+        lambda: ps.recipe("sink_sgd"),
+        lambda: ps.Slow(worker=0, factor=0.5),
+        lambda: ps.run(print, "sync_sgd", workers=0),
+        lambda: ps.run(print, "sync_sgd", workers=2, resume="nowhere"),
+        lambda: ps.replay("nowhere", print),
+        lambda: ps.splits.shards([0, 1], 2, each=0),
+    ],
+)
+def test_the_index_of_errors_has_a_message_that_is_raised(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ps.PlesioError) as raised:
+        wrong()
+    words = [re.findall(r"\w+", f"{one.cause} {one.remedy}") for one in messages()[raised.type.__name__]]
+    assert any(re.search(r"\b.*\b".join(each), str(raised.value)) for each in words), str(raised.value)

@@ -28,3 +28,8 @@ def test_api_page_lists_every_keyword_of_run(keyword: str) -> None:
 def test_links_between_pages_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ps.__all__)
+def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    assert ">>> " in (inspect.getdoc(getattr(ps, name)) or "")

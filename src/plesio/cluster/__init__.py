@@ -2,6 +2,12 @@
 
 Pure data, checked when built, and functions that draw random numbers. Each worker has its own generator, seeded by
 (seed, worker): neither the number of workers nor the order of events changes its draws.
+
+>>> fast, slow = Group(workers=3, step=Constant(0.1)), Group(workers=1, step=LogNormal(0.5, 0.2))
+>>> cluster = Cluster(groups=(fast, slow), faults=(Crash(worker=3, at_s=0.4),))
+>>> run = ps.run(train, "async_sgd", workers=4, engine=ps.Simulated(cluster))
+>>> [worker.left for worker in run.workers]
+['finished', 'finished', 'finished', 'died']
 """
 
 from __future__ import annotations

@@ -11,7 +11,16 @@ from plesio.observe.summary import all_digits, is_met, limit_reached
 
 
 class MetricMissingError(ConfigurationError):
-    """`evaluate` does not return what the run is to stop at: no strategy is likely to change that."""
+    """`evaluate` does not return what the run is to stop at: no strategy is likely to change that.
+
+    >>> def evaluate(model):
+    ...     return {"accuracy": 0.5}
+    >>> goal = ps.Until(acuracy=0.9)
+    >>> ps.run(train, "sync_sgd", workers=2, evaluate=evaluate, until=goal, engine=ps.Simulated("uniform"))
+    Traceback (most recent call last):
+        ...
+    plesio.config.until.MetricMissingError: until acuracy=0.9: unknown metric 'acuracy'; known: accuracy; did you mean 'accuracy'?
+    """
 
 
 class Until:

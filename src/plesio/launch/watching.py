@@ -45,6 +45,7 @@ class Watching:
         self._folder, self._record = folder, record
         self._live: Live | None = None
         self._now: Standing | None = None
+        self._fed: Told | None = None
         self._events = 0
         self._next_s = 0.0
         self._stop: str | None = None
@@ -54,6 +55,7 @@ class Watching:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._live is not None:
+            self._feed(self._live)
             self._tell(self._live)
         if self._record is not None:
             ended = self.summary.ended if self.summary is not None else ""
@@ -62,8 +64,6 @@ class Watching:
 
     def __call__(self, live: Live) -> str | None:
         """Tell everybody; why the run is to stop, if it is."""
-        if live.time_s >= 0:
-            self._feeds.tell(Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics}))
         asked = self.look(live)
         if live.evaluate_raised:
             return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
@@ -76,21 +76,27 @@ class Watching:
     @property
     def due(self) -> bool:
         """Whether it is time to `look` again."""
-        return self._record is not None and time.monotonic() >= self._next_s
+        return time.monotonic() >= self._next_s
 
     def look(self, live: Live) -> str | None:
-        """Tell the record, and do what was asked by the page; that the run is to stop, if it is."""
+        """Tell the sinks and the record, and do what was asked by the page; that the run is to stop, if it is."""
         self._live = live
-        if self._folder is None or not self.due:
-            return self._stop
-        self._next_s = time.monotonic() + LOOK_S
-        self._tell(live)
-        for asked in taken(self._folder):
-            if asked == "stop":
-                self._stop = "stopped from the live page"
-            elif live.keeper is not None:
-                live.keeper()
+        self._feed(live)
+        if self.due:
+            self._next_s = time.monotonic() + LOOK_S
+            self._tell(live)
+            for asked in taken(self._folder) if self._folder is not None else ():
+                if asked == "stop":
+                    self._stop = "stopped from the live page"
+                elif live.keeper is not None:
+                    live.keeper()
         return self._stop
+
+    def _feed(self, live: Live) -> None:
+        told = Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics})
+        if live.time_s >= 0 and told != self._fed:
+            self._fed = told
+            self._feeds.tell(told)
 
     def _tell(self, live: Live) -> None:
         if self._record is None:

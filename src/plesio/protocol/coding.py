@@ -16,7 +16,13 @@ MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class ProtocolError(PlesioError):
-    """Bytes that are no message of this protocol, or not one that may come here."""
+    """Bytes that are no message of this protocol, or not one that may come here.
+
+    >>> decoder_of(int)(b"GET / HTTP/1.1")
+    Traceback (most recent call last):
+        ...
+    plesio.protocol.coding.ProtocolError: 14 bytes are no message: ...
+    """
 
 
 def decoder_of(kinds: type[M] | object) -> Callable[[bytes], M]:

@@ -46,7 +46,17 @@ TOKENS = "the worker's token (token=, PLESIO_TOKEN, ~/.plesio/token) is not the 
 
 
 class ProofError(ConfigurationError):
-    """Two sides do not accept each other: another token, certificate, or no TLS at one of them."""
+    """Two sides do not accept each other: another token, certificate, or no TLS at one of them.
+
+    >>> try:
+    ...     with ps.join("async_sgd", address="127.0.0.1:1", token=32 * "a", rejoin_s=0.1) as worker:
+    ...         train(worker)
+    ... except ps.ProofError as error:
+    ...     print("another token, or other certificates:", error)
+    ... except ps.ServerLostError as error:
+    ...     print(error)
+    no server: tried to reach the head at 127.0.0.1:1 for 0.1 s ([Errno 111] Connection refused); ...
+    """
 
 
 def unix_address(token: str, port: int) -> str:

@@ -81,7 +81,17 @@ class HungUpError(ConnectionLostError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other side sent what is no frame, or not one that may come now."""
+    """The other side sent what is no frame, or not one that may come now.
+
+    >>> left, right = socket.socketpair()
+    >>> left.sendall(b"GET / HTTP/1.1" + 100 * b" ")
+    >>> try:
+    ...     Wire(right, "worker 1").receive(timeout_s=1.0)
+    ... except RemoteProtocolError as error:
+    ...     print(error)
+    worker 1 sent a frame of kind 71; known: 0 SESSION, ...
+    >>> left.close(); right.close()
+    """
 
 
 class DamagedError(RemoteProtocolError, ConnectionLostError):

@@ -38,15 +38,6 @@ CLIENTS = 1 << 32
 class Clients:
     """A data set that is divided among clients, for a strategy of federated rounds (`ps.fedavg()` and others).
 
-        data = ps.Clients(dataset, ps.splits.shards(labels, 100, each=2), per_round=10, epochs=5, batch_size=10)
-        model, optimizer, clients = worker.prepare(model, optimizer, data)
-        for client in clients:                     # the global parameters, a fresh optimizer
-            for inputs, labels in client:          # its local epochs
-                optimizer.zero_grad()
-                loss(model(inputs), labels).backward()
-                optimizer.step()
-            client.log(accuracy=...)               # by client in the report
-
     The loop ends after `rounds`, or with the run. In a round each of `per_round` clients is trained once, by any of the workers.
 
     Args:
@@ -67,6 +58,22 @@ class Clients:
 
     Raises:
         ConfigurationError: a setting that is not allowed, a client without samples, or an index that the data do not have.
+
+    >>> data = [(torch.ones(2), k % 2) for k in range(60)]
+    >>> def train(worker):
+    ...     model = torch.nn.Linear(2, 2)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     clients = ps.Clients(data, ps.splits.iid(60, 20), per_round=5, rounds=3)
+    ...     model, optimizer, clients = worker.prepare(model, optimizer, clients)
+    ...     for client in clients:  # each begins with the global parameters, and a fresh optimizer
+    ...         for inputs, labels in client:  # its local epochs
+    ...             optimizer.zero_grad()
+    ...             loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    ...             loss.backward()
+    ...             optimizer.step()
+    ...         client.log(loss=loss.item())  # by client in the report
+    >>> ps.run(train, ps.fedavg(), workers=2, engine=ps.Simulated("uniform")).version
+    3
     """
 
     def __init__(

@@ -49,22 +49,28 @@ ONE_FORWARD = (
 class Worker:
     """One replica of the training loop, as its training function sees it.
 
-    The function is called once in each worker process, with its own `Worker`:
-
-        def train(worker):
-            model, optimizer, loader = worker.prepare(model, optimizer, loader)
-            for inputs, labels in loader:
-                optimizer.zero_grad()
-                loss = cross_entropy(model(inputs), labels)
-                loss.backward()
-                optimizer.step()          # the exchange happens here
-                worker.log(loss=loss)
+    The function is called once in each worker process, with its own `Worker`.
 
     Attributes:
         rank: this worker's number, from 0.
         workers: how many the run was started with.
         seed: the run's seed.
         server_pid: the process that holds the global parameters.
+
+    >>> data = [(torch.ones(2), k % 2) for k in range(64)]
+    >>> def train(worker):
+    ...     model = torch.nn.Linear(2, 2)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    ...     model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    ...     for inputs, labels in loader:  # this worker's share
+    ...         optimizer.zero_grad()
+    ...         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    ...         loss.backward()
+    ...         optimizer.step()  # the exchange happens here
+    ...         worker.log(loss=loss)
+    >>> ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("uniform")).samples
+    64
     """
 
     def __init__(self, context: WorkerContext) -> None:

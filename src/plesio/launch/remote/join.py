@@ -56,12 +56,7 @@ def join(
 ) -> Iterator[Worker]:
     """Become a worker of a run, in a process that torchrun, SLURM, Ray or you have started.
 
-    The body is what `train` is for `ps.run`:
-
-        with ps.join("async_sgd") as worker:
-            model, optimizer, loader = worker.prepare(model, optimizer, loader)
-            for inputs, labels in loader:
-                ...
+    The body is what `train` is for `ps.run`.
 
     Args:
         strategy: as for `ps.run`; None takes the run's.
@@ -79,6 +74,13 @@ def join(
     Raises:
         ConfigurationError: nothing says where the run is, it refuses the worker, or the options are not the run's.
         ServerLostError: the head cannot be reached for `rejoin_s`.
+
+    >>> try:  # under torchrun, srun or Ray, or with PLESIO_JOIN in the environment, it trains
+    ...     with ps.join("async_sgd") as worker:
+    ...         train(worker)
+    ... except ps.ConfigurationError as error:
+    ...     print(error)
+    nothing says where the run is. It is looked for in: address=HOST:PORT; PLESIO_JOIN=HOST:PORT in the environment; ...
     """
     where = _by_now(place(address, rank))
     credentials = where.credentials or secure.credentials(

@@ -61,6 +61,10 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         differs: what was different first, in words; empty if nothing was.
         missing: what the journal itself lacks, in words; empty if it is whole (or, with `until`, has no end).
         state_dict: the weights it ended with, under their PyTorch names.
+
+    >>> run = ps.run(train, "async_sgd", workers=2, runs="runs", engine=ps.Simulated("uniform"))
+    >>> print(ps.replay(run.folder, train))
+    bit-identical: 20 versions, all computed again
     """
 
     versions: int
@@ -83,7 +87,14 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayError(ConfigurationError):
-    """A journal that cannot be replayed, or not with this script and these libraries."""
+    """A journal that cannot be replayed, or not with this script and these libraries.
+
+    >>> run = ps.run(train, "sync_sgd", workers=2, runs="runs", engine=ps.Simulated("uniform"))
+    >>> ps.replay(run.folder, train, until=1000)
+    Traceback (most recent call last):
+        ...
+    plesio.launch.replayed.replay.ReplayError: until=1000: ... holds versions 0 to 10; give one of these
+    """
 
 
 class _DifferentError(Exception):
@@ -106,9 +117,10 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
             journal does not get to version `until`.
         JournalError: no journal.
 
-    Example:
-        run = ps.run(train, ps.async_sgd(), workers=4, runs="runs")
-        assert ps.replay(run.folder, train).identical
+    >>> run = ps.run(train, "async_sgd", workers=2, runs="runs", engine=ps.Simulated("uniform"))
+    >>> again = ps.replay(run.folder, train)
+    >>> again.identical, all(torch.equal(again.state_dict[name], one) for name, one in run.state_dict.items())
+    (True, True)
     """
     journal = read_journal(run)
     strategy = _strategy(journal)

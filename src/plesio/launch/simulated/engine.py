@@ -112,6 +112,7 @@ class SimulatedEngine:
         with no_wall_clock(self.job.function), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             final = outcome.final = self.run_of.run()
         self._stands(final.wall_s, final.version, final.now)
+        self._watch.look(self.live)
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
@@ -159,7 +160,7 @@ class SimulatedEngine:
         self._happened = len(self.run_of.incidents)
 
     def _look(self) -> None:
-        """Between two evaluations only the record is told: the user's `watch` is called at times that are the same again."""
+        """Between two evaluations all are told but the user's `watch`, which is called at times that are the same again."""
         if self._watch.due:
             run = self.run_of
             self._stands(run.clock.now_s, run.program.version, run.program.now(run.clock.now_s, run.nbytes))

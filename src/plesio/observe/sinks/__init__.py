@@ -2,6 +2,11 @@
 
 A sink is anything with the three methods of `Sink`. Each is called in a thread of its own: one that raises, or does not keep up,
 is dropped with a warning, and training goes on.
+
+>>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[Prometheus("run.prom")])
+>>> from pathlib import Path
+>>> "plesio_run_version" in Path("run.prom").read_text()
+True
 """
 
 from __future__ import annotations

@@ -50,20 +50,23 @@ class Told(NamedTuple):
 class Sink(Protocol):
     """Where figures go.
 
-    Example:
-        class Printed:
-            def begin(self, name, settings): print(name)
-            def tell(self, told): print(told.samples, told.values)
-            def end(self, summary): print(summary)
-
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[Printed()])
+    >>> class Last:
+    ...     def begin(self, name, settings):
+    ...         print(settings["run"]["workers"], "workers")
+    ...     def tell(self, told):
+    ...         self.told = told
+    ...     def end(self, summary):
+    ...         print(self.told.steps, "steps,", sorted(self.told.values), summary.ended)
+    >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[Last()])
+    2 workers
+    20 steps, ['loss'] finished
     """
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         """A run begins; its settings as in run.toml."""
 
     def tell(self, told: Told) -> None:
-        """How it stands, several times a second; in a simulated run, at each evaluation."""
+        """How it stands: several times a second, at each evaluation of a simulated run, and at the end."""
 
     def end(self, summary: Summary | None) -> None:
         """It is over; None where there is nothing to sum up."""

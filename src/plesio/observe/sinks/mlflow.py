@@ -22,8 +22,8 @@ class MLflow:
     Raises:
         ConfigurationError: the package mlflow is not installed.
 
-    Example:
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.MLflow("digits", "sqlite:///mlflow.db")])
+    >>> sink = ps.sinks.MLflow("digits", "sqlite:///mlflow.db")
+    >>> # ps.run(..., sinks=[sink])
     """
 
     def __init__(self, experiment: str, uri: str | None = None) -> None:

@@ -18,8 +18,8 @@ class OpenTelemetry:
     Raises:
         ConfigurationError: the package opentelemetry is not installed.
 
-    Example:
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.OpenTelemetry({"team": "vision"})])
+    >>> sink = ps.sinks.OpenTelemetry({"team": "vision"})
+    >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[sink])
     """
 
     def __init__(self, attributes: Mapping[str, str] | None = None) -> None:

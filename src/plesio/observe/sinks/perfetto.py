@@ -20,8 +20,8 @@ class Perfetto:
     Args:
         path: the file, such as trace.json.
 
-    Example:
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.Perfetto("trace.json")])
+    >>> sink = ps.sinks.Perfetto("trace.json")
+    >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[sink])
     """
 
     def __init__(self, path: str | Path) -> None:

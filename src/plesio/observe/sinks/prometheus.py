@@ -19,8 +19,8 @@ class Prometheus:
     Args:
         path: the file, which ends in .prom for the textfile collector. It is replaced whole, so that no reader sees a half.
 
-    Example:
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.Prometheus("/var/lib/node_exporter/plesio.prom")])
+    >>> sink = ps.sinks.Prometheus("plesio.prom")
+    >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[sink])
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -20,8 +20,8 @@ class TensorBoard:
     Raises:
         ConfigurationError: the package tensorboard is not installed.
 
-    Example:
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.TensorBoard("tb")])
+    >>> sink = ps.sinks.TensorBoard("tb")
+    >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[sink])
     """
 
     def __init__(self, folder: str | Path) -> None:

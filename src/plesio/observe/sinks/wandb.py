@@ -19,8 +19,8 @@ class WandB:
     Raises:
         ConfigurationError: the package wandb is not installed.
 
-    Example:
-        ps.run(train, ps.async_sgd(), workers=4, sinks=[ps.sinks.WandB("digits", mode="offline")])
+    >>> sink = ps.sinks.WandB("digits", mode="offline")
+    >>> # ps.run(..., sinks=[sink])
     """
 
     def __init__(self, project: str, **options: Any) -> None:

@@ -105,7 +105,13 @@ RESUME = Layout(13, "dQ")
 
 
 class JournalError(ConfigurationError):
-    """A file that is no journal of ours, or one that cannot be read or written."""
+    """A file that is no journal of ours, or one that cannot be read or written.
+
+    >>> ps.replay("nowhere", train)
+    Traceback (most recent call last):
+        ...
+    plesio.protocol.journal.records.JournalError: the journal nowhere cannot be read: No such file or directory; ...
+    """
 
 
 class JournalHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,94 @@
+"""The index of errors: every message in the source, by its class, with its remedy. `docs/conf.py` puts it into errors.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parents[1] / "src" / "plesio"
+PAGE = Path(__file__).with_name("errors.md")
+PLACE = "<!-- every message -->"
+VALUE = "…"
+
+
+class Message(NamedTuple):
+    """`cause` says what happened, `remedy` what is allowed or what to do; empty where the class's remedy is all there is."""
+
+    cause: str
+    remedy: str
+
+
+def remedies() -> dict[str, str]:
+    """The remedy of each class, from the table in errors.md."""
+    return dict(re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def messages() -> dict[str, list[Message]]:
+    """Each class's messages in alphabetical order."""
+    found: dict[str, set[Message]] = defaultdict(set)
+    for path in SOURCE.rglob("*.py"):
+        for name, text in _raised(ast.parse(path.read_text(encoding="utf-8"))):
+            found[name].add(_parted(text))
+    return {name: sorted(found[name]) for name in remedies() if name in found}
+
+
+def _raised(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id.endswith("Error")
+            and node.args
+        ):
+            text = re.sub(rf"(?:{VALUE}\s*)+\Z", VALUE, " ".join(_text(node.args[0]).split()))
+            if re.search(r"\w", text):  # else another error's, passed on
+                yield node.func.id, text
+
+
+def _text(node: ast.expr) -> str:
+    """A message as it reads, with `VALUE` for what is known only when it is raised."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_text, parts))
+        case ast.BinOp(left=left, right=right):
+            return _text(left) + _text(right)
+        case ast.IfExp(body=body):
+            return _text(body)
+        case ast.Call(func=ast.Name(id="unknown_name"), args=[kind, *_]):
+            return f"unknown {_text(kind)} {VALUE}; known: {VALUE}; did you mean {VALUE}?"
+        case _:
+            return VALUE
+
+
+def _parted(text: str) -> Message:
+    """
+    >>> _parted("… cannot be written: …; give another folder")
+    Message(cause='… cannot be written: …', remedy='give another folder')
+    >>> _parted("workers=…: a whole number of at least 1")
+    Message(cause='workers=…', remedy='a whole number of at least 1')
+    """
+    for mark in ("; ", ": "):
+        cause, _, remedy = text.partition(mark)
+        if re.search(r"\w", cause) and re.search(r"\w", remedy):
+            return Message(cause, remedy)
+    return Message(text, "")
+
+
+def in_markdown() -> str:
+    """A table for each class."""
+    whole = remedies()
+    lines = []
+    for name, entries in messages().items():
+        lines += ["", f"### {name}", "", "| message | what to do |", "| --- | --- |"]
+        lines += [f"| {_escaped(one.cause)} | {_escaped(one.remedy) or whole[name]} |" for one in entries]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|$~])", r"\\\1", text)
