@@ -43,8 +43,8 @@ from plesio.launch.surroundings import surroundings
 from plesio.launch.watching import Watching
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.files import RunFolder
+from plesio.observe.folders import make_folder
 from plesio.observe.progress import ProgressLine, is_watched
-from plesio.observe.record import Record
 from plesio.observe.report import in_rows
 from plesio.observe.sinks import Feeds, Sink
 from plesio.observe.summary import Summary
@@ -232,23 +232,22 @@ def run(
     functions = {name: given.pop(name) for name in ("train", "evaluate", "watch", "sinks")}
     shown = given.pop("progress")
     config = RunConfig(**given)
-    page = functions["watch"] is True
-    if isinstance(functions["watch"], bool):
-        functions["watch"] = watch = None
+    page = watch is True
+    functions["watch"] = seen_by = None if isinstance(watch, bool) else watch
     line = ProgressLine(config.strategy.name, config.until.target)
     if shown is None:
         shown = is_watched() and not isinstance(config.engine, Ray)
-    if shown and (watch is None or callable(watch)):
-        functions["watch"] = functools.partial(_seen, line, watch)
+    if shown and (seen_by is None or callable(seen_by)):
+        functions["watch"] = functools.partial(_seen, line, seen_by)
     try:
         return start(config, **functions, page=page)
     finally:
         line.clear()
 
 
-def _seen(line: ProgressLine, watch: Callable[[Live], object] | bool | None, live: Live) -> None:
+def _seen(line: ProgressLine, watch: Callable[[Live], object] | None, live: Live) -> None:
     line.show(live)
-    if callable(watch):
+    if watch is not None:
         watch(live)
 
 
@@ -292,7 +291,7 @@ def start(
         folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)
-    feeds.begin(path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}", document)
+    called = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"
     saved = begin_from.saved.manifest if begin_from is not None else None
     ending = contextlib.ExitStack()
     seen_in = path
@@ -302,9 +301,10 @@ def start(
         config.until,
         watch,
         feeds,
+        begins=lambda: feeds.begin(called, document),
         before=(saved.steps, saved.samples) if saved is not None else (0, 0),
         folder=seen_in,
-        record=Record(seen_in, _head(config, name, document, job)) if seen_in is not None else None,
+        head=_head(config, name, document, job),
     )
     shown = _shown(seen_in) if page and seen_in is not None else contextlib.nullcontext()
     with ending, shown, CtrlC() as ctrl_c, seen:  # until all is written
@@ -349,13 +349,22 @@ def _on_ray(
         with join() as worker:
             train(worker)
 
-    if page and config.runs is None:
+    with _shown_from(config.runs) if page else contextlib.nullcontext():
+        done: Run = run_on_ray(config, loop, evaluate)
+    return done
+
+
+def _shown_from(runs: Path | None) -> contextlib.AbstractContextManager[None]:
+    """A page of all runs in a folder, which is made if it is not there."""
+    if runs is None:
         raise ConfigurationError(
             "watch=True with engine=ps.Ray() needs runs=, a folder that the head and this host share"
         )
-    with _shown(Path(config.runs)) if page and config.runs is not None else contextlib.nullcontext():
-        done: Run = run_on_ray(config, loop, evaluate)
-    return done
+    try:
+        make_folder(runs)
+    except OSError as error:
+        raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
+    return _shown(runs)
 
 
 @contextlib.contextmanager

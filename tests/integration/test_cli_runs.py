@@ -1,4 +1,4 @@
-"""`plesio runs`: the runs that were."""
+"""`plesio runs`: run folders are listed, compared, tagged and pruned."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> 
     assert "sync_sgd 2" in Path("report.html").read_text()
     assert main(["runs", "compare", "runs"]) == 2
     assert main(["runs", "compare", folders[0], "--until", "accuracy"]) == 2
-    assert "such as accuracy=0.95" in capsys.readouterr().err
+    assert "write it like accuracy=0.95" in capsys.readouterr().err
 
 
 def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,12 +119,12 @@ def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFi
     Path("runs/2/summary.json").unlink()
     os.utime("runs/2/run.toml")
     found = history(Path("runs"))
-    assert [one.folder.name for one in to_prune(found, keep=1, older_days=None)] == ["0", "3"]
+    assert [one.folder.name for one in to_prune(found, keep=2, older_days=None)] == ["0", "3"]
     assert [one.folder.name for one in to_prune(found, keep=None, older_days=6.5)] == ["0", "3"]
     assert [one.folder.name for one in to_prune(found, keep=None, older_days=9.0)] == ["0"]
-    assert main(["runs", "prune", "--keep", "1"]) == 0
+    assert main(["runs", "prune", "--keep", "2"]) == 0
     assert "would remove runs/0" in capsys.readouterr().out
-    assert main(["runs", "prune", "--keep", "1", "--yes"]) == 0
+    assert main(["runs", "prune", "--keep", "2", "--yes"]) == 0
     assert sorted(one.name for one in Path("runs").iterdir()) == ["1", "2", "4"]
     assert main(["runs", "prune"]) == 2
     assert "--keep N or --older DAYS" in capsys.readouterr().err
@@ -134,3 +134,71 @@ def test_a_thousand_runs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(1000):
         run_folder(f"{number:04}")
     assert len(listed(capsys)) == 1000
+
+
+def removable() -> list[str]:
+    return [one.folder.name for one in to_prune(history(Path("runs")), keep=0, older_days=None)]
+
+
+def test_a_run_that_writes_into_its_folder_is_under_way_however_old_it_is() -> None:
+    for file in ("live.jsonl", "journal.bin", "checkpoints/checkpoint-1"):
+        folder = run_folder(file.replace("/", "-"), days=3)
+        (folder / "summary.json").unlink()
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).touch()
+    assert removable() == []
+
+
+@pytest.mark.parametrize("text", ['tags = ["baseline"', "tags = 5", "note = 3", b"\xff".decode("latin1")])
+def test_a_run_whose_notes_cannot_be_read_is_listed_and_kept(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_folder("1", days=3) / "notes.toml").write_text(text, encoding="latin1")
+    assert listed(capsys) == ["1"]
+    assert removable() == []
+    assert "notes.toml cannot be read" in history(Path("runs"))[0].why
+
+
+def test_notes_that_cannot_be_written_leave_the_old_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_folder("1")
+    assert main(["runs", "tag", str(folder), "base"]) == 0
+    (folder / "notes.toml.new").mkdir()  # in the way
+    assert main(["runs", "tag", str(folder), "more"]) == 2
+    assert "notes.toml cannot be written" in capsys.readouterr().err
+    assert kept(folder).tags == ("base",)
+
+
+def test_a_tag_that_is_no_text_is_escaped() -> None:
+    folder = run_folder("1")
+    assert main(["runs", "tag", str(folder), "a\udcff"]) == 0
+    assert kept(folder).tags == ("a\\udcff",)
+
+
+def test_folders_of_others_and_links_are_not_pruned(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, text in enumerate(("hello = [broken", "[tool]\nname = 'theirs'\n")):
+        theirs = Path("runs", f"theirs-{number}")
+        theirs.mkdir(parents=True)
+        (theirs / "run.toml").write_text(text)
+        os.utime(theirs / "run.toml", (0, 0))
+    Path("runs/link").symlink_to(run_folder("1", days=3).resolve())
+    assert removable() == ["1"]
+    assert main(["runs", "prune", "--keep", "0", "--yes"]) == 0
+    assert sorted(one.name for one in Path("runs").iterdir()) == ["link", "theirs-0", "theirs-1"]
+    capsys.readouterr()
+
+
+def test_the_runs_that_changed_last_are_kept_whatever_their_names() -> None:
+    run_folder("00-best", days=0)
+    run_folder("zz-older", days=5)
+    assert [one.folder.name for one in to_prune(history(Path("runs")), keep=1, older_days=None)] == ["zz-older"]
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"history": 5}', b'{"history": [{}]}', b'{"history": [{"metrics": []}]}', b"\xff\xfe"]
+)
+def test_figures_of_another_version_are_listed_and_cannot_be_compared(
+    text: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder("1")
+    (folder / "summary.json").write_bytes(text)
+    assert listed(capsys) == ["1"]
+    assert main(["runs", "compare", str(folder)]) == 2
+    assert "is not the summary of a run" in capsys.readouterr().err

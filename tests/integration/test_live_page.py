@@ -71,7 +71,15 @@ def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", na
     context = [["command", "plesio run train.py"]]
     to = Record(
         folder,
-        {"strategy": name, "train": "train", "clock": "wall", "target": None, "keeps": False, "context": context},
+        {
+            "strategy": name,
+            "train": "train",
+            "clock": "wall",
+            "target": None,
+            "keeps": False,
+            "context": context,
+            "began": time.time(),
+        },
     )
     to.event(Incident(1.0, 1, "worker 1 died"))
     for t in range(1, seconds + 1):
@@ -168,13 +176,13 @@ def test_runs_side_by_side_are_chosen_by_the_keyboard_and_keep_their_zoom(tab: B
     with shown(tab, tmp_path, "sync_sgd"):
         tab.run("document.querySelector('nav details').open = true; document.querySelector('#run-1').focus()")
         for kind in ("rawKeyDown", "char", "keyUp"):
-            tab.send("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", text=" " if kind == "char" else "")
-        if not tab.run("document.querySelector('#run-1').checked"):
-            tab.run("document.querySelector('#run-1').click()")
+            text = " " if kind == "char" else ""
+            tab.send("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", text=text, windowsVirtualKeyCode=32)
         until(tab, lambda: "2 runs are under way" in tab.run("document.querySelector('#report').innerText"))
         assert tab.run("page.charts[0].lines.length") == 2
         tab.run("zoom([5, 20])")
-        time.sleep(1.0)
+        tab.run("window.drawnBefore = document.querySelector('#part-head').firstChild")
+        until(tab, lambda: tab.run("document.querySelector('#part-head').firstChild !== window.drawnBefore"))
         assert tab.run("JSON.stringify(view.zoom)") == "[5,20]"
 
 
@@ -185,6 +193,41 @@ def test_markup_in_names_is_inert(tab: Browser, tmp_path: Path) -> None:
     with shown(tab, tmp_path, "<img src=x"):
         assert tab.run("window.hacked ?? 0") == 0
         assert tab.run("document.querySelectorAll('#report img, nav b, nav img').length") == 0
+
+
+@needs_browser
+@pytest.mark.parametrize("metric", ["constructor", "__proto__", "toString"])
+def test_metrics_named_like_parts_of_the_language_are_drawn(tab: Browser, tmp_path: Path, metric: str) -> None:
+    write(tmp_path / "run", 1, 5, metric=metric)
+    with shown(tab, tmp_path, "async_sgd on train"):
+        until(tab, lambda: tab.run("page.charts.length"))
+        assert tab.run("page.charts[0].data[1].length") == 5
+        assert "worker 1 died" in tab.run("document.body.innerText")
+
+
+@needs_browser
+def test_a_run_that_was_killed_days_ago_is_not_under_way(tab: Browser, tmp_path: Path) -> None:
+    write(tmp_path / "run", 1, 5)
+    os.utime(tmp_path / "run" / LIVE, (time.time() - 3 * 86_400,) * 2)
+    with shown(tab, tmp_path, "async_sgd on train: silent for 259,"):
+        pass
+
+
+@needs_browser
+def test_a_page_that_is_open_for_a_day_keeps_a_bounded_part(tab: Browser, tmp_path: Path) -> None:
+    write(tmp_path / "run", 2, 5)
+    with shown(tab, tmp_path, "async_sgd on train"):
+        day = """(() => {
+            const [run] = runs.values(), last = run.at.at(-1);
+            for (let k = 0; k < 864000; k++) take(run, {...last, t: 5 + k / 10, values: {accuracy: k}});
+            for (let k = 0; k < 10000; k++) take(run, {kind: "event", t: k, worker: 0, what: "worker 0 died"});
+            return [run.at.length, run.values.accuracy.y.length, run.events.length, run.values.accuracy.y.at(-1)];
+        })()"""
+        kept, points, events, last = tab.run(day)
+        assert kept <= 3000
+        assert points <= 3000
+        assert events <= 500
+        assert last == 863999
 
 
 @needs_browser
@@ -219,6 +262,32 @@ def test_the_page_wants_its_token_and_known_runs(tmp_path: Path) -> None:
                 urllib.request.urlopen(urllib.request.Request(f"{address}ask?{wrong}", method="POST"), timeout=10)
         urllib.request.urlopen(urllib.request.Request(f"{address}ask?run=one&what=stop", method="POST"), timeout=10)
     assert (tmp_path / "runs" / "one" / "asked-stop").exists()
+
+
+def test_a_page_that_cannot_be_served_costs_the_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sink:
+        begun = False
+
+        def begin(self, *_: object) -> None:
+            self.begun = True
+
+        tell = end = begin
+
+    def fails(_: Path) -> None:
+        raise ps.ConfigurationError("no page")
+
+    monkeypatch.setattr("plesio.runner.live_page", fails)
+    sink = Sink()
+    with pytest.raises(ps.ConfigurationError, match="no page"):
+        ps.run(train, "async_sgd", workers=1, watch=True, runs=tmp_path, sinks=[sink])
+    assert not sink.begun
+    assert [one.name for folder in tmp_path.iterdir() for one in folder.iterdir()] == ["run.toml"]
+
+
+def test_a_page_that_ends_at_once_is_told_as_such(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(ps.ConfigurationError, match="the live page cannot be served"), live_page(tmp_path / "none"):
+        pass
+    assert "is no folder" in capfd.readouterr().err
 
 
 def test_a_port_in_use_and_a_missing_folder_are_refused(tmp_path: Path) -> None:

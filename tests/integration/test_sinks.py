@@ -63,12 +63,14 @@ def test_a_sink_hears_the_beginning_the_figures_and_the_end(engine: Any) -> None
     options = {"pace": None, "evaluate_every_s": 0.5} if engine != "local" else {}
     done = run(sink, engine=engine, **options)
     (_, name, settings), *told, (_, summary) = sink.heard
+    if engine != "local":  # each evaluation is told, however fast they come
+        assert {one.time_s for one in done.history} <= {one.time_s for _, one in told}
     assert name.endswith("-async_sgd")
     assert settings["run"]["workers"] == 2
     assert summary.steps == done.steps == 120
     assert [one for one, *_ in told] == ["tell"] * len(told)
     last = told[-1][1]
-    assert 0 < last.at <= done.steps
+    assert last.steps == done.steps
     assert {"accuracy", "loss", "run/steps"} <= last.numbers.keys()
     assert sink.threads == {*sink.threads} - {threading.get_ident()}
 
@@ -92,12 +94,26 @@ def test_a_sink_that_hangs_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on.set()
 
 
-def test_a_sink_that_does_not_keep_up_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "WAITING_MAX", 3)
+def test_a_sink_that_hangs_in_a_call_is_dropped_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "HANGS_S", 0.1)
     goes_on = threading.Event()
-    with pytest.warns(RuntimeWarning, match="it does not keep up: 3 calls wait for it"):
+    with pytest.warns(RuntimeWarning, match="it hangs: a call has taken 0.1 s; training goes on"):
         assert run(Kept({"begin": goes_on.wait})).steps == 120
     goes_on.set()
+
+
+def test_a_slow_sink_hears_less_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "WAITING_MAX", 2)
+    slow, quick = Kept({"tell": lambda: time.sleep(0.2)}), Kept()
+    run(slow, quick)
+    assert 2 < len(slow.heard) < len(quick.heard)
+    assert slow.heard[-1][0] == "end"
+
+
+def test_dropped_sinks_leave_no_thread() -> None:
+    with pytest.warns(RuntimeWarning, match="was dropped"):
+        run(Kept({"tell": fails}))
+    assert not [one for one in threading.enumerate() if one.name == "plesio sink Kept"]
 
 
 def test_a_run_that_fails_ends_its_sinks() -> None:
@@ -188,3 +204,22 @@ def test_perfetto_has_a_lane_for_each_worker(tmp_path: Path) -> None:
     )
     assert computed == pytest.approx(done.workers[0].compute_s, rel=0.1)
     assert any(one["ph"] == "i" and "worker 1 died" in one["name"] for one in events)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: ps.sinks.Prometheus(folder / "plesio.prom"),
+        lambda folder: ps.sinks.TensorBoard(folder),
+        lambda folder: ps.sinks.OpenTelemetry(),
+        lambda folder: ps.sinks.MLflow("odd", (folder / "store").as_uri()),
+    ],
+    ids=["prometheus", "tensorboard", "opentelemetry", "mlflow"],
+)
+def test_odd_names_of_metrics_are_taken(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    metrics = {"top-5 accuracy": 0.5, "top@5": 0.4, "top 5": 0.3, "a/b": 0.2, "\u00e9": float("nan")}
+    run(make(tmp_path), engine=ps.Simulated("uniform"), pace=None, evaluate=lambda model: metrics, evaluate_every_s=1.0)
+    if (file := tmp_path / "plesio.prom").exists():
+        kinds = [line for line in file.read_text().splitlines() if line.startswith("# TYPE")]
+        assert len(kinds) == len({*kinds})

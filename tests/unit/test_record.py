@@ -49,6 +49,47 @@ def test_a_record_is_bounded_and_keeps_the_last_of_each_metric(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("recent", [7, 10])
+def test_no_value_of_a_metric_is_lost_by_thinning(tmp_path: Path, recent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "RECENT", recent)  # one of them makes odd numbers of older lines
+    to = Record(tmp_path, HEAD)
+    for number in range(100):
+        tell(to, number, **{f"metric_{number}": 1.0})
+    to.end("")
+    told = {name for one in lines_of(tmp_path) if one["kind"] == "at" for name in one["values"]}
+    assert told == {f"metric_{number}" for number in range(100)}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_leaves_the_record_as_far_as_it_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    to = Record(tmp_path, HEAD)
+    for number in range(19):
+        tell(to, number)
+    with pytest.warns(RuntimeWarning, match="No space left on device; the live page stands still, training goes on"):
+        tell(to, 19)
+    before = (tmp_path / LIVE).read_bytes()
+    for number in range(20, 100):
+        tell(to, number)
+    assert (tmp_path / LIVE).read_bytes() == before
+    assert len(lines_of(tmp_path)) > 20
+    assert [one.name for one in tmp_path.iterdir()] == [LIVE]
+
+
+def test_names_in_another_encoding_are_written_escaped(tmp_path: Path) -> None:
+    to = Record(tmp_path, {**HEAD, "context": [["command", "train.py caf\udce9"]]})
+    to.event(Incident(1.0, 0, "no file caf\udce9"))
+    to.end("caf\udce9")
+    head, event, end = lines_of(tmp_path)
+    assert head["context"] == [["command", "train.py caf\\udce9"]]
+    assert event["what"] == "no file caf\\udce9"
+    assert end["why"] == "caf\\udce9"
+
+
+@pytest.mark.usefixtures("small")
 def test_a_reader_sees_every_line_once_though_the_file_is_replaced(tmp_path: Path) -> None:
     to, tail = Record(tmp_path, HEAD), Tail(tmp_path)
     seen = [json.loads(line) for line in tail.lines()]
@@ -109,6 +150,37 @@ def test_runs_are_found_with_what_is_wrong_with_them(tmp_path: Path) -> None:
     assert "another version" in why["other"]
     assert "half-written" in why["half"]
     assert list(found(tmp_path / "good")) == ["good"]
+
+
+def test_a_head_that_was_half_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LIVE).touch()
+    assert "half-written" in book.listed()[0].other
+    Record(tmp_path / "run", HEAD).end("")
+    assert (book.listed()[0].strategy, book.listed()[0].other) == ("async_sgd", "")
+
+
+def test_runs_that_are_no_text_do_not_hide_the_others(tmp_path: Path) -> None:
+    for name, line in (("strategy", b'"strategy":"\xff"'), ("context", b'"context":"\xff"')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LIVE).write_bytes(b'{"n":1,"kind":"head","format":1,' + line + b"}\n")
+    other = tmp_path / "caf\udce9"
+    other.mkdir()
+    Record(other, HEAD).end("")
+    assert {one.name for one in Book(tmp_path).listed()} == {"strategy", "context", "caf\\udce9"}
+    assert Tail(tmp_path / "strategy").lines() == []
+    assert len(Tail(tmp_path / "context").lines()) == 1
+
+
+def test_the_run_that_began_last_is_listed_first_whoever_wrote_last(tmp_path: Path) -> None:
+    records = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        records.append(Record(tmp_path / str(number), {**HEAD, "began": float(number)}))
+    for one in reversed(records):
+        one.end("")
+    assert [one.name for one in Book(tmp_path).listed()] == ["1", "0"]
 
 
 def test_what_was_asked_is_taken_once(tmp_path: Path) -> None:

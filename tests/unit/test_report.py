@@ -450,6 +450,10 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
             [times_to_target("hogwild", 2.3, 2.4, None), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
             "async_sgd reached accuracy 0.95 in 2.00 s (the median of 3 runs), 1.2 times sooner than hogwild.",
         ),
+        (  # whose middle run missed the target ties with nobody
+            [times_to_target("hogwild", 2.0, None, None), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
+            "async_sgd reached accuracy 0.95 in 2.00 s (the median of 3 runs); hogwild did not reach it in 12.6 s.",
+        ),
     ],
 )
 def test_a_winner_is_outside_the_spread_of_the_others(tmp_path: Path, runs: list[list[Summary]], expected: str) -> None:
@@ -465,6 +469,22 @@ def test_a_winner_is_outside_the_spread_of_the_others(tmp_path: Path, runs: list
         if best
     ]
     assert marked == (["hogwild", "async_sgd"] if " tie: " in expected else ["async_sgd"])
+
+
+def test_the_best_ties_with_others_where_one_of_its_runs_missed_the_target() -> None:
+    runs = [times_to_target("async_sgd", 1.0, 1.1, None), times_to_target("hogwild", 1.15, 1.2, 1.2)]
+    medians = [middle(several, TARGET) for several in runs]
+    assert finding(medians, TARGET, runs).startswith(
+        "async_sgd and hogwild tie: they reached accuracy 0.95 in 1.10 and 1.20 s"
+    )
+
+
+def test_of_an_even_number_of_runs_the_upper_median_is_told() -> None:
+    runs = [times_to_target("async_sgd", 2.0, 2.2), times_to_target("sync_sgd", 8.0, 8.2)]
+    medians = [middle(several, TARGET) for several in runs]
+    assert finding(medians, TARGET, runs).startswith(
+        "async_sgd reached accuracy 0.95 in 2.20 s (the upper median of 2 runs)"
+    )
 
 
 def test_a_run_that_missed_the_target_has_no_end_to_its_spread() -> None:

@@ -120,7 +120,7 @@ def compare(
         raise
     written = _show(console, found)
     if found.config.simulated and found.summaries:
-        virtual_s = sum(one.wall_s for one in found.summaries)
+        virtual_s = sum(one.wall_s for runs in found.repeats for one in runs)
         console.print(Text(simulated_in(virtual_s, time.monotonic() - started_s)), soft_wrap=True)
     return 1 if found.failures or not written else 0
 

@@ -1,4 +1,4 @@
-"""`plesio runs`: the runs that were: list, compare, tag and prune them."""
+"""`plesio runs`: list, compare, tag and prune run folders."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.live import terminal
+from plesio.cli.typed import goal
 from plesio.errors import ConfigurationError
 from plesio.observe.amounts import duration, number, percent, rate
 from plesio.observe.comparison import notes
@@ -23,7 +24,7 @@ from plesio.observe.report import write_report
 from plesio.observe.tables import compare_table
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the run folders are.")]
-Some = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 METRICS = 2
 """How many metrics the list shows."""
 
@@ -32,7 +33,7 @@ commands = typer.Typer(cls=CommandGroup)
 
 @commands.callback(invoke_without_command=True)
 def runs(context: typer.Context) -> None:
-    """List, compare, tag and prune the runs that were. Without a command: list those in the folder runs."""
+    """List, compare, tag and prune run folders. Without a command: list those in the folder runs."""
     if context.invoked_subcommand is None:
         listed(Path("runs"))
 
@@ -43,7 +44,10 @@ def listed(
     strategy: Annotated[str, typer.Option(metavar="NAME", help="Only those whose strategy's name begins so.")] = "",
     tag: Annotated[str, typer.Option(metavar="TAG", help="Only those with this tag.")] = "",
     sort: Annotated[
-        str, typer.Option(metavar="WHAT", help="By time, speed, or a metric's name; the greatest is last.")
+        str,
+        typer.Option(
+            metavar="WHAT", help="By time (of the last change), speed, or a metric's name; the greatest is last."
+        ),
     ] = "time",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
@@ -53,7 +57,7 @@ def listed(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode([_row(one) for one in found])).decode())
     elif not found:
-        print(f"no run in {runs} is like that" if strategy or tag else f"no run in {runs}")
+        print(f"no run in {runs} matches" if strategy or tag else f"no run in {runs}")
     else:
         terminal().print(_table(found))
 
@@ -117,14 +121,14 @@ def _table(found: list[Kept]) -> Table:
     cls=Command, name="compare", epilog="For example: plesio runs compare runs/20261121-* --until accuracy=0.95"
 )
 def compared(
-    folders: Some,
+    folders: RunFolders,
     until: Annotated[
         str, typer.Option(metavar="METRIC=VALUE", help="Compare by the time to this; without it, by speed.")
     ] = "",
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the HTML report there, too.")] = None,
 ) -> None:
     """Compare finished runs: the table, the finding and the report that plesio compare makes."""
-    target = _target(until)
+    target = goal(until) if until else None
     summaries = [read_summary(one) for one in folders]
     names = [one.strategy for one in summaries]
     summaries = [  # two runs of one strategy are told apart by their folders
@@ -144,16 +148,6 @@ def compared(
         except OSError as error:
             raise ConfigurationError(f"{report} cannot be written: {error.strerror}; give another file") from error
         console.print(Text(f"Report: {report}"), soft_wrap=True)
-
-
-def _target(text: str) -> tuple[str, float] | None:
-    if not text:
-        return None
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise ConfigurationError(f"--until {text}: a metric and its value, such as accuracy=0.95") from None
 
 
 @commands.command(
@@ -178,25 +172,31 @@ def tagged(
 @commands.command(cls=Command, name="prune", epilog="For example: plesio runs prune --keep 20 --yes")
 def pruned(
     runs: Runs = Path("runs"),
-    keep: Annotated[int | None, typer.Option(metavar="N", min=0, help="Keep the N newest.")] = None,
+    keep: Annotated[int | None, typer.Option(metavar="N", min=0, help="Keep the N that changed last.")] = None,
     older: Annotated[
         float | None,
-        typer.Option("--older", metavar="DAYS", min=0, help="Only those that are older than so many days."),
+        typer.Option("--older", metavar="DAYS", min=0, help="Only those that did not change for so many days."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only listed.")] = False,
 ) -> None:
-    """Remove run folders, but for those with a tag or a note, and those that may be under way."""
+    """Remove run folders, except those with a tag or a note, and those that may be under way."""
     if keep is None and older is None:
-        raise ConfigurationError("plesio runs prune: say which, by --keep N or --older DAYS")
-    found = to_prune(history(runs), keep, older)
+        raise ConfigurationError("plesio runs prune: give --keep N or --older DAYS")
+    found, failed = to_prune(history(runs), keep, older), []
     for one in found:
-        if yes:
-            remove(one.folder)
-        print(f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {_age(one)})")
+        try:
+            if yes:
+                remove(one.folder)
+        except ConfigurationError as error:
+            failed.append(str(error))
+        else:
+            print(f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {_age(one)})")
     if not yes and found:
         print("with --yes they are removed, with their weights, journals and checkpoints")
     elif not found:
         print("nothing to remove")
+    if failed:
+        raise ConfigurationError("; ".join(failed))
 
 
 def _age(one: Kept) -> str:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plesio.launch.provenance import versions
+from plesio.launch.secrets import without_secrets
 
 GIT_S = 2.0
 """How long git may take to tell the commit."""
-SECRET = re.compile(r"token|secret|passw|credential|api.?key", re.IGNORECASE)
 
 
 def surroundings(script: str) -> dict[str, str]:
@@ -32,20 +30,6 @@ def surroundings(script: str) -> dict[str, str]:
         "machine": f"{os.cpu_count()} cores ({_processor()}), {platform.system()} {platform.machine()}",
     }
     return {name: words for name, words in found.items() if words}
-
-
-def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, but for the values of options whose names sound like a secret.
-
-    >>> " ".join(without_secrets(["train.py", "--lr", ".1", "--api-key", "abc", "--token=xyz"]))
-    'train.py --lr .1 --api-key *** --token=***'
-    """
-    hide = False
-    for one in arguments:
-        name, equals, _ = one.partition("=")
-        secret = name.startswith("-") and SECRET.search(name) is not None
-        yield "***" if hide and not name.startswith("-") else f"{name}=***" if secret and equals else one
-        hide = secret and not equals
 
 
 def _commit(folder: Path) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from plesio.config.until import Until
 from plesio.launch.job import Live
@@ -16,17 +16,18 @@ from plesio.observe.standing import Standing
 from plesio.observe.summary import Summary
 
 LOOK_S = 0.1
-"""How often the record is told at most, and files of `plesio.observe.asked` are looked for."""
+"""How often sinks and record are told at most (sinks also of each evaluation), and the page's wishes are looked for."""
 
 
 class Watching:
-    """Is told how a run stands, as `plesio.launch.job.Watch`.
+    """Is told how a run stands, as `plesio.launch.job.Watch`; the run is under way within its `with` block.
 
     Args:
         watch: the user's.
+        begins: tells the sinks that the run begins.
         before: steps and samples of before a resume, which `until` counts, too.
-        folder: the run folder, if there is one.
-        record: its record.
+        folder: where the record goes and the page's wishes come from, if anywhere.
+        head: what the record says of the run as a whole.
     """
 
     def __init__(
@@ -34,23 +35,29 @@ class Watching:
         until: Until,
         watch: Callable[[Live], object] | None,
         feeds: Feeds,
+        begins: Callable[[], None],
         *,
-        before: tuple[int, int] = (0, 0),
-        folder: Path | None = None,
-        record: Record | None = None,
+        before: tuple[int, int],
+        folder: Path | None,
+        head: Mapping[str, Any],
     ) -> None:
         self.summary: Summary | None = None
         """What all are told at the end."""
-        self._until, self._watch, self._feeds, self._before = until, watch, feeds, before
-        self._folder, self._record = folder, record
+        self._until, self._watch, self._feeds, self._begins, self._before = until, watch, feeds, begins, before
+        self._folder, self._head = folder, head
+        self._record: Record | None = None
         self._live: Live | None = None
         self._now: Standing | None = None
         self._fed: Told | None = None
+        self._metrics: dict[str, float] | None = None  # of the last evaluation that the sinks were told of
         self._events = 0
         self._next_s = 0.0
         self._stop: str | None = None
 
     def __enter__(self) -> Self:
+        self._begins()
+        if self._folder is not None:
+            self._record = Record(self._folder, self._head)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -81,7 +88,8 @@ class Watching:
     def look(self, live: Live) -> str | None:
         """Tell the sinks and the record, and do what was asked by the page; that the run is to stop, if it is."""
         self._live = live
-        self._feed(live)
+        if self.due or live.metrics is not self._metrics:
+            self._feed(live)
         if self.due:
             self._next_s = time.monotonic() + LOOK_S
             self._tell(live)
@@ -93,6 +101,7 @@ class Watching:
         return self._stop
 
     def _feed(self, live: Live) -> None:
+        self._metrics = live.metrics
         told = Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics})
         if live.time_s >= 0 and told != self._fed:
             self._fed = told

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 from plesio.errors import ConfigurationError
 from plesio.observe.folders import new_folder
+from plesio.observe.history import CONFIGURATION, FIGURES
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Logged, Summary
 
@@ -64,7 +65,7 @@ class RunFolder:
             path = new_folder(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}")
             try:
                 document = tomli_w.dumps(configuration)
-                (path / "run.toml").write_text(document, encoding="utf-8", errors="replace")
+                (path / CONFIGURATION).write_text(document, encoding="utf-8", errors="replace")
             except OSError:
                 shutil.rmtree(path)  # an empty run folder is of no use
                 raise
@@ -76,7 +77,7 @@ class RunFolder:
         """Write the files of the end, the weights first. Returns the reason for each that cannot be written."""
         parts: dict[str, Callable[[Path], object]] = {
             "weights.safetensors": lambda path: save_weights(state_dict, path) if state_dict else None,
-            "summary.json": lambda path: path.write_bytes(_figures(summary)),
+            FIGURES: lambda path: path.write_bytes(_figures(summary)),
             "metrics.jsonl": lambda path: path.write_bytes(_lines(summary)),
             "report.html": lambda path: self._report(path, summary),
         }

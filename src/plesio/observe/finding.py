@@ -54,7 +54,7 @@ def _tie(runs: Sequence[Summary], target: Target | None) -> str:
 
 def _of_runs(repeats: Sequence[Sequence[Summary]]) -> str:
     most = max(map(len, repeats))
-    return f" (the median of {most} runs)" if most > 1 else ""
+    return f" (the {'' if most % 2 else 'upper '}median of {most} runs)" if most > 1 else ""
 
 
 def _against(best: Summary, others: Sequence[Summary], target: Target | None) -> str:

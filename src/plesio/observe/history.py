@@ -1,4 +1,4 @@
-"""The runs that were: what their folders hold, and what people wrote about them.
+"""Finished runs: what their folders hold, and what people wrote about them.
 
 A run folder is one with a run.toml in it (`plesio.observe.files`). Tags and a note are in its notes.toml.
 """
@@ -6,6 +6,7 @@ A run folder is one with a run.toml in it (`plesio.observe.files`). Tags and a n
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 import tomllib
@@ -18,11 +19,26 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, as_utf8
 from plesio.observe.summary import Summary
 
 CONFIGURATION, FIGURES, NOTES = "run.toml", "summary.json", "notes.toml"
 DAY_S = 86_400.0
+UNREADABLE = (OSError, msgspec.DecodeError, ValueError)
+"""What reading a file of a run raises: it is not there, is cut short, of another version, or no text."""
+
+
+class Last(msgspec.Struct, frozen=True):
+    """An evaluation in summary.json; null is a value that was no number."""
+
+    metrics: dict[str, float | None]
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """notes.toml."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
 
 class Brief(msgspec.Struct, frozen=True):
@@ -33,19 +49,22 @@ class Brief(msgspec.Struct, frozen=True):
     steps_per_s: float | None
     ideal_share: float | None
     ended: str
-    history: tuple[dict[str, Any], ...] = ()
-    clock: str = "wall"
+    history: tuple[Last, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
         """The last evaluation's; NaN where it was no number."""
-        last: dict[str, float | None] = self.history[-1]["metrics"] if self.history else {}
+        last = self.history[-1].metrics if self.history else {}
         return {name: nan if value is None else value for name, value in last.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A run folder. `brief` is None where there are no figures; `why` says it then."""
+    """A run folder. `brief` is None where there are no figures; `why` says it then.
+
+    `changed_s`: when anything was last written into it. `marked`: it has a tag or a note, or notes that cannot be read.
+    `ours`: plesio wrote it, as far as its run.toml tells.
+    """
 
     folder: Path
     changed_s: float
@@ -54,7 +73,9 @@ class Kept:
     tags: tuple[str, ...]
     note: str
     brief: Brief | None
-    why: str = ""
+    why: str
+    marked: bool
+    ours: bool
 
     @property
     def ended(self) -> str:
@@ -62,7 +83,7 @@ class Kept:
 
 
 def history(runs: Path) -> list[Kept]:
-    """The run folders in `runs`, the newest last.
+    """The run folders in `runs`, the one that changed last at the end.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -75,7 +96,7 @@ def history(runs: Path) -> list[Kept]:
     for folder in folders:
         with contextlib.suppress(ConfigurationError):  # removed since
             found.append(kept(folder))
-    return found
+    return sorted(found, key=lambda one: one.changed_s)
 
 
 def kept(folder: Path) -> Kept:
@@ -88,34 +109,36 @@ def kept(folder: Path) -> Kept:
         known = f"it has no {CONFIGURATION}; plesio runs lists those there are"
         raise ConfigurationError(f"{folder} is no run folder: {known}")
     configuration, why = _toml(folder / CONFIGURATION)
-    notes, _ = _toml(folder / NOTES)
+    notes, unread = _notes(folder / NOTES)
     brief, missing = _brief(folder / FIGURES)
+    run, strategy = (_table(configuration.get(name)) for name in ("run", "strategy"))
     return Kept(
         folder=folder,
         changed_s=_changed_s(folder),
-        run=_table(configuration.get("run")),
-        strategy=brief.strategy if brief is not None else str(_table(configuration.get("strategy")).get("name", "?")),
-        tags=tuple(str(one) for one in notes.get("tags", ()) if isinstance(one, str)),
-        note=str(notes.get("note", "")),
+        run=run,
+        strategy=brief.strategy if brief is not None else str(strategy.get("name", "?")),
+        tags=notes.tags,
+        note=notes.note,
         brief=brief,
-        why=why or missing,
+        why="; ".join(filter(None, (why or missing, unread))),
+        marked=bool(notes.tags or notes.note or unread),
+        ours="name" in strategy and "train" in run,
     )
 
 
 def _changed_s(folder: Path) -> float:
+    """A run writes into files of its folder while it goes on, and into its checkpoints."""
     times = [0.0]
-    for name in (CONFIGURATION, FIGURES):
-        with contextlib.suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
+    with contextlib.suppress(OSError):
+        for place in (folder, folder / "checkpoints"):
+            times += [one.stat(follow_symlinks=False).st_mtime for one in os.scandir(place) if one.name != NOTES]
     return max(times)
 
 
 def _toml(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8", errors="replace")), ""
-    except FileNotFoundError:
-        return {}, ""
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8")), ""
+    except UNREADABLE as error:
         return {}, f"{path.name} cannot be read: {error}"
 
 
@@ -123,12 +146,22 @@ def _table(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _notes(path: Path) -> tuple[Notes, str]:
+    if not path.exists():
+        return Notes(), ""
+    document, why = _toml(path)
+    try:
+        return msgspec.convert(document, Notes), why
+    except msgspec.ValidationError as error:
+        return Notes(), f"{path.name} cannot be read: {error}"
+
+
 def _brief(path: Path) -> tuple[Brief | None, str]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Brief), ""
     except FileNotFoundError:
         return None, "under way, or cut short"
-    except (OSError, msgspec.DecodeError) as error:
+    except UNREADABLE as error:
         return None, f"{path.name} cannot be read: {error}"
 
 
@@ -148,7 +181,7 @@ def read_summary(run: Path) -> Summary:
         raise ConfigurationError(
             f"{run} is not the folder of a finished run: {path.name}: {error.strerror}; give one that holds summary.json"
         ) from error
-    except (msgspec.DecodeError, TypeError, KeyError) as error:
+    except (*UNREADABLE, TypeError, KeyError, AttributeError) as error:
         raise ConfigurationError(f"{path} is not the summary of a run: {error}; give the run's folder") from error
 
 
@@ -156,25 +189,30 @@ def write_notes(folder: Path, tags: Iterable[str], note: str) -> None:
     """Write down what people say about a run.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: it cannot be written, and what was written before is as it was.
     """
+    text = tomli_w.dumps({"tags": sorted({as_utf8(one) for one in tags}), "note": as_utf8(note)})
+    new = folder / f"{NOTES}.new"
     try:
-        (folder / NOTES).write_text(tomli_w.dumps({"tags": sorted(set(tags)), "note": note}), encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, folder / NOTES)
     except OSError as error:
         raise ConfigurationError(f"{folder / NOTES} cannot be written: {error.strerror}") from error
 
 
 def to_prune(runs: Sequence[Kept], keep: int | None, older_days: float | None) -> list[Kept]:
-    """Which of `runs` to remove: all but the `keep` newest, and of those the ones older than `older_days`.
+    """Which of `runs` to remove: all but the `keep` that changed last, and of those the ones unchanged for `older_days`.
 
-    A run with a tag or a note stays, and so does one without figures that changed within a day: it may be under way.
+    Left alone: a run with a tag or a note; one without figures that changed within a day, for it may be under way; a link; a
+    folder whose run.toml is not plesio's.
     """
     now_s = time.time()
     candidates = runs[: max(0, len(runs) - keep)] if keep is not None else runs
     return [
         one
         for one in candidates
-        if not (one.tags or one.note)
+        if one.ours
+        and not (one.marked or one.folder.is_symlink())
         and (one.brief is not None or now_s - one.changed_s > DAY_S)
         and (older_days is None or now_s - one.changed_s > older_days * DAY_S)
     ]

@@ -19,11 +19,11 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from plesio.observe.encoding import as_json
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Incident
 
@@ -48,8 +48,8 @@ class Record:
         self._head = self._line("head", {"format": FORMAT, **head})
         self._old: list[dict[str, Any]] = []
         self._recent: list[dict[str, Any]] = []
-        self._events: deque[bytes] = deque(maxlen=EVENTS_MAX)
-        self._stale = b""
+        self._events: deque[tuple[int, bytes]] = deque(maxlen=EVENTS_MAX)
+        self._stale: list[tuple[int, bytes]] = []
         self._values: dict[str, float] = {}
         self._discarded: dict[str, int] = {}
         self._discards_told_s = -DISCARDS_S
@@ -81,12 +81,13 @@ class Record:
         }
         self._tell_discards(time_s, now.discarded)
         if now.stale is not None:
-            self._stale = self._line("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})
-            self._write(self._stale)
+            line = self._line("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})
+            self._stale = [(self._number, line)]
+            self._write(line)
         entry = {"n": self._number + 1, "kind": "at", **told, **costs}
         self._number += 1
         self._recent.append(entry)
-        self._write(_json(entry))
+        self._write(as_json(entry))
         if len(self._recent) >= 2 * RECENT:
             self._thin()
 
@@ -109,31 +110,36 @@ class Record:
 
     def _event(self, time_s: float, worker: int | None, what: str) -> None:
         line = self._line("event", {"t": _short(max(0.0, time_s)), "worker": worker, "what": what})
-        self._events.append(line)
+        self._events.append((self._number, line))
         self._write(line)
 
     def _thin(self) -> None:
-        """Drop every other older line, and write the file anew. What a dropped line says of metrics goes to the next."""
+        """Drop every other older line, and rewrite the file. What a dropped line says of metrics goes to the next."""
+        if self._broken:
+            self._old, self._recent = [], []
+            return
         old, self._recent = [*self._old, *self._recent[:-RECENT]], self._recent[-RECENT:]
         if len(old) > OLD_MAX:
             for dropped, kept in zip(old[::2], old[1::2], strict=False):
                 kept["values"] = {**dropped["values"], **kept["values"]}
-            old = old[1::2]
+            old = [*old[1::2], *old[len(old) // 2 * 2 :]]  # the last one, where none comes after it
         self._old = old
         new = self._path.with_name(f"{LIVE}.new")
+        told = [(one["n"], as_json(one)) for one in (*self._old, *self._recent)]
+        lines = [self._head, *(line for _, line in sorted([*self._events, *self._stale, *told]))]
         try:
-            lines = [*self._events, self._stale, *map(_json, (*self._old, *self._recent))]
-            lines = sorted(filter(None, lines), key=lambda line: msgspec.json.decode(line, type=_Numbered).n)
+            new.write_bytes(b"".join(line + b"\n" for line in lines))
             self._file.close()
-            self._file = open(new, "wb", buffering=0)  # noqa: SIM115
-            self._write(b"\n".join([self._head, *lines]))
             os.replace(new, self._path)
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
             self._give_up(error)
 
     def _line(self, kind: str, what: Mapping[str, Any]) -> bytes:
         self._number += 1
-        return _json({"n": self._number, "kind": kind, **what})
+        return as_json({"n": self._number, "kind": kind, **what})
 
     def _write(self, line: bytes) -> None:
         if self._broken:
@@ -148,13 +154,6 @@ class Record:
         self._file.close()
         why = f"{self._path} cannot be written: {error.strerror}; the live page stands still, training goes on"
         warnings.warn(why, RuntimeWarning, stacklevel=2)
-
-
-class _Numbered(msgspec.Struct):
-    n: int
-
-
-_json = msgspec.json.Encoder().encode
 
 
 def _short(value: float) -> float:

@@ -49,7 +49,8 @@ def first(repeats: Sequence[Sequence[Summary]], target: Target | None) -> list[i
 
 
 def tied(repeats: Sequence[Sequence[Summary]], best: int, target: Target | None) -> list[int]:
-    """Which strategies are no worse than the `best`, as far as these runs can tell: their spreads overlap. A single run is taken
-    to spread by `ALONE`."""
+    """Which strategies are no worse than the `best`, as far as these runs can tell: their middle run reached the target, too, and
+    their spreads overlap. A single run is taken to spread by `ALONE`."""
     most = spread(repeats[best], target)[1] * (ALONE if len(repeats[best]) == 1 else 1.0)
-    return [k for k, runs in enumerate(repeats) if k != best and spread(runs, target)[0] <= most < inf]
+    others = [k for k in range(len(repeats)) if k != best and cost(middle(repeats[k], target), target) < inf]
+    return [k for k in others if spread(repeats[k], target)[0] <= most]

@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from plesio.errors import as_utf8
 from plesio.observe import figures
 from plesio.observe.amounts import number
 from plesio.observe.comparison import Target, cells, headings, in_a_line, notes
+from plesio.observe.encoding import as_json
 from plesio.observe.finding import finding, setting
 from plesio.observe.repeats import first, times_of
 from plesio.observe.summary import Summary
@@ -43,14 +43,13 @@ def write_report(
     shown under the finding; `repeats` are all runs of each strategy, of which `summaries` has the middle ones; `context` is a
     run.toml, shown as a table. All text from outside is escaped. Raises `OSError` if `path` cannot be written.
     """
-    title, note = (text.encode("utf-8", "backslashreplace").decode() for text in (title, note))
     page = resources.files("plesio.observe") / "page"
     data = report_data(summaries, title, target, note, repeats) | {"context": in_rows(context or {})}
-    parts = {"title": escape(title), "finding": escape(data["finding"]), "data": in_script(data)}
+    parts = {"title": escape(as_utf8(title)), "finding": escape(as_utf8(data["finding"])), "data": in_script(data)}
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(  # in one pass: what is put in is not searched
         r"\{\{([\w.]+)\}\}",
-        lambda match: parts.get(match[1]) or (page / match[1]).read_text(encoding="utf-8"),
+        lambda match: parts[match[1]] if match[1] in parts else (page / match[1]).read_text(encoding="utf-8"),
         template,
     )
     path.write_text(text, encoding="utf-8")
@@ -83,7 +82,7 @@ def in_script(data: Any) -> str:
     >>> in_script({"name": "</script><!--", "loss": float("inf")})
     '{"name":"\\\\u003c/script>\\\\u003c!--","loss":null}'
     """
-    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    return as_json(data).decode().replace("<", "\\u003c")
 
 
 def report_data(

@@ -159,7 +159,8 @@ def compare_table(
     each strategy that has a summary."""
     gap = 1 if width >= ROOMY else 0
     runs = repeats or [[row] for row in rows if isinstance(row, Summary)]
-    best = {runs[k][0].strategy for k in first(runs, target)}
+    best = {runs[k][0].strategy for k in first(runs, target)} if len(runs) > 1 else set()
+    compared = 0 if target else 1  # by the time to the target, else by steps a second
     spreads = {several[0].strategy: times_of(several, target) for several in runs}
     heads = headings(target, metric)
     failed = ["failed", *("-" for _ in heads[1:])]
@@ -176,7 +177,7 @@ def compare_table(
     for k in shown:
         table.add_column(heads[k], justify="right", no_wrap=True)
     for row, line in zip(rows, lines, strict=True):
-        texts = [Text(line[k], style="bold" if row.strategy in best and k == 0 else "") for k in shown]
+        texts = [Text(line[k], style="bold" if row.strategy in best and k == compared else "") for k in shown]
         table.add_row(row.strategy, *texts, style="red" if isinstance(row, Failed) else "")
     return table
 

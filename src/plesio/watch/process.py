@@ -28,16 +28,18 @@ def live_page(runs: Path) -> Iterator[str]:
     """Serve the runs in a folder on this host's loopback; gives the address to open.
 
     Raises:
-        ConfigurationError: its packages are missing. DeadlineError: it does not start.
+        ConfigurationError: its packages are missing, or it cannot be served. DeadlineError: it does not start.
     """
     check_installed()
     command = [sys.executable, "-m", "plesio", "watch", str(runs), "--port", "0", "--while-piped"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
         try:
-            line = process.stdout.readline().decode() if readable(process.stdout.fileno(), START_S) else ""
+            if not readable(process.stdout.fileno(), START_S):
+                raise DeadlineError(f"waited {START_S:g} s for the live page to start; its own messages are above")
+            line = process.stdout.readline().decode()
             if not line.startswith("http"):
-                raise DeadlineError(f"the live page did not start within {START_S:g} s; its own messages are above")
+                raise ConfigurationError("the live page cannot be served; its own messages are above")
             yield line.strip()
         finally:
             process.stdin.close()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from plesio.errors import as_utf8
+from plesio.observe.history import CONFIGURATION
 from plesio.observe.record import FORMAT, LIVE
 
-SILENT_S = 30.0
-"""A run that wrote nothing for so long, and no end, is shown as silent."""
 READ_MAX = 1 << 20
 """Bytes of a record that are read at once."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class _Line(msgspec.Struct):
@@ -22,14 +24,16 @@ class _Line(msgspec.Struct):
     kind: str
     format: int = 0
     strategy: str = ""
+    began: float = 0.0
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A run in the list. `changed`: when it last wrote, in seconds since 1970; `other`: why it cannot be shown, if so."""
+    """A run in the list. `began`: in seconds since 1970; `silent_s`: since it last wrote; `other`: why it cannot be shown."""
 
     name: str
     strategy: str
-    changed: float
+    began: float
+    silent_s: float
     other: str = ""
 
 
@@ -37,7 +41,7 @@ def found(runs: Path) -> dict[str, Path]:
     """The folders with a record, by name: `runs` itself, those in it, and one below (as those of a run on Ray)."""
     if (runs / LIVE).is_file():
         return {runs.resolve().name: runs}
-    return {str(one.relative_to(runs)): one for one in _folders(runs, depth=2)}
+    return {as_utf8(str(one.relative_to(runs))): one for one in _folders(runs, depth=2)}
 
 
 def _folders(place: Path, depth: int) -> Iterator[Path]:
@@ -48,46 +52,48 @@ def _folders(place: Path, depth: int) -> Iterator[Path]:
             path = Path(entry.path)
             if (path / LIVE).is_file():
                 yield path
-            elif depth > 1 and not (path / "run.toml").is_file():
+            elif depth > 1 and not (path / CONFIGURATION).is_file():
                 yield from _folders(path, depth - 1)
 
 
 class Book:
-    """The list of runs; the head of each is read once."""
+    """The list of runs; the head of each is read until it is whole."""
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
-        self._heads: dict[str, tuple[str, str]] = {}
+        self._heads: dict[str, _Line] = {}
 
     def listed(self) -> list[Listed]:
-        """All runs, the one that wrote last first."""
+        """All runs, the one that began last first."""
         paths = found(self.runs)
         self._heads = {name: head for name, head in self._heads.items() if name in paths}
-        runs = []
-        for name, path in paths.items():
-            if name not in self._heads:
-                self._heads[name] = _head(path)
-            with suppress(OSError):
-                runs.append(Listed(name, self._heads[name][0], (path / LIVE).stat().st_mtime, self._heads[name][1]))
-        return sorted(runs, key=lambda one: one.changed, reverse=True)
+        runs = [one for name, path in paths.items() for one in self._listed(name, path)]
+        return sorted(runs, key=lambda one: (one.began, one.name), reverse=True)
+
+    def _listed(self, name: str, path: Path) -> Iterator[Listed]:
+        with suppress(OSError):  # it may be removed meanwhile
+            changed = (path / LIVE).stat().st_mtime
+            silent_s = max(0.0, time.time() - changed)
+            try:
+                head = self._heads.get(name) or _head(path)
+            except UNREADABLE:
+                yield Listed(name, "?", changed, silent_s, "its record is damaged or half-written")
+                return
+            if head.kind != "head" or head.format != FORMAT:
+                why = "its record is of another version of plesio"
+                yield Listed(name, head.strategy or "?", changed, silent_s, why)
+                return
+            self._heads[name] = head
+            yield Listed(name, head.strategy, head.began, silent_s)
 
 
-def _head(path: Path) -> tuple[str, str]:
-    """The strategy of a run; and why it cannot be shown, if so."""
-    try:
-        with open(path / LIVE, "rb") as file:
-            head = msgspec.json.decode(file.readline(READ_MAX), type=_Line)
-    except OSError as error:
-        return "?", error.strerror or "cannot be read"
-    except msgspec.DecodeError:
-        return "?", "its record is damaged or half-written"
-    if head.kind != "head" or head.format != FORMAT:
-        return head.strategy or "?", "its record is of another version of plesio"
-    return head.strategy, ""
+def _head(path: Path) -> _Line:
+    with open(path / LIVE, "rb") as file:
+        return msgspec.json.decode(file.readline(READ_MAX), type=_Line)
 
 
 class Tail:
-    """What is new in a record each time it is read, however often the file is replaced by a shorter one."""
+    """The lines added to a record since the last read; the file may have been replaced by a shorter one."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LIVE
@@ -107,12 +113,12 @@ class Tail:
             data = file.read(READ_MAX)
         whole = data[: data.rfind(b"\n") + 1]
         self._place += len(whole) or (len(data) if len(data) == READ_MAX else 0)  # a line that long is no line of ours
-        return [line.decode() for line in whole.splitlines() if self._is_new(line)]
+        return [line.decode(errors="replace") for line in whole.splitlines() if self._is_new(line)]
 
     def _is_new(self, line: bytes) -> bool:
         try:
             number = msgspec.json.decode(line, type=_Line).n
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return False
         new, self._seen = number > self._seen, max(number, self._seen)
         return new

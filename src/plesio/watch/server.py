@@ -23,7 +23,6 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -32,6 +31,7 @@ from starlette.routing import Mount, Route
 
 from plesio.errors import ConfigurationError
 from plesio.observe.asked import ASKED, ask
+from plesio.observe.encoding import as_json
 from plesio.watch.runs import Book, Tail, found
 
 EVERY_S = 0.5
@@ -160,8 +160,8 @@ def _static(name: str, kind: str):  # type: ignore[no-untyped-def]
 
 
 def _json(what: object) -> Response:
-    return Response(msgspec.json.encode(what), media_type="application/json", headers=HEADERS)
+    return Response(as_json(what), media_type="application/json", headers=HEADERS)
 
 
 def _text(what: str) -> str:
-    return msgspec.json.encode(what).decode()
+    return as_json(what).decode()

@@ -73,8 +73,8 @@ class VirtualRun(Replies):
 
     The arithmetic is done by `folder`, or in memory that the program is given (`Program.begin`); with neither, only the time
     is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `evaluate` is called
-    with the time and the version; a reason ends the run. `look` is
-    called between events, now and then. `incarnation` is that of the first processes.
+    with the time and the version; a reason ends the run. `look` is called between
+    events, now and then. `incarnation` is that of the first processes.
     """
 
     def __init__(

@@ -7,15 +7,16 @@ const DRAW_MS = 500;
 const SILENT_S = 30;
 const WINDOW_S = 20;
 const EVENTS_SHOWN = 50;
+const CHARTS_MAX = 12;
 
 const runs = new Map(); // the runs that are shown, by name
 let listed = []; // all there are
 let source = null;
-let due = false, connected = true, caughtUp = false, chosen = false;
+let due = false, connected = true, chosen = false;
 let said = "";
 let drawn = ""; // the shape of what is drawn
 
-const empty = () => ({head: null, at: [], events: [], stale: {}, values: {}, ended: null, gone: false, heard: Date.now()});
+const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), ended: null, gone: false, wrote: Date.now()});
 
 function take(run, line) {
   if (line.kind === "head") run.head = line.format === FORMAT ? line : null;
@@ -72,7 +73,7 @@ function state(run) {
   if (run.gone) return "its folder is gone";
   if (run.ended) return run.ended === "finished" ? "finished" : `ended: ${run.ended}`;
   if (!run.at.length) return "starting";
-  const silent = (Date.now() - run.heard) / 1000;
+  const silent = (Date.now() - run.wrote) / 1000;
   return silent > SILENT_S ? `silent for ${format(Math.round(silent))} s` : "under way";
 }
 
@@ -88,13 +89,11 @@ function table_(shown) {
     return [state(run), format(last.t), format(last.version, 9), format(last.steps, 9), format(rate(run, now)),
       percent(last.ideal), percent(total ? waited / total : 0), `${mean.toFixed(2)} (${max})`, bytes(last.bytes)];
   });
-  return {heads, rows, best: [], notes: ["Steps/s of a run under way is that of the last five seconds."]};
+  const many = shown.some(([, run]) => run.at.at(-1)?.others) ? ["Waiting is that of the workers that are listed."] : [];
+  return {heads, rows, best: [], notes: ["Steps/s of a run under way is that of the last five seconds.", ...many]};
 }
 
-const bytes = (n) => {
-  const power = Math.max(0, Math.min(4, Math.floor(Math.log10(n || 1) / 3)));
-  return `${format(n / 1000 ** power, 3)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
-};
+const bytes = (n) => `${format(n / byteUnit(n).size, 3)} ${byteUnit(n).name}`;
 
 function staleOf(run) {
   const pairs = Object.values(run.stale).flatMap((by) => Object.entries(by).map(([tau, n]) => [Number(tau), n]))
@@ -153,7 +152,8 @@ function gathered() {
   });
   const names = [...new Set(shown.flatMap(([, run]) => Object.keys(run.values)))];
   const target = shown[0]?.[1].head.target;
-  const charts = names.slice(0, 12).map((name) => ({
+  const more = names.length - CHARTS_MAX;
+  const charts = names.slice(0, CHARTS_MAX).map((name) => ({
     name, target: target?.[0] === name ? target[1] : null, small: names.length > 3, caption: `${name} as it was told last.`,
     lines: shown.flatMap(([, {values}], k) => values[name]?.y.some((y) => y != null)
       ? [{strategy: k, ...values[name], end: format(values[name].y.at(-1)), dot: null}] : []),
@@ -176,9 +176,10 @@ function gathered() {
     shown, strategies, context, title: shown.length === 1 ? shown[0][0] : `${shown.length} runs`, setting: "", note: "",
     finding: shown.length === 1 ? `${shown[0][1].head.strategy} on ${shown[0][1].head.train}: ${state(shown[0][1])}.` : `${under} of ${shown.length} runs are under way.`,
     clock: [...new Set(shown.map(([, run]) => `${run.head.clock} time`))].join(" and "), table: table_(shown),
-    learning: {charts, notes: charts.length ? [] : ["Nothing was evaluated or logged yet."]},
+    learning: {charts, notes: !charts.length ? ["Nothing was evaluated or logged yet."]
+      : more > 0 ? [`${more} more metrics are not drawn: ${names.slice(CHARTS_MAX, CHARTS_MAX + 20).join(", ")}${more > 20 ? ", ..." : ""}.`] : []},
     lanes: {window_s: WINDOW_S, window: `the last ${WINDOW_S} s`, caption: "", groups},
-    incidents: {rows: happened.slice(0, EVENTS_SHOWN), more: Math.max(0, happened.length - EVENTS_SHOWN), lost: []},
+    incidents: {rows: happened.slice(0, EVENTS_SHOWN), more: Math.max(0, happened.length - EVENTS_SHOWN), which: "earlier events", lost: []},
   };
 }
 
@@ -244,7 +245,6 @@ function connect() {
     const run = runs.get(told.run);
     if (run && told.gone) run.gone = true;
     for (const line of (run && told.lines) || []) take(run, line);
-    if (run) run.heard = Date.now();
     plan();
   };
 }
@@ -259,13 +259,13 @@ function choose(name, on) {
 
 function picker() {
   const open = document.querySelector("nav details")?.open;
-  const focused = document.activeElement?.id;
+  const focused = document.activeElement?.name;
   const rows = listed.map(({name, strategy, other}, k) => h("li", {}, h("label", {},
-    h("input", {type: "checkbox", id: `run-${k}`, checked: runs.has(name), onchange: (event) => choose(name, event.target.checked)}),
+    h("input", {type: "checkbox", id: `run-${k}`, name, checked: runs.has(name), onchange: (event) => choose(name, event.target.checked)}),
     name), h("small", {}, other || strategy)));
   document.querySelector("#runs").replaceChildren(h("details", {open: open ?? false},
     h("summary", {}, `${format(listed.length, 9)} ${listed.length === 1 ? "run" : "runs"} in the folder; ${runs.size} shown`), h("ul", {}, rows)));
-  if (focused) document.getElementById(focused)?.focus({preventScroll: true});
+  if (focused) document.getElementsByName(focused)[0]?.focus({preventScroll: true});
 }
 
 async function look() {
@@ -275,7 +275,8 @@ async function look() {
     const changed = JSON.stringify(fresh.map(({name, other}) => [name, other])) !== JSON.stringify(listed.map(({name, other}) => [name, other]));
     const first = !listed.length && fresh.length;
     listed = changed ? fresh : listed;
-    if (first || (changed && !chosen)) { // the run that wrote last is shown, until somebody chooses
+    for (const {name, silent_s} of fresh) if (runs.has(name)) runs.get(name).wrote = Date.now() - 1000 * silent_s;
+    if (first || (changed && !chosen)) { // the run that began last is shown, until somebody chooses
       runs.clear();
       runs.set(fresh[0].name, empty());
       connect();

@@ -10,7 +10,7 @@ const COLUMNS = 900; // of a lane
 const EDGE = 1e30; // values beyond are drawn here
 const BINS = 64;
 
-const view = {axis: "time", zoom: null, hidden: new Set(), log: {}, middle: false}; // what the reader chose
+const view = {axis: "time", zoom: null, hidden: new Set(), log: Object.create(null), middle: false}; // what the reader chose
 let page = null; // the data, the scale of x, and the charts that are shown
 
 // Elements, numbers
@@ -51,6 +51,11 @@ function table(heads, rows, name) {
 
 // The horizontal axis
 
+function byteUnit(n) {
+  const power = Math.max(0, Math.min(4, Math.floor(Math.log10(n || 1) / 3)));
+  return {size: 1000 ** power, name: ["B", "kB", "MB", "GB", "TB"][power]};
+}
+
 // The unit in which `axis` is shown: its size and the axis's name.
 function unit(axis, longest, clock) {
   if (axis === "time") {
@@ -58,8 +63,8 @@ function unit(axis, longest, clock) {
     return {size, name: `${clock}, ${name}`};
   }
   if (axis === "bytes") {
-    const power = Math.max(0, Math.min(4, Math.floor(Math.log10(longest || 1) / 3)));
-    return {size: 1000 ** power, name: `bytes exchanged, ${["B", "kB", "MB", "GB", "TB"][power]}`};
+    const {size, name} = byteUnit(longest);
+    return {size, name: `bytes exchanged, ${name}`};
   }
   return {size: 1, name: axis === "steps" ? "local steps of all workers" : "samples"};
 }
@@ -353,13 +358,13 @@ function comparison({heads, rows, best, notes}) {
   return [table(["strategy", ...heads], body, "costs"), about && h("p", {class: "small"}, about)];
 }
 
-function incidents({rows, more, lost}) {
+function incidents({rows, more, lost, which = "later incidents"}) {
   if (!rows.length && !lost.length) return h("p", {class: "empty"}, "None: no worker died and nothing was lost.");
   const body = rows.map(([k, time, worker, what]) => h("tr", {}, h("th", {scope: "row"}, named(k)), h("td", {}, time),
     h("td", {}, worker == null ? "–" : String(worker)), h("td", {class: "text"}, what)));
   return [rows.length > 0 && table(["strategy", "time, s", "worker", "what"], body, "incidents"),
     lost.map((sentence) => h("p", {}, sentence)),
-    more > 0 && h("p", {}, `${format(more, 9)} later incidents are not listed.`)];
+    more > 0 && h("p", {}, `${format(more, 9)} ${which} are not listed.`)];
 }
 
 function context(rows) {

@@ -1,7 +1,7 @@
 """Where a run's figures go while it is under way: `ps.run(..., sinks=[ps.sinks.TensorBoard("tb")])`.
 
-A sink is anything with the three methods of `Sink`. Each is called in a thread of its own: one that raises, or does not keep up,
-is dropped with a warning, and training goes on.
+A sink is anything with the three methods of `Sink`. Each is called in a thread of its own: one that raises or hangs is dropped
+with a warning, one that is slow hears less, and training goes on.
 
 >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[Prometheus("run.prom")])
 >>> from pathlib import Path

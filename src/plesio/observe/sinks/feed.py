@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import queue
+import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from plesio.errors import ConfigurationError, words_of
@@ -14,6 +17,8 @@ from plesio.observe.summary import Summary
 
 WAITING_MAX = 100
 """How many calls may wait for a sink: at ten a second, ten seconds."""
+HANGS_S = 30.0
+"""A sink that a call takes so long is dropped."""
 END_S = 30.0
 """How long a sink may take to write what is left when the run is over."""
 
@@ -73,58 +78,84 @@ class Sink(Protocol):
 
 
 def needs(sink: str, package: str, extra: str) -> None:
-    """Raise `ConfigurationError` where the package that a sink writes by is not installed."""
+    """Raise `ConfigurationError` where the package that a sink writes with is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigurationError(f"sinks: {sink} needs the package {package}; pip install 'plesio[{extra}]'")
 
 
+class Names:
+    """Names of metrics as a sink takes them; two that would be the same get a number.
+
+    >>> names = Names(r"[^a-z_]")
+    >>> names("top@k"), names("top k"), names("top@k")
+    ('top_k', 'top_k_2', 'top_k')
+
+    Args:
+        refused: a regular expression for each character that it does not take.
+    """
+
+    def __init__(self, refused: str) -> None:
+        self._refused = re.compile(refused)
+        self._known: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name not in self._known:
+            plain = free = self._refused.sub("_", name)
+            number = 1
+            while free in self._known.values():
+                number += 1
+                free = f"{plain}_{number}"
+            self._known[name] = free
+        return self._known[name]
+
+
 class Feed:
-    """Calls one sink in a thread of its own."""
+    """Calls one sink in a thread of its own, once the run begins."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._name = type(sink).__name__
         self._why = ""
         self._warned = False
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING_MAX)
+        self._since_s = inf  # when the call under way began
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"plesio sink {self._name}", daemon=True)
-        self._thread.start()
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._thread.start()
         self._call(lambda: self._sink.begin(name, settings))
 
     def tell(self, told: Told) -> None:
-        self._call(lambda: self._sink.tell(told))
+        """What a slow sink has no time for is left out: the next one tells more."""
+        if self._calls.qsize() < WAITING_MAX:
+            self._call(lambda: self._sink.tell(told))
+        self._check()
 
     def end(self, summary: Summary | None) -> None:
         """Let it write what is left, for `END_S` at most."""
         self._call(lambda: self._sink.end(summary))
-        if not self._why:
-            self._put(None)
-            self._thread.join(END_S)
-            if self._thread.is_alive():
-                self._why = f"it did not end within {END_S:g} s"
-        self._warn()
+        self._calls.put(None)
+        self._thread.join(0.0 if self._why else END_S)
+        if not self._why and self._thread.is_alive():
+            self._why = f"it did not end within {END_S:g} s"
+        self._check()
 
     def _call(self, call: Callable[[], None]) -> None:
         if not self._why:
-            self._put(call)
-        self._warn()
-
-    def _put(self, call: Callable[[], None] | None) -> None:
-        try:
-            self._calls.put_nowait(call)
-        except queue.Full:
-            self._why = f"it does not keep up: {WAITING_MAX} calls wait for it"
+            self._calls.put(call)
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None and not self._why:
+        while not self._why and (call := self._calls.get()) is not None:
+            self._since_s = time.monotonic()
             try:
                 call()
             except Exception as error:
                 self._why = f"{type(error).__name__}: {words_of(error)}"
+            self._since_s = inf
 
-    def _warn(self) -> None:
+    def _check(self) -> None:
+        if not self._why and time.monotonic() - self._since_s > HANGS_S:
+            self._why = f"it hangs: a call has taken {HANGS_S:g} s"
         if self._why and not self._warned:
             self._warned = True
             warnings.warn(f"sink {self._name} was dropped: {self._why}; training goes on", RuntimeWarning, stacklevel=4)

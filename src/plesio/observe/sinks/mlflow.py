@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plesio.observe.sinks.feed import Told, needs
+from plesio.observe.sinks.feed import Names, Told, needs
 from plesio.observe.summary import Summary
 
 PARAMETER_MAX = 500
@@ -32,6 +33,7 @@ class MLflow:
         self._uri = uri
         self._client: Any = None
         self._run = ""
+        self._names = Names(r"[^\w\-. :/]")
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         from mlflow.tracking import MlflowClient
@@ -44,8 +46,11 @@ class MLflow:
             self._client.log_param(self._run, key, str(value)[:PARAMETER_MAX])
 
     def tell(self, told: Told) -> None:
-        for name, value in told.numbers.items():
-            self._client.log_metric(self._run, name, value, step=told.at)
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(self._names(name), value, now_ms, told.at) for name, value in told.numbers.items()]
+        self._client.log_batch(self._run, metrics)  # one request
 
     def end(self, summary: Summary | None) -> None:
         if summary is not None:

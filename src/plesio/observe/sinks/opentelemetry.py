@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plesio.observe.sinks.feed import Told, needs
+from plesio.observe.sinks.feed import Names, Told, needs
 from plesio.observe.summary import Summary
 
 
@@ -27,6 +27,7 @@ class OpenTelemetry:
         self._attributes = dict(attributes or {})
         self._gauges: dict[str, Any] = {}
         self._meter: Any = None
+        self._names = Names(r"[^a-zA-Z0-9_.-]")
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         from opentelemetry import metrics
@@ -36,7 +37,7 @@ class OpenTelemetry:
 
     def tell(self, told: Told) -> None:
         for name, value in told.numbers.items():
-            known = f"plesio.{name.replace('/', '.')}"
+            known = f"plesio.{self._names(name.replace('/', '.'))}"
             if known not in self._gauges:
                 self._gauges[known] = self._meter.create_gauge(known)
             self._gauges[known].set(value, self._attributes)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from plesio.observe.sinks.feed import Told
+from plesio.observe.sinks.feed import Names, Told
 from plesio.observe.summary import Summary
 
 
@@ -26,6 +25,7 @@ class Prometheus:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._label = ""
+        self._names = Names(r"[^a-zA-Z0-9_]")
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class Prometheus:
         os.replace(new, self._path)
 
     def _lines(self, name: str, value: float) -> list[str]:
-        known = "plesio_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        known = f"plesio_{self._names(name)}"
         number = repr(float(value)) if isfinite(value) else "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
         return [f"# TYPE {known} gauge", f"{known}{self._label} {number}"]
 
