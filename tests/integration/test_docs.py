@@ -36,7 +36,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
-    (code,) = blocks_of(DOCS / "start.md")
+    code = blocks_of(DOCS / "start.md")[0]
     (tmp_path / "first.py").write_text(code)
     done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation is run, with what its page takes for granted. Elsewhere: start.md in test_docs.py, the
+"""Every Python block of the documentation is run, with what its page takes for granted. Elsewhere: start.md in test_docs.py and test_readme.py, the
 README's in test_readme.py, ray.md by `make test-ray`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the README and the page on simulation show runs as it is pasted, in a clone; the comparisons get less time."""
+"""What the README and the pages on the start and on simulation show runs as it is pasted, in a clone; comparisons get less time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHOWN = (ROOT / "README.md").read_text() + (ROOT / "docs" / "simulate.md").read_text()
+SHOWN = "".join((ROOT / page).read_text() for page in ("README.md", "docs/start.md", "docs/simulate.md"))
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", SHOWN, re.DOTALL | re.MULTILINE)
 SCRIPT = next(text for language, text in BLOCKS if language == "python")
 LINES = [line for _, text in BLOCKS for line in text.replace("\\\n", "").splitlines()]
@@ -73,4 +73,4 @@ def test_workers_join_a_head(tmp_path: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    assert [one.split()[1] for one in COMMANDS] == ["strategies", "run", "compare", "compare", "compare"]
+    assert [one.split()[1] for one in COMMANDS] == ["compare", "strategies", "run", "compare", "compare"]
