@@ -56,16 +56,19 @@ torture: setup
 bench: setup
 	for name in exchange network network_faults fold straggler defaults convergence embedding simulator theory whatif journal hogwild rows converted codecs local bandwidth live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
-# A wheel and a source distribution; then each is installed from its file alone into a fresh environment, and run there.
+# A wheel and a source distribution; then each is installed from its file alone into a fresh environment, and run there, with each
+# of PYTHONS. Every extra resolves.
+PYTHONS ?= $(PYTHON)
 dist: setup
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt -d dist/needs dist/*.whl hatchling
-	for file in dist/*.whl dist/*.tar.gz; do \
-		rm -rf dist/fresh && $(PYTHON) -m venv dist/fresh && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run -c constraints.txt '.[dev,ray]'
+	for python in $(PYTHONS); do for file in dist/*.whl dist/*.tar.gz; do \
+		rm -rf dist/fresh dist/needs && $$python -m venv dist/fresh && \
+		dist/fresh/bin/python -m pip download --quiet --disable-pip-version-check -c constraints.txt -d dist/needs $$file hatchling && \
 		dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --no-index --find-links dist/needs $$file && \
 		(cd dist/fresh && bin/plesio --version && bin/plesio strategies >/dev/null && bin/python -I ../../tests/support/fresh.py) || exit 1; \
-	done
+	done; done
 	rm -rf dist/fresh dist/needs
 
 clean:
