@@ -1,5 +1,5 @@
-"""Every Python block of the documentation is run, with what its page takes for granted. Elsewhere: start.md in test_docs.py and test_readme.py, the
-README's in test_readme.py, ray.md by `make test-ray`."""
+"""Every Python block of the docs is run, with what its page takes for granted. Elsewhere: those of start.md and the README
+in test_docs.py and test_readme.py, those of ray.md by `make test-ray`."""
 
 from __future__ import annotations
 

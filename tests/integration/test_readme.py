@@ -1,4 +1,4 @@
-"""What the README and the pages on the start and on simulation show runs as it is pasted, in a clone; comparisons get less time."""
+"""What the README and the pages start and simulate show runs as it is pasted, in a clone; comparisons get less time."""
 
 from __future__ import annotations
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,6 +253,27 @@ def test_ps_run_on_ray_returns_the_run(cluster: Any, tmp_path: Path) -> None:
     assert done.state_dict.keys() == {"weight", "bias"}
     assert done.folder is not None
     assert done.history
+
+
+def test_ps_run_on_ray_is_shown_while_it_goes_on(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    said, seen = [], []
+
+    def look() -> None:
+        until(lambda: "live page: " in "".join(said) or said.append(capsys.readouterr().err))
+        address = "".join(said).split("live page: ")[1].split()[0]
+        until(lambda: seen.append(json.load(urllib.request.urlopen(f"{address}runs", timeout=30))) or seen[-1])
+        name = urllib.parse.quote(seen[-1][0]["name"])
+        with urllib.request.urlopen(f"{address}events?run={name}", timeout=60) as stream:
+            until(lambda: '"kind":"at"' in stream.readline().decode())
+
+    with meanwhile(look, tmp_path):
+        train = functools.partial(counting, into=tmp_path)
+        done = ps.run(train, "async_sgd", workers=2, engine=ps.Ray(), runs=tmp_path / "runs", watch=True)
+    assert done.steps == STEPS
+    assert seen[-1][0]["strategy"] == "async_sgd"
 
 
 def refusing(worker: ps.Worker) -> None:
