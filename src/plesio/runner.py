@@ -42,6 +42,7 @@ from plesio.launch.simulated.whatif import advice
 from plesio.launch.surroundings import surroundings
 from plesio.launch.watching import Watching
 from plesio.launch.working_directory import check_working_directory
+from plesio.observe.comparison import on_staleness
 from plesio.observe.files import RunFolder
 from plesio.observe.folders import make_folder
 from plesio.observe.progress import ProgressLine, is_watched
@@ -455,7 +456,7 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "clock": "virtual" if config.simulated else "wall",
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
-        "settings": config.in_words(),
+        "notes": on_staleness(config.strategy.name.partition("(")[0]),
         "context": in_rows(document),
     }
 

@@ -78,7 +78,7 @@ def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", na
             "target": None,
             "keeps": False,
             "context": context,
-            "began": time.time(),
+            "began": time.time(), "notes": [],
         },
     )
     to.event(Incident(1.0, 1, "worker 1 died"))
@@ -137,6 +137,7 @@ def test_a_run_under_way_is_shown_keeps_a_checkpoint_and_stops_when_asked(tab: B
         tab.open(Address(address))  # type: ignore[arg-type]
         until(tab, lambda: "under way" in tab.run("document.body.innerText"))
         until(tab, lambda: "loss" in tab.run("document.querySelector('figure')?.innerText ?? ''"))
+        assert "Staleness counts versions" in tab.run("document.body.innerText")
         first = tab.run("page.charts[0].data[0].length")
         until(tab, lambda: tab.run("page.charts[0].data[0].length") > first)
         tab.run("document.querySelector('#checkpoint-0').click()")

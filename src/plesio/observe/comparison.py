@@ -75,11 +75,14 @@ def notes(summaries: Sequence[Summary], target: Target | None, metric: str | Non
         found.append(
             f"Time is until a snapshot first reached {metric} {target[1]:g}; the last snapshot may be below it."
         )
-    if any(one.recipe == "bounded_staleness" for one in summaries):
-        found.append(
-            "Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."
-        )
-    return found
+    return [*found, *dict.fromkeys(note for one in summaries for note in on_staleness(one.recipe))]
+
+
+def on_staleness(recipe: str) -> list[str]:
+    """Why staleness is above what a strategy bounds."""
+    if recipe != "bounded_staleness":
+        return []
+    return ["Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."]
 
 
 def _metric(value: float) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from plesio.observe.amounts import byte_size, of_ideal, percent, rate
 from plesio.observe.clients import by_samples, worst_tenth
-from plesio.observe.comparison import Target, cells, headings, in_a_line
+from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
 from plesio.observe.repeats import first, times_of
 from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
 
@@ -102,6 +102,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     notes = []
     if len(summary.workers) > 2 * EXTREMES:
         notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
+    notes += on_staleness(summary.recipe) if summary.staleness.max else []
     notes += [f"discarded, {reason}: {number:,}" for reason, number in summary.discarded.items()]
     if summary.missing_gradients:
         notes.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")

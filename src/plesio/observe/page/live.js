@@ -90,7 +90,8 @@ function table_(shown) {
       percent(last.ideal), percent(total ? waited / total : 0), `${mean.toFixed(2)} (${max})`, bytes(last.bytes)];
   });
   const many = shown.some(([, run]) => run.at.at(-1)?.others) ? ["Waiting is that of the workers that are listed."] : [];
-  return {heads, rows, best: [], notes: ["Steps/s of a run under way is that of the last five seconds.", ...many]};
+  return {heads, rows, best: [], notes: ["Steps/s of a run under way is that of the last five seconds.", ...many,
+    ...new Set(shown.flatMap(([, run]) => run.head.notes))]};
 }
 
 const bytes = (n) => `${format(n / byteUnit(n).size, 3)} ${byteUnit(n).name}`;
