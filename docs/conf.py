@@ -18,16 +18,24 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+default_role = "literal"  # docstrings have single backticks
+smartquotes_excludes = {"documents": ["errors"]}  # messages are shown as they are printed
 
 html_theme = "furo"
 html_title = "plesio"
 
 
+def _escaped(line):
+    parts = re.split(r"(`[^`]*`)", line)
+    return "".join(one if one.startswith("`") else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", one) for one in parts)
+
+
 def _as_rst(app, what, name, object_, options, lines):
-    """Docstrings are plain text: what is indented without a section's name is code, and a name may end with an underscore."""
-    result, before = [], ""
+    """Docstrings are plain text: what is indented without a section's name is code, and `_`, `*` and `|` mean nothing."""
+    result, before, example = [], "", False
     for line in lines:
-        line = re.sub(r"(\w)_(?!\w)", r"\1\\_", line)
+        example = line.lstrip().startswith(">>>") or (example and bool(line.strip()))
+        line = line if example else _escaped(line)
         begins_code = line.startswith(" ") and result and not result[-1] and before and not before.startswith(" ")
         if line.strip() == "Example:":
             result += ["Example::", ""]  # no section of napoleon's
@@ -40,6 +48,11 @@ def _as_rst(app, what, name, object_, options, lines):
     lines[:] = result
 
 
+def _of_others(app, what, name, object_, skip, options):
+    """Whether a member is of another package, such as what scikit-learn adds to its estimators."""
+    return skip or not (getattr(object_, "__module__", None) or "plesio").startswith("plesio")
+
+
 def _with_messages(app, page, text):
     if page == "errors":
         text[0] = text[0].replace(PLACE, in_markdown())
@@ -47,4 +60,5 @@ def _with_messages(app, page, text):
 
 def setup(app):
     app.connect("source-read", _with_messages)
+    app.connect("autodoc-skip-member", _of_others)
     app.connect("autodoc-process-docstring", _as_rst, priority=100)  # before napoleon
