@@ -19,7 +19,6 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 default_role = "literal"  # docstrings have single backticks
-smartquotes_excludes = {"documents": ["errors"]}  # messages are shown as they are printed
 
 html_theme = "furo"
 html_title = "plesio"

@@ -91,4 +91,5 @@ def in_markdown() -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|$~])", r"\\\1", text)
+    text = re.sub(r"([\\`*_{}\[\]<>#|$~])", r"\\\1", text)
+    return re.sub(r"(?<!\w)--[\w-]*", lambda option: f"`{option[0]}`", text)  # else it becomes one long dash
