@@ -22,6 +22,7 @@ default_role = "literal"  # docstrings have single backticks
 
 html_theme = "furo"
 html_title = "plesio"
+html_show_copyright = False
 
 
 def _escaped(line):

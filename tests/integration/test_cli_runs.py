@@ -13,6 +13,7 @@ import tomli_w
 
 from plesio.cli.main import main
 from plesio.observe.history import history, kept, to_prune
+from plesio.observe.record import Record
 from plesio.observe.summary import Evaluation, Staleness, Summary, WorkerSummary
 
 
@@ -61,7 +62,7 @@ def test_the_list_filters_and_sorts(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split() for line in out.splitlines()]
     assert ["2", "sync_sgd", "4", "2.00", "s", "50", "100%", "0.8000", "finished"] in rows
     assert main(["runs", "list", "--sort", "f1"]) == 2
-    assert "known here: time, speed, accuracy" in capsys.readouterr().err
+    assert "known here: changed, time, speed, accuracy" in capsys.readouterr().err
     assert main(["runs", "list", "--runs", "nowhere"]) == 2
     assert "nowhere: No such file or directory" in capsys.readouterr().err
 
@@ -107,6 +108,14 @@ def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> 
         "async_sgd and sync_sgd 2 tie: they reached accuracy 0.9 in 1.00 and 1.00 s; sync_sgd 3 did not reach it" in out
     )
     assert "sync_sgd 2" in Path("report.html").read_text()
+    capsys.readouterr()
+    assert main(["runs", "compare", "1", "2"]) == 0  # names, as the list has them
+    assert "50.0 and 50.0 steps a second" in capsys.readouterr().out
+    for name in ("1", "2"):
+        settings = {"run": {"train": "train", "until": {"accuracy": 0.9, "seconds": 9}}, "strategy": {"name": "x"}}
+        Path("runs", name, "run.toml").write_text(tomli_w.dumps(settings))
+    assert main(["runs", "compare", "1", "2"]) == 0  # by what both were to reach
+    assert "tie: they reached accuracy 0.9" in capsys.readouterr().out
     assert main(["runs", "compare", "runs"]) == 2
     assert main(["runs", "compare", folders[0], "--until", "accuracy"]) == 2
     assert "write it like accuracy=0.95" in capsys.readouterr().err
@@ -202,3 +211,19 @@ def test_figures_of_another_version_are_listed_and_cannot_be_compared(
     assert listed(capsys) == ["1"]
     assert main(["runs", "compare", str(folder)]) == 2
     assert "is not the summary of a run" in capsys.readouterr().err
+
+
+def test_a_failed_run_is_listed_as_failed(tmp_path: Path) -> None:
+    folder = run_folder("1")
+    (folder / "summary.json").unlink()
+    record = Record(folder, {})
+    record.end("the server process died", failed=True)
+    assert kept(folder).ended == "failed: the server process died"
+
+
+def test_the_folder_may_be_named_before_or_behind_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder("1").rename("elsewhere")
+    Path("others").mkdir()
+    Path("elsewhere").rename("others/one")
+    assert main(["runs", "--runs", "others"]) == 0
+    assert "one" in capsys.readouterr().out

@@ -78,7 +78,8 @@ def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", na
             "target": None,
             "keeps": False,
             "context": context,
-            "began": time.time(), "notes": [],
+            "began": time.time(),
+            "notes": [],
         },
     )
     to.event(Incident(1.0, 1, "worker 1 died"))

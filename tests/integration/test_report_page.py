@@ -283,10 +283,45 @@ def test_hovering_shows_each_lines_value(chromium: Browser, tmp_path: Path, eigh
     box = chromium.run("(({left, top, width, height}) => [left, top, width, height])"
                        "(page.charts[0].over.getBoundingClientRect())")  # fmt: skip
     chromium.mouse((box[0] + box[2] / 3, box[1] + box[3] / 2))
-    assert chromium.texts(".legend-head")[0] == "at 1"
+    assert chromium.texts(".legend-head")[0] == "at 1 s"
     values = [float(text) for text in chromium.texts(".legend")[0:1] for text in re.findall(r"0\.\d+", text)]
     expected = [run.history[10].metrics["accuracy"] for run in reversed(eight)]
     assert values == [pytest.approx(value, rel=1e-3) for value in expected]
+
+
+def test_hovering_a_single_run_shows_its_value(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
+    show(chromium, tmp_path, eight[:1])
+    last = eight[0].history[-1].metrics["accuracy"]
+    assert chromium.texts(".legend-head")[0].startswith(f"at the end: {last:.3g}")
+    chromium.run("document.querySelector('.plot').scrollIntoView()")
+    left, top, width = chromium.run(
+        "(({left, top, width}) => [left, top, width])(page.charts[0].over.getBoundingClientRect())"
+    )
+    chromium.mouse((left + width / 3, top + 50))
+    at = eight[0].history[10].metrics["accuracy"]
+    assert chromium.texts(".legend-head")[0].startswith(f"at 1 s: {at:.3g}")
+
+
+def test_values_of_a_run_that_had_ended_are_marked(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
+    short = replaced(eight[1], history=eight[1].history[:6], wall_s=0.5)
+    show(chromium, tmp_path, [eight[0], short])
+    chromium.run("document.querySelector('.plot').scrollIntoView()")
+    left, top, width = chromium.run(
+        "(({left, top, width}) => [left, top, width])(page.charts[0].over.getBoundingClientRect())"
+    )
+    chromium.mouse((left + width / 2, top + 50))
+    assert chromium.texts(".legend")[0].count("(ended)") == 1
+
+
+def test_a_drag_may_begin_beside_the_curves(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
+    show(chromium, tmp_path, eight)
+    chromium.run("document.querySelector('.plot').scrollIntoView()")
+    left, top, width = chromium.run(
+        "(({left, top, width}) => [left, top, width])(page.charts[0].over.getBoundingClientRect())"
+    )
+    chromium.mouse((left - 20, top + 50), (left + width / 4, top + 50), (left + width / 3, top + 50), drag=True)
+    low, high = chromium.run("[page.charts[0].scales.x.min, page.charts[0].scales.x.max]")
+    assert (low, high) == (pytest.approx(0, abs=0.02), pytest.approx(1, abs=0.02))
 
 
 def test_zoom_by_mouse_and_keys(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:

@@ -768,3 +768,21 @@ def test_byte_sizes_are_rounded() -> None:
     assert [byte_size(n) for n in (0, 999, 1_000, 52_400_000, 3e15)] == [
         "0 B", "999 B", "1.00 kB", "52.4 MB", "3,000 TB",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", range(60, 160))
+def test_no_figure_of_a_comparison_is_cut_at_any_width(width: int) -> None:
+    fast = msgspec.structs.replace(fabricate(KINDS[2]), strategy="async_sgd", samples=28_755, bytes=34_600_000)
+    slow = msgspec.structs.replace(fabricate(KINDS[5]), strategy="local_sgd(every 16 steps)", samples=195_831)
+    out = render(compare_table([fast, slow], TARGET, "accuracy", width=width), width=width)
+    whole = {word for run in (fast, slow) for cell in cells(run, TARGET, "accuracy") for word in cell.split()}
+    last = [line.split()[-1] for line in out.splitlines() if "%" in line]
+    assert len(last) == 2
+    assert {*last} <= whole
+
+
+def test_an_evaluation_that_is_not_of_the_end_is_told_with_its_time() -> None:
+    run = fabricate(KINDS[0])
+    assert " (at " not in run_table(run, None)
+    early = msgspec.structs.replace(run, history=run.history[:10])
+    assert f"(at {early.history[-1].time_s:.1f} s)" in run_table(early, None)

@@ -148,8 +148,11 @@ def _run_all(
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:
-                seeds = range(config.seed, config.seed + repeats)
-                runs = [script.run(replace(config, seed=seed), board.watch(number)).summary for seed in seeds]
+                runs = []
+                for seed in range(config.seed, config.seed + repeats):
+                    runs.append(script.run(replace(config, seed=seed), board.watch(number)).summary)
+                    if len(runs) < repeats:
+                        board.ended(number, runs[-1], f"run {len(runs)} of {repeats}: ")
             except Exception as error:  # one strategy's failure is a row of the table, whatever it was
                 if isinstance(error, MetricMissingError) and not found.rows:
                     raise  # the others would fail alike
@@ -176,7 +179,7 @@ def _show(console: Console, found: Comparison) -> bool:
     console.print()
     target, metric = found.config.until.target, _metric(found)
     console.print(compare_table(found.rows, target, metric, repeats=found.repeats, width=console.width))
-    for note in notes(summaries, target, metric):
+    for note in notes(summaries, target, metric, max(map(len, found.repeats), default=1)):
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     if summaries:

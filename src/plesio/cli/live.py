@@ -92,10 +92,10 @@ class Board:
 
         return tell
 
-    def ended(self, number: int, summary: Summary) -> None:
+    def ended(self, number: int, summary: Summary, which: str = "") -> None:
         target = self._until.target
         missed = target is not None and summary.time_to(*target) is None
-        self._set(number, "missed" if missed else "ended", ended(summary, target), 1.0)
+        self._set(number, "missed" if missed else "ended", which + ended(summary, target), 1.0)
         self._say(number)
 
     def failed(self, number: int, why: str) -> None:

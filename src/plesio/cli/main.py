@@ -30,7 +30,12 @@ from plesio.launch.ctrl_c import ENDING, EndedBySignal, end_at_once, name_of
 from plesio.launch.local.forkserver import ForkServer
 
 FAILED, USAGE, BY_SIGNAL = 1, 2, 128
-NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
+NUMBERS = {
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
 ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.SharedMemoryError, errors.StrategyError)
 
 
@@ -137,7 +142,8 @@ def _usage_error(error: Any) -> int:
     message = error.format_message()
     if hasattr(error.__cause__, "errors"):  # the parser has it from pydantic
         wrong = error.__cause__.errors()[0]
-        message = message.replace(wrong["msg"], f"{wrong['input']!r} is not {NUMBERS.get(wrong['type'], 'understood')}")
+        wanted = NUMBERS.get(wrong["type"], "understood").format(**wrong.get("ctx", {}))
+        message = message.replace(wrong["msg"], f"{wrong['input']!r} is not {wanted}")
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, end="")
         return USAGE

@@ -27,15 +27,16 @@ Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the run
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 METRICS = 2
 """How many metrics the list shows."""
+LIMITS = ("seconds", "steps", "samples")
 
 commands = typer.Typer(cls=CommandGroup)
 
 
 @commands.callback(invoke_without_command=True)
-def runs(context: typer.Context) -> None:
-    """List, compare, tag and prune run folders. Without a command: list those in the folder runs."""
+def runs(context: typer.Context, runs: Runs = Path("runs")) -> None:
+    """List, compare, tag and prune run folders. Without a command: list them."""
     if context.invoked_subcommand is None:
-        listed(Path("runs"))
+        listed(runs)
 
 
 @commands.command(cls=Command, name="list", epilog="For example: plesio runs list --strategy async_sgd --sort accuracy")
@@ -46,9 +47,9 @@ def listed(
     sort: Annotated[
         str,
         typer.Option(
-            metavar="WHAT", help="By time (of the last change), speed, or a metric's name; the greatest is last."
+            metavar="WHAT", help="By changed (when), time (how long), speed, or a metric's name; the greatest is last."
         ),
-    ] = "time",
+    ] = "changed",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
     """List runs: when, under which strategy, how long, how fast, and the last metrics."""
@@ -63,19 +64,34 @@ def listed(
 
 
 def _sorted(found: list[Kept], by: str) -> list[Kept]:
-    if by == "time":
-        return found
     names = {name for one in found if one.brief is not None for name in one.brief.metrics}
-    if by != "speed" and by not in names:
-        raise ConfigurationError(f"--sort {by}: known here: {', '.join(['time', 'speed', *sorted(names)])}")
+    own = ("changed", "time", "speed")
+    if by not in own and by not in names:
+        raise ConfigurationError(f"--sort {by}: known here: {', '.join([*own, *sorted(names)])}")
 
     def value(one: Kept) -> float:
+        if by == "changed":
+            return one.changed_s
         if one.brief is None:
             return float("-inf")
-        known = one.brief.steps_per_s if by == "speed" else one.brief.metrics.get(by)
+        figures = {"time": one.brief.wall_s, "speed": one.brief.steps_per_s}
+        known = figures[by] if by in figures else one.brief.metrics.get(by)
         return known if known is not None and known == known else float("-inf")
 
     return sorted(found, key=value)
+
+
+def _there(folder: Path) -> Path:
+    """A run as it was typed, or that of the name in the folder runs."""
+    return folder if folder.exists() or not (Path("runs") / folder).is_dir() else Path("runs") / folder
+
+
+def _common_target(folders: list[Path]) -> tuple[str, float] | None:
+    """What all of these runs were to reach, if it is one metric."""
+    asked = [kept(one).run.get("until") if one.is_dir() else None for one in folders]
+    goals = [{name: value for name, value in (one or {}).items() if name not in LIMITS} for one in asked]
+    same = len(goals[0]) == 1 and all(one == goals[0] for one in goals)
+    return next(iter(goals[0].items())) if same else None
 
 
 def _row(one: Kept) -> dict[str, Any]:
@@ -99,7 +115,7 @@ def _table(found: list[Kept]) -> Table:
     names = list(dict.fromkeys(name for one in reversed(found) if one.brief is not None for name in one.brief.metrics))
     names = names[:METRICS]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")
+    table.add_column("run", no_wrap=True, min_width=max(len(one.folder.name) for one in found))
     table.add_column("strategy", overflow="fold")
     for head in ("workers", "time", "steps/s", "of ideal", *names):
         table.add_column(head, justify="right", no_wrap=True)
@@ -123,13 +139,17 @@ def _table(found: list[Kept]) -> Table:
 def compared(
     folders: RunFolders,
     until: Annotated[
-        str, typer.Option(metavar="METRIC=VALUE", help="Compare by the time to this; without it, by speed.")
+        str,
+        typer.Option(
+            metavar="METRIC=VALUE", help="Compare by the time to this; without it, to what all were to reach."
+        ),
     ] = "",
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the HTML report there, too.")] = None,
 ) -> None:
     """Compare finished runs: the table, the finding and the report that plesio compare makes."""
-    target = goal(until) if until else None
+    folders = [_there(one) for one in folders]
     summaries = [read_summary(one) for one in folders]
+    target = goal(until) if until else _common_target(folders)
     names = [one.strategy for one in summaries]
     summaries = [  # two runs of one strategy are told apart by their folders
         msgspec.structs.replace(one, strategy=f"{one.strategy} {folder.name}") if names.count(one.strategy) > 1 else one
@@ -162,6 +182,7 @@ def tagged(
     drop: Annotated[list[str] | None, typer.Option("--drop", metavar="TAG", help="Take this tag away.")] = None,
 ) -> None:
     """Tag a run, or write a note about it. Runs with a tag or a note are not pruned."""
+    folder = _there(folder)
     was = kept(folder)
     left = {*was.tags, *(tags or ())} - set(drop or ())
     write_notes(folder, left, was.note if note is None else note)

@@ -45,6 +45,8 @@ def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
             f"strategy {text!r} cannot be read; write NAME or NAME(key=value, ...), such as first_of(m=3)"
         )
     name, inside = call.group(1), call.group(2) or ""
+    if name not in RECIPES:
+        recipe(name, workers)  # raises, with the names that there are
     settings: dict[str, Value] = {}
     for key, value in (_setting(name, part, k) for k, part in enumerate(_split(inside))):
         if key in settings:

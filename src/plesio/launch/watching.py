@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from plesio.config.until import Until
+from plesio.errors import words_of
 from plesio.launch.job import Live
 from plesio.observe.asked import taken
 from plesio.observe.record import Record
@@ -65,8 +66,11 @@ class Watching:
             self._feed(self._live)
             self._tell(self._live)
         if self._record is not None:
-            ended = self.summary.ended if self.summary is not None else ""
-            self._record.end(ended if error is None else str(error).partition("\n")[0] or type(error).__name__)
+            if error is None:
+                self._record.end(self.summary.ended if self.summary is not None else "interrupted")
+            else:
+                why = "interrupted" if isinstance(error, KeyboardInterrupt) else words_of(error).partition("\n")[0]
+                self._record.end(why or type(error).__name__, failed=True)
         self._feeds.end(self.summary)
 
     def __call__(self, live: Live) -> str | None:

@@ -68,9 +68,14 @@ def _between(spread: tuple[float, float] | None) -> str:
     return f" ({spread[0]:.2f}-{spread[1]:.2f})" if spread[1] < inf else f" (from {spread[0]:.2f})"
 
 
-def notes(summaries: Sequence[Summary], target: Target | None, metric: str | None) -> list[str]:
-    """What readers of the columns ask."""
+def notes(summaries: Sequence[Summary], target: Target | None, metric: str | None, repeats: int = 1) -> list[str]:
+    """What readers of the columns ask; `repeats`: how many runs there are of each strategy."""
     found = []
+    if repeats > 1:
+        found.append(
+            f"Each strategy ran {repeats} times. In brackets: the least and the greatest time. The other columns are of the run "
+            "whose time is the median."
+        )
     if target and metric == target[0]:
         found.append(
             f"Time is until a snapshot first reached {metric} {target[1]:g}; the last snapshot may be below it."
@@ -82,7 +87,9 @@ def on_staleness(recipe: str) -> list[str]:
     """Why staleness is above what a strategy bounds."""
     if recipe != "bounded_staleness":
         return []
-    return ["Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."]
+    return [
+        "Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."
+    ]
 
 
 def _metric(value: float) -> str:

@@ -20,6 +20,7 @@ import msgspec
 import tomli_w
 
 from plesio.errors import ConfigurationError, as_utf8
+from plesio.observe.record import ending
 from plesio.observe.summary import Summary
 
 CONFIGURATION, FIGURES, NOTES = "run.toml", "summary.json", "notes.toml"
@@ -160,7 +161,8 @@ def _brief(path: Path) -> tuple[Brief | None, str]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Brief), ""
     except FileNotFoundError:
-        return None, "under way, or cut short"
+        end = ending(path.parent)
+        return None, f"failed: {end.why}" if end is not None else "under way, or cut short"
     except UNREADABLE as error:
         return None, f"{path.name} cannot be read: {error}"
 

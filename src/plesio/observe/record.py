@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from plesio.observe.encoding import as_json
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Incident
@@ -32,6 +34,8 @@ FORMAT = 1
 RECENT, OLD_MAX, EVENTS_MAX = 600, 1200, 500
 DISCARDS_S = 5.0
 """How often it is told that contributions were discarded."""
+LAST_MAX = 1 << 16
+"""Bytes of a record's last line that are read."""
 
 
 class Record:
@@ -95,9 +99,9 @@ class Record:
         """Something happened."""
         self._event(incident.time_s, incident.worker, incident.what)
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, *, failed: bool = False) -> None:
         """The run is over."""
-        self._write(self._line("end", {"why": why}))
+        self._write(self._line("end", {"why": why, "failed": failed}))
         self._file.close()
 
     def _tell_discards(self, time_s: float, discarded: Mapping[str, int]) -> None:
@@ -154,6 +158,23 @@ class Record:
         self._file.close()
         why = f"{self._path} cannot be written: {error.strerror}; the live page stands still, training goes on"
         warnings.warn(why, RuntimeWarning, stacklevel=2)
+
+
+class End(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
+    """The last line of a record."""
+
+    why: str
+    failed: bool = False
+
+
+def ending(folder: Path) -> End | None:
+    """How a run ended, as its record says; None where it says nothing of it."""
+    try:
+        with open(folder / LIVE, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_MAX))
+            return msgspec.json.decode(file.read().splitlines()[-1], type=End)
+    except (OSError, IndexError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _short(value: float) -> float:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,15 @@ def write_report(
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(  # in one pass: what is put in is not searched
         r"\{\{([\w.]+)\}\}",
-        lambda match: parts[match[1]] if match[1] in parts else (page / match[1]).read_text(encoding="utf-8"),
+        lambda match: parts[match[1]] if match[1] in parts else _unindented(page / match[1]),
         template,
     )
     path.write_text(text, encoding="utf-8")
+
+
+def _unindented(file: Traversable) -> str:
+    """A static file of the page, without the blanks that its lines begin with: a tenth of it."""
+    return re.sub(r"^ +", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def in_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -123,7 +129,7 @@ def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequenc
                 if s.ended != "finished" and not _reached(s, target)
             ),
             *(f"{s.strategy}, {line}." for s in summaries for line in of_clients(s)),
-            *notes(summaries, target, metric),
+            *notes(summaries, target, metric, max(map(len, repeats), default=1)),
         ],
     }
 

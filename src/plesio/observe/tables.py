@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from plesio.core.events import Verdict
 from plesio.observe.amounts import byte_size, of_ideal, percent, rate
 from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
@@ -23,7 +24,11 @@ from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
 
 WIDTH = 118
 ROOMY = 120
-"""From this width on, the columns of a comparison are further apart."""
+"""From this width on, the columns of a comparison are further apart, if all fit."""
+OLD_S, OLD_SHARE = 2.0, 0.2
+"""An evaluation is old where the run went on for longer than both, in seconds and as a share of the run."""
+MUCH_LOST = 0.1
+"""A larger share of contributions that were not finite is told in a run's first lines."""
 NAME_LEAST = 22
 """Characters of a strategy's name that have priority over columns."""
 TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
@@ -76,6 +81,21 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
     return render(_headline(summary, width), table, *_notes(summary, folder), width=width)
 
 
+def _not_finite(summary: Summary) -> list[str]:
+    lost = summary.discarded.get(Verdict.NOT_FINITE.words, 0)
+    share = lost / max(1, lost + summary.folded)
+    return [f"{percent(share)} of the contributions not finite"] if share > MUCH_LOST else []
+
+
+def _judged(summary: Summary) -> list[str]:
+    """The last evaluation; with its time, where it is not of the end."""
+    if not summary.history:
+        return []
+    last = summary.history[-1]
+    old = summary.wall_s - last.time_s > max(OLD_S, OLD_SHARE * summary.wall_s)
+    return [f"{name} {value:.4g}{f' (at {last.time_s:.1f} s)' if old else ''}" for name, value in last.metrics.items()]
+
+
 def _headline(summary: Summary, width: int) -> str:
     """The figures, with line breaks between them only."""
     stale = summary.staleness
@@ -87,12 +107,13 @@ def _headline(summary: Summary, width: int) -> str:
         f"waiting {percent(summary.waiting_share)}",
         f"staleness {stale.mean:.2f} mean, {stale.p50} p50, {stale.p99} p99, {stale.max} max",
         f"{byte_size(summary.bytes)} exchanged",
+        *_not_finite(summary),
         f"{byte_size(summary.shared_bytes)} shared memory",
     ]
     losses = [one.metrics["loss"] for one in summary.logged if "loss" in one.metrics]
     if losses:
         parts.append(f"train loss {losses[-1]:.4g}")
-    parts += [f"{name} {value:.4g}" for name, value in (summary.history[-1].metrics if summary.history else {}).items()]
+    parts += _judged(summary)
     together = "\u00a0"
     line = f"{together}· ".join(part.replace(" ", together) for part in parts)
     return textwrap.fill(line, width).replace(together, " ")
@@ -158,7 +179,6 @@ def compare_table(
 ) -> Table:
     """Several strategies side by side; columns beyond the terminal's `width` are left out. `repeats`: all runs of
     each strategy that has a summary."""
-    gap = 1 if width >= ROOMY else 0
     runs = repeats or [[row] for row in rows if isinstance(row, Summary)]
     best = {runs[k][0].strategy for k in first(runs, target)} if len(runs) > 1 else set()
     compared = 0 if target else 1  # by the time to the target, else by steps a second
@@ -170,7 +190,9 @@ def compare_table(
     ]
     names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
     columns = [list(column) for column in zip(heads, *lines, strict=True)]
-    shown = _that_fit(columns, width - max(names, default=0), gap)
+    room = width - max(names, default=0)
+    gap = int(width >= ROOMY and len(_that_fit(columns, room, 1)) == len(columns))
+    shown = _that_fit(columns, room, gap)
     left_out = ", ".join(in_a_line(head) for k, head in enumerate(heads) if k not in shown)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap), caption_justify="left")
     table.caption = f"a wider terminal and --json show: {left_out}" if left_out else None
@@ -185,7 +207,7 @@ def compare_table(
 
 def _that_fit(columns: list[list[str]], room: int, gap: int) -> list[int]:
     """The columns that fit, by their places; the first of `TELLING` are kept longest."""
-    widths = [max(len(line) for cell in column for line in cell.split("\n")) + gap + 1 for column in columns]
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) + 2 * gap + 1 for column in columns]
     shown = list(range(len(columns)))
     for place in reversed(TELLING):
         if sum(widths[k] for k in shown) + 2 * gap <= room:

@@ -12,7 +12,7 @@ import msgspec
 
 from plesio.errors import as_utf8
 from plesio.observe.history import CONFIGURATION
-from plesio.observe.record import FORMAT, LIVE
+from plesio.observe.record import FORMAT, LIVE, ending
 
 READ_MAX = 1 << 20
 """Bytes of a record that are read at once."""
@@ -28,12 +28,14 @@ class _Line(msgspec.Struct):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A run in the list. `began`: in seconds since 1970; `silent_s`: since it last wrote; `other`: why it cannot be shown."""
+    """A run in the list. `began`: in seconds since 1970; `silent_s`: since it last wrote;
+    `other`: why it cannot be shown."""
 
     name: str
     strategy: str
     began: float
     silent_s: float
+    ended: bool = False
     other: str = ""
 
 
@@ -62,11 +64,13 @@ class Book:
     def __init__(self, runs: Path) -> None:
         self.runs = runs
         self._heads: dict[str, _Line] = {}
+        self._ended: set[str] = set()
 
     def listed(self) -> list[Listed]:
         """All runs, the one that began last first."""
         paths = found(self.runs)
         self._heads = {name: head for name, head in self._heads.items() if name in paths}
+        self._ended &= paths.keys()
         runs = [one for name, path in paths.items() for one in self._listed(name, path)]
         return sorted(runs, key=lambda one: (one.began, one.name), reverse=True)
 
@@ -77,14 +81,16 @@ class Book:
             try:
                 head = self._heads.get(name) or _head(path)
             except UNREADABLE:
-                yield Listed(name, "?", changed, silent_s, "its record is damaged or half-written")
+                yield Listed(name, "?", changed, silent_s, other="its record is damaged or half-written")
                 return
             if head.kind != "head" or head.format != FORMAT:
                 why = "its record is of another version of plesio"
-                yield Listed(name, head.strategy or "?", changed, silent_s, why)
+                yield Listed(name, head.strategy or "?", changed, silent_s, other=why)
                 return
             self._heads[name] = head
-            yield Listed(name, head.strategy, head.began, silent_s)
+            if name not in self._ended and ending(path) is not None:
+                self._ended.add(name)
+            yield Listed(name, head.strategy, head.began, silent_s, name in self._ended)
 
 
 def _head(path: Path) -> _Line:

@@ -32,6 +32,7 @@ from starlette.routing import Mount, Route
 from plesio.errors import ConfigurationError
 from plesio.observe.asked import ASKED, ask
 from plesio.observe.encoding import as_json
+from plesio.observe.record import ending
 from plesio.watch.runs import Book, Tail, found
 
 EVERY_S = 0.5
@@ -143,6 +144,8 @@ class Page:
         known = await asyncio.to_thread(found, self._book.runs)
         if name not in known or what not in ASKED:
             return PlainTextResponse("no such run, or nothing that can be asked for", 404, HEADERS)
+        if await asyncio.to_thread(ending, known[name]) is not None:
+            return PlainTextResponse("the run is over", 409, HEADERS)
         try:
             ask(known[name], what)
         except OSError as error:

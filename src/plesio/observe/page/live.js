@@ -4,7 +4,8 @@
 const FORMAT = 1; // of records
 const POINTS_MAX = 3000; // of what is kept of a run: then every other older one goes
 const DRAW_MS = 500;
-const SILENT_S = 30;
+const SILENT_S = 10;
+const SHOWN_FIRST = 4; // runs under way that are shown at once
 const WINDOW_S = 20;
 const EVENTS_SHOWN = 50;
 const CHARTS_MAX = 12;
@@ -14,14 +15,15 @@ let listed = []; // all there are
 let source = null;
 let due = false, connected = true, chosen = false;
 let said = "";
+const wrote = new Map(); // when each run wrote last, by this browser's clock
 let drawn = ""; // the shape of what is drawn
 
-const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), ended: null, gone: false, wrote: Date.now()});
+const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), ended: null, failed: false, gone: false});
 
 function take(run, line) {
   if (line.kind === "head") run.head = line.format === FORMAT ? line : null;
   else if (line.kind === "stale") run.stale = line.by;
-  else if (line.kind === "end") run.ended = line.why || "cut short";
+  else if (line.kind === "end") Object.assign(run, {ended: line.why || "cut short", failed: line.failed});
   else if (line.kind === "event") run.events = [...run.events, line].slice(-500);
   else if (line.kind === "at") {
     run.at.push(line);
@@ -69,25 +71,29 @@ const rate = (run, from) => {
   return last.t > first.t ? (last.steps - first.steps) / (last.t - first.t) : 0;
 };
 
-function state(run) {
+const silentFor = (name) => (Date.now() - (wrote.get(name) ?? Date.now())) / 1000;
+
+function state([name, run]) {
   if (run.gone) return "its folder is gone";
-  if (run.ended) return run.ended === "finished" ? "finished" : `ended: ${run.ended}`;
-  if (!run.at.length) return "starting";
-  const silent = (Date.now() - run.wrote) / 1000;
-  return silent > SILENT_S ? `silent for ${format(Math.round(silent))} s` : "under way";
+  if (run.failed) return "failed";
+  if (run.ended) return run.ended === "finished" ? "finished" : `ended: ${run.ended.length > 60 ? `${run.ended.slice(0, 60)}...` : run.ended}`;
+  if (silentFor(name) > SILENT_S) return `silent for ${format(Math.round(silentFor(name)))} s`;
+  return run.at.length ? "under way" : "starting";
 }
 
 function table_(shown) {
-  const heads = ["state", "time, s", "version", "steps", "steps/s", "of ideal", "waiting", "staleness, mean (max)", "bytes"];
-  const rows = shown.map(([, run]) => {
-    const last = run.at.at(-1);
-    if (!last) return [state(run), ...heads.slice(1).map(() => "–")];
+  const metrics = [...new Set(shown.flatMap(([, run]) => Object.keys(run.values)))].slice(0, 2);
+  const heads = ["state", "time, s", "version", "steps", "steps/s", "of ideal", "waiting", "staleness, mean (max)", "bytes", ...metrics];
+  const rows = shown.map((one) => {
+    const run = one[1], last = run.at.at(-1);
+    if (!last) return [state(one), ...heads.slice(1).map(() => "–")];
     const all = last.workers.map((one) => [one[4], one[3] + one[4] + one[5]]);
     const [waited, total] = all.reduce(([a, b], [c, d]) => [a + c, b + d], [0, 0]);
     const {mean, max} = staleOf(run);
     const now = run.ended ? 0 : last.t - 5;
-    return [state(run), format(last.t), format(last.version, 9), format(last.steps, 9), format(rate(run, now)),
-      percent(last.ideal), percent(total ? waited / total : 0), `${mean.toFixed(2)} (${max})`, bytes(last.bytes)];
+    return [state(one), format(last.t), format(last.version, 9), format(last.steps, 9), format(rate(run, now)),
+      percent(last.ideal), percent(total ? waited / total : 0), `${mean.toFixed(2)} (${max})`, bytes(last.bytes),
+      ...metrics.map((name) => format(run.values[name]?.y.at(-1)))];
   });
   const many = shown.some(([, run]) => run.at.at(-1)?.others) ? ["Waiting is that of the workers that are listed."] : [];
   return {heads, rows, best: [], notes: ["Steps/s of a run under way is that of the last five seconds.", ...many,
@@ -134,7 +140,8 @@ function buttons(shown) {
 async function ask(name, what, sure) {
   if (sure && !confirm(sure)) return;
   const answer = await fetch(`ask?run=${encodeURIComponent(name)}&what=${what}`, {method: "POST"}).catch(() => null);
-  said = answer?.ok ? `${name}: asked for ${what === "stop" ? "its end" : "a checkpoint"}.` : `${name}: ${answer ? await answer.text() : "the server does not answer"}.`;
+  const heard = silentFor(name) > SILENT_S ? " It has been silent: there may be nobody to hear it." : "";
+  said = answer?.ok ? `${name}: asked for ${what === "stop" ? "its end" : "a checkpoint"}.${heard}` : `${name}: ${answer ? await answer.text() : "the server does not answer"}.`;
   plan();
 }
 
@@ -155,13 +162,13 @@ function gathered() {
   const target = shown[0]?.[1].head.target;
   const more = names.length - CHARTS_MAX;
   const charts = names.slice(0, CHARTS_MAX).map((name) => ({
-    name, target: target?.[0] === name ? target[1] : null, small: names.length > 3, caption: `${name} as it was told last.`,
+    name, target: target?.[0] === name ? target[1] : null, small: names.length > 3, caption: `${name}: from evaluate() at each snapshot, or the mean of what workers logged, as it stood when it was told.`,
     lines: shown.flatMap(([, {values}], k) => values[name]?.y.some((y) => y != null)
       ? [{strategy: k, ...values[name], end: format(values[name].y.at(-1)), dot: null}] : []),
   })).filter(({lines}) => lines.length);
   const groups = shown.flatMap(([, run], k) => run.at.length < 2 ? [] : [{
     strategy: k, start_s: Math.max(0, run.at.at(-1).t - WINDOW_S), end_s: run.at.at(-1).t,
-    about: `waiting ${table_([[, run]]).rows[0][6]}${run.at.at(-1).others ? `; ${format(run.at.at(-1).others)} more workers` : ""}`,
+    about: `waiting ${table_([["", run]]).rows[0][6]}${run.at.at(-1).others ? `; ${format(run.at.at(-1).others)} more workers` : ""}`,
     rows: run.at.at(-1).workers.map((one) => {
       const end = run.at.at(-1).t;
       const there = one[3] + one[4] + one[5];
@@ -174,8 +181,10 @@ function gathered() {
   const context = shown.flatMap(([name, run]) => [...(shown.length > 1 ? [["run", name]] : []), ...run.head.context]);
   const under = shown.filter(([, run]) => !run.ended).length;
   return {
-    shown, strategies, context, title: shown.length === 1 ? shown[0][0] : `${shown.length} runs`, setting: "", note: "",
-    finding: shown.length === 1 ? `${shown[0][1].head.strategy} on ${shown[0][1].head.train}: ${state(shown[0][1])}.` : `${under} of ${shown.length} runs are under way.`,
+    shown, strategies, context, title: shown.length === 1 ? shown[0][0] : `${shown.length} runs`, setting: "",
+    note: shown.filter(([, run]) => run.failed).map(([name, run]) => `${shown.length > 1 ? `${name} failed: ` : ""}${run.ended}`).join(" "),
+    live: under > 0,
+    finding: shown.length === 1 ? `${shown[0][1].head.strategy} on ${shown[0][1].head.train}: ${state(shown[0])}.` : `${under} of ${shown.length} runs are under way.`,
     clock: [...new Set(shown.map(([, run]) => `${run.head.clock} time`))].join(" and "), table: table_(shown),
     learning: {charts, notes: !charts.length ? ["Nothing was evaluated or logged yet."]
       : more > 0 ? [`${more} more metrics are not drawn: ${names.slice(CHARTS_MAX, CHARTS_MAX + 20).join(", ")}${more > 20 ? ", ..." : ""}.`] : []},
@@ -212,8 +221,10 @@ function update(data, more) {
 
 function show() {
   due = false;
-  const words = !connected ? h("span", {class: "lost"}, "The page's server does not answer: what is shown stands still. plesio watch serves it again.") : said;
   const data = gathered();
+  const over = data.shown.length > 0 && !data.live;
+  const words = connected ? said : over ? "The run is over, and so is its page. plesio watch shows it again, if it has a run folder."
+    : h("span", {class: "lost"}, "The page's server does not answer: what is shown stands still. plesio watch serves it again.");
   if (!data.shown.length) {
     const other = listed.find((one) => runs.has(one.name))?.other;
     document.querySelector("#report").replaceChildren(h("h1", {}, "plesio: live"),
@@ -261,9 +272,9 @@ function choose(name, on) {
 function picker() {
   const open = document.querySelector("nav details")?.open;
   const focused = document.activeElement?.name;
-  const rows = listed.map(({name, strategy, other}, k) => h("li", {}, h("label", {},
+  const rows = listed.map(({name, strategy, other, ended}, k) => h("li", {}, h("label", {},
     h("input", {type: "checkbox", id: `run-${k}`, name, checked: runs.has(name), onchange: (event) => choose(name, event.target.checked)}),
-    name), h("small", {}, other || strategy)));
+    name), h("small", {}, other || `${strategy}, ${ended ? "ended" : silentFor(name) > SILENT_S ? "silent" : "under way"}`)));
   document.querySelector("#runs").replaceChildren(h("details", {open: open ?? false},
     h("summary", {}, `${format(listed.length, 9)} ${listed.length === 1 ? "run" : "runs"} in the folder; ${runs.size} shown`), h("ul", {}, rows)));
   if (focused) document.getElementsByName(focused)[0]?.focus({preventScroll: true});
@@ -273,13 +284,17 @@ async function look() {
   const answer = await fetch("runs").catch(() => null);
   if (answer?.ok) {
     const fresh = await answer.json();
-    const changed = JSON.stringify(fresh.map(({name, other}) => [name, other])) !== JSON.stringify(listed.map(({name, other}) => [name, other]));
+    const told = (list) => JSON.stringify(list.map(({name, other, ended}) => [name, other, ended]));
+    const changed = told(fresh) !== told(listed);
     const first = !listed.length && fresh.length;
+    const news = fresh.filter(({name}) => !listed.some((one) => one.name === name));
     listed = changed ? fresh : listed;
-    for (const {name, silent_s} of fresh) if (runs.has(name)) runs.get(name).wrote = Date.now() - 1000 * silent_s;
-    if (first || (changed && !chosen)) { // the run that began last is shown, until somebody chooses
-      runs.clear();
-      runs.set(fresh[0].name, empty());
+    wrote.clear();
+    for (const {name, silent_s} of fresh) wrote.set(name, Date.now() - 1000 * silent_s);
+    if (first || (news.length && !chosen)) { // those under way, else the one that began last, until somebody chooses
+      const going = fresh.filter(({ended, other, silent_s}) => !ended && !other && silent_s < SILENT_S);
+      if (first || [...runs.values()].every((run) => run.ended)) runs.clear();
+      for (const {name} of first && going.length ? going : news.slice(0, 1)) if (runs.size < SHOWN_FIRST) runs.set(name, empty());
       connect();
     }
     if (changed) picker();

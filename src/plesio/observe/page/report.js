@@ -60,13 +60,13 @@ function byteUnit(n) {
 function unit(axis, longest, clock) {
   if (axis === "time") {
     const [size, name] = longest < 600 ? [1, "s"] : longest < 3 * 3600 ? [60, "min"] : [3600, "h"];
-    return {size, name: `${clock}, ${name}`};
+    return {size, name: `${clock}, ${name}`, short: name};
   }
   if (axis === "bytes") {
     const {size, name} = byteUnit(longest);
-    return {size, name: `bytes exchanged, ${name}`};
+    return {size, name: `bytes exchanged, ${name}`, short: name};
   }
-  return {size: 1, name: axis === "steps" ? "local steps of all workers" : "samples"};
+  return {size: 1, name: axis === "steps" ? "local steps of all workers" : "samples", short: axis};
 }
 
 // `to` at `x`, where `from` is ascending: linear between the points.
@@ -106,7 +106,8 @@ function controls() {
       h("input", {type: "radio", name: "axis", id: `axis-${axis}`, checked: axis === view.axis, onchange: () => choose(axis)}),
       names[axis]))),
     h("button", {type: "button", class: "reset", id: "reset", disabled: !view.zoom, onclick: () => zoom(null)}, "Whole run"),
-    h("span", {class: "small"}, "Drag over a curve to zoom, double-click to go back. Keys: arrows, + and −, 0."));
+    h("span", {class: "small"}, "Drag over a curve to zoom, double-click to go back. Keys: arrows, + and −, 0."
+      + (page.data.strategies.length > 1 ? " A name beside a figure hides its curve." : "")));
 }
 
 function toggle(k) {
@@ -185,16 +186,22 @@ function legend(lines) {
     return h("button", {type: "button", "data-s": k, "aria-pressed": String(!view.hidden.has(k)), title: "show or hide",
       onclick: () => toggle(k)}, h("svg", {class: "sample", viewBox: "0 0 30 8"}, stroke), named(k), values.get(line));
   });
+  const value = (chart, index, i) => {
+    const near = chart.cursor.idxs[i + 1];
+    if (near == null) return "–";
+    const ended = along(lines[i].strategy, lines[i].time.at(-1)) < chart.data[0][index] && !page.data.live;
+    return format(chart.data[i + 1][near]) + (ended ? " (ended)" : "");
+  };
+  const alone = page.data.strategies.length === 1;
   const show = (chart) => {
     const index = chart?.cursor.left >= 0 ? chart.cursor.idx : null;
-    place.textContent = index == null ? "at the end" : `at ${format(chart.data[0][index])}`;
-    lines.forEach((line, i) => {
-      const near = index == null ? null : chart.cursor.idxs[i + 1];
-      values.get(line).textContent = index == null ? line.end : format(near == null ? null : chart.data[i + 1][near]);
-    });
+    const at = index == null ? (page.data.live ? "now" : "at the end") : `at ${format(chart.data[0][index])} ${page.x.short}`;
+    const told = lines.map((line, i) => (index == null ? line.end : value(chart, index, i)));
+    place.textContent = alone ? `${at}: ${told[0]}` : at;
+    lines.forEach((line, i) => values.get(line).textContent = told[i]);
   };
   show();
-  return [h("div", {class: "legend"}, place, entries), show];
+  return [alone ? place : h("div", {class: "legend"}, place, entries), show];
 }
 
 function keys(chart) {
@@ -230,7 +237,7 @@ function figure(one) {
       {...axis, size: 64, ...(log && {splits: (_u, _i, min, max) => decades(min, max), filter: (_, splits) => splits})}],
     series: [{}, ...one.lines.map(({strategy}) => ({label: page.data.strategies[strategy].name, show: !view.hidden.has(strategy),
       stroke: () => css(colour(strategy)), width: 2, dash: dash(strategy), points: {size: 5, filter: alone}}))],
-    cursor: {sync: {key: "report", setSeries: false}, drag: {setScale: false}, bind: {dblclick: () => () => zoom(null)}},
+    cursor: {y: false, sync: {key: "report", setSeries: false}, drag: {setScale: false}, bind: {dblclick: () => () => zoom(null)}},
     hooks: {
       draw: [(u) => marks(u, one, log)],
       setCursor: [show],
@@ -245,31 +252,38 @@ function figure(one) {
   page.charts.push(chart);
   page.watch.observe(plot);
   plot.chart = chart;
+  plot.onmousedown = (event) => { // a drag may begin beside the curves
+    const {left, right, top} = chart.over.getBoundingClientRect();
+    if (chart.over.contains(event.target)) return;
+    const clientX = Math.max(left, Math.min(right - 1, event.clientX));
+    chart.over.dispatchEvent(new MouseEvent("mousedown", {clientX, clientY: top + 1, button: event.button}));
+  };
   plot.onkeydown = (event) => {
     const act = !event.ctrlKey && !event.metaKey && !event.altKey && keys(chart)[event.key];
     if (act) event.preventDefault(act());
   };
   const choose = (event) => (view.log[one.name] = event.target.checked, draw(page.data));
+  const single = page.data.strategies.length === 1;
   const goal = one.target != null && h("span", {class: "key"}, `target ${format(one.target, 6)}`);
   return h("figure", {},
     h("div", {class: "y-name"}, h("b", {}, one.name), goal, h("label", {},
-      h("input", {type: "checkbox", checked: Boolean(log), id: `log-${one.name}`, onchange: choose}), "log scale")),
-    h("div", {class: "chart"}, plot, page.data.strategies.length > 1 && names), h("figcaption", {}, one.caption,
+      h("input", {type: "checkbox", checked: Boolean(log), id: `log-${one.name}`, onchange: choose}), "log scale"), single && names),
+    h("div", {class: "chart"}, plot, !single && names), h("figcaption", {}, one.caption,
       view.axis === "bytes" && " The bytes of a run are spread evenly over its steps."));
 }
 
 // Lanes, staleness
 
-function ticks(low, high) {
-  const raw = (high - low) / 7;
+function ticks(low, high, least = 0) {
+  const raw = Math.max(least, (high - low) / 7);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= raw * 0.999) ?? 1;
   return Array.from({length: Math.floor(high / step + 1e-6) - Math.ceil(low / step - 1e-6) + 1},
     (_, k) => (Math.ceil(low / step - 1e-6) + k) * step);
 }
 
-function under(low, high, name, place = (value) => (value - low) / (high - low)) {
-  return h("div", {class: "row"}, h("span"), h("div", {class: "under"}, ticks(low, high).map((value, k) => h("span",
+function under(low, high, name, place = (value) => (value - low) / (high - low), least = 0) {
+  return h("div", {class: "row"}, h("span"), h("div", {class: "under"}, ticks(low, high, least).map((value, k) => h("span",
     {class: k % 2 ? "minor" : false, style: `left: ${100 * place(value)}%`}, format(value))),
   h("span", {class: "x-name"}, name)), h("span"));
 }
@@ -304,7 +318,7 @@ function lanes({window_s, caption, groups}) {
           lane(letters(row), low * scale, (high - low) * scale), h("span", {}, `${row.waiting} waiting`));
       }))),
     under(low, high, view.middle ? "seconds into the window" : name),
-    h("figcaption", {}, "One lane a worker. Right: waiting over the whole run. ", caption));
+    h("figcaption", {}, "One lane a worker: shares of short intervals, not single steps. Right: waiting over the whole run. ", caption));
 }
 
 function panel(k, stale, limit, width, bins) {
@@ -322,7 +336,7 @@ function panel(k, stale, limit, width, bins) {
     rows.map(({name, mean, shares}) => h("div", {class: "row"}, h("span", {}, name),
       h("svg", {class: "bars", viewBox: `0 0 ${bins} 100`, preserveAspectRatio: "none", style: `fill: var(${colour(k)})`},
         h("path", {d: shares.map(bar).join("")})), h("span", {}, `mean ${mean.toFixed(2)}`))),
-    under(0, Math.max(1, (bins - 1) * width), "versions", place));
+    under(0, Math.max(1, (bins - 1) * width), "versions", place, 1));
 }
 
 function staleness(strategies) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import queue
 import re
 import threading
@@ -15,12 +16,15 @@ from typing import Any, NamedTuple, Protocol
 from plesio.errors import ConfigurationError, words_of
 from plesio.observe.summary import Summary
 
+log = logging.getLogger("plesio")
 WAITING_MAX = 100
 """How many calls may wait for a sink: at ten a second, ten seconds."""
 HANGS_S = 30.0
 """A sink that a call takes so long is dropped."""
 END_S = 30.0
 """How long a sink may take to write what is left when the run is over."""
+SHORT_S = 1.0
+"""A sink that takes longer at the end is told of."""
 
 
 class Told(NamedTuple):
@@ -135,10 +139,13 @@ class Feed:
         """Let it write what is left, for `END_S` at most."""
         self._call(lambda: self._sink.end(summary))
         self._calls.put(None)
-        self._thread.join(0.0 if self._why else END_S)
+        self._thread.join(0.0 if self._why else SHORT_S)
         if not self._why and self._thread.is_alive():
-            self._why = f"it did not end within {END_S:g} s"
-        self._check()
+            log.warning("waiting for sink %s, for %g s at most", self._name, END_S)
+            self._thread.join(END_S)
+            if self._thread.is_alive():
+                self._why = f"it did not end within {END_S:g} s"
+        self._check("the run's result is complete")
 
     def _call(self, call: Callable[[], None]) -> None:
         if not self._why:
@@ -153,12 +160,12 @@ class Feed:
                 self._why = f"{type(error).__name__}: {words_of(error)}"
             self._since_s = inf
 
-    def _check(self) -> None:
+    def _check(self, all_the_same: str = "training goes on") -> None:
         if not self._why and time.monotonic() - self._since_s > HANGS_S:
             self._why = f"it hangs: a call has taken {HANGS_S:g} s"
         if self._why and not self._warned:
             self._warned = True
-            warnings.warn(f"sink {self._name} was dropped: {self._why}; training goes on", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"sink {self._name} was dropped: {self._why}; {all_the_same}", RuntimeWarning, stacklevel=4)
 
 
 class Feeds:
