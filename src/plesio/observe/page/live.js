@@ -81,8 +81,15 @@ function state([name, run]) {
   return run.at.length ? "under way" : "starting";
 }
 
+// The names of all metrics; that of the target is the first.
+function metricsOf(shown) {
+  const target = shown[0]?.[1].head?.target?.[0];
+  const names = [...new Set(shown.flatMap(([, run]) => Object.keys(run.values)))];
+  return names.sort((one, other) => (other === target) - (one === target) || one.localeCompare(other));
+}
+
 function table_(shown) {
-  const metrics = [...new Set(shown.flatMap(([, run]) => Object.keys(run.values)))].slice(0, 2);
+  const metrics = metricsOf(shown).slice(0, 2);
   const heads = ["state", "time, s", "version", "steps", "steps/s", "of ideal", "waiting", "staleness, mean (max)", "bytes", ...metrics];
   const rows = shown.map((one) => {
     const run = one[1], last = run.at.at(-1);
@@ -158,7 +165,7 @@ function gathered() {
     const label = twice(run.head.strategy) ? `${run.head.strategy} ${name}` : run.head.strategy;
     return {name: label, wall_s: last?.t ?? 0, folded: last?.version ?? 0, spent, staleness: staleOf(run)};
   });
-  const names = [...new Set(shown.flatMap(([, run]) => Object.keys(run.values)))];
+  const names = metricsOf(shown);
   const target = shown[0]?.[1].head.target;
   const more = names.length - CHARTS_MAX;
   const charts = names.slice(0, CHARTS_MAX).map((name) => ({
