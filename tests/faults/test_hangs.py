@@ -30,6 +30,7 @@ from plesio.protocol.launcher import Progress, Stop, Trouble
 from plesio.protocol.worker import Contribution
 from plesio.transport.channel import Channel, channel_pair, readable
 from support import loops
+from support.long_forms import but_slow
 from support.processes import alive, descendants, gone_within, open_descriptors
 
 SHORT = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=20)
@@ -62,7 +63,9 @@ def end_the_fork_server(seen: list[float]) -> None:
     os.kill(ForkServer.shared().pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", ps.allreduce("torch")], ids=str)
+@pytest.mark.parametrize(
+    "name", but_slow(["async_sgd", ps.allreduce("torch"), "sync_sgd", "hogwild"], {"async_sgd", "allreduce"}), ids=str
+)
 def test_the_fork_servers_death_is_one_clear_error(name: Any) -> None:
     """Its children die with it, and the next run starts a new one."""
     seen: list[float] = []
@@ -117,7 +120,7 @@ def on_its_own(worker: ps.Worker, folder: str, steps: int, pause_s: float) -> No
 @pytest.mark.parametrize(
     ("name", "steps", "until", "words"),
     [
-        ("hogwild", 200, None, ", though every worker had ended"),  # they finish
+        pytest.param("hogwild", 200, None, ", though every worker had ended", marks=pytest.mark.slow),  # they finish
         ("async_sgd", 10**9, ps.Until(steps=20), ", though every worker had ended"),  # they are stopped
         pytest.param("hogwild", 10**9, None, "", marks=pytest.mark.slow),  # they never need it
     ],
@@ -244,7 +247,7 @@ def test_a_fork_server_learns_of_a_raised_descriptor_limit(limit: Callable[[int]
     assert ForkServer.shared().pid == fork_server
 
 
-@pytest.mark.parametrize("free", [0, 1, 3])
+@pytest.mark.parametrize("free", [0, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 3))])
 def test_too_few_descriptors_for_the_fork_server_are_a_clear_error(free: int, limit: Callable[[int], None]) -> None:
     ForkServer.close_shared()
     before = open_descriptors()

@@ -179,7 +179,11 @@ def rank_0(port: int, rejoin_s: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("rejoin_s", "killed"), [(1.0, False), (60.0, True)], ids=["nobody comes", "the agent ends"])
+@pytest.mark.parametrize(
+    ("rejoin_s", "killed"),
+    [pytest.param(1.0, False, marks=pytest.mark.slow), (60.0, True)],
+    ids=["nobody comes", "the agent ends"],
+)
 def test_head_does_not_outlive_its_run(rejoin_s: float, killed: bool) -> None:
     with agent() as (pid, port):
         first = os.fork()
@@ -215,7 +219,8 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: str) -> int:
     return subprocess.run(["sbatch", folder / "train.sh"]).returncode
 
 
-@pytest.mark.parametrize("nodes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_slurm_template_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     make_certificates(

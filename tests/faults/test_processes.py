@@ -23,6 +23,7 @@ from plesio.launch.job import Live
 from plesio.launch.local.forkserver import ForkServer
 from plesio.server.checkpoints import latest
 from support import loops, replicas
+from support.long_forms import but_slow
 from support.processes import alive, descendants, gone_within, open_descriptors
 
 RECIPES = {
@@ -30,6 +31,9 @@ RECIPES = {
     "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.05)),
     "packed": partial(ps.diloco, 3, codec="int4"),
 }
+
+EACH_WAY = {"allreduce", "sync_sgd", "first_of", "bounded_staleness", "async_sgd", "local_sgd", "hogwild", "packed"}
+"""One for each way of waiting and of exchanging."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert open_descriptors() <= open_before
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", but_slow(RECIPES, EACH_WAY))
 def test_the_others_go_on_when_a_worker_is_killed(name: str) -> None:
     """Barriers recount, and training goes on within two seconds, under every recipe."""
     times: list[tuple[float, int]] = []

@@ -253,6 +253,7 @@ def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path, caplog: pyt
     assert [one.what for one in done.incidents] == [one for one in told if "are here" not in one][1:]
 
 
+@pytest.mark.slow
 def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: Path) -> None:
     with remote.head(rejoin_s=30.0) as head:
         proxy = Proxy(head.port)

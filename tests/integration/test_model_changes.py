@@ -206,7 +206,13 @@ def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
-@pytest.mark.parametrize(("how", "words"), REBUILT.values(), ids=REBUILT)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        pytest.param(*one, id=name, marks=() if name in ("added", "gone") else pytest.mark.slow)
+        for name, one in REBUILT.items()
+    ],
+)
 def test_tensors_added_after_prepare_are_refused(how: Callable[[Any], None], words: str, strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ModelMismatchError, match=rf"{words}.*; add, .* before prepare"):
         ps.run(partial(rebuilt, how=how, at=3), strategy, workers=2, timeout_s=30.0)

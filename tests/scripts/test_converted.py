@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import plesio as ps
+from support.long_forms import but_slow
 
 FOLDER = Path(__file__).parents[2] / "examples" / "converted"
 NAMES = sorted(one.stem for one in FOLDER.glob("*.py") if not one.stem.startswith("plain_"))
@@ -109,7 +110,7 @@ def test_every_mode_trains_it(name: str, strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["async_sgd", pytest.param(ps.local_sgd(4), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", but_slow(NAMES, {"char_lm", "recommender"}))
 def test_an_asynchronous_run_replays_bit_for_bit(name: str, strategy: Any, tmp_path: Path) -> None:
     run = run_of(name, strategy, 2, runs=tmp_path)
     assert run.folder is not None
@@ -123,7 +124,7 @@ def test_the_simulator_computes_what_processes_do_in_lock_step(name: str) -> Non
         assert torch.equal(value, simulated.state_dict[key]), key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", but_slow(NAMES, {"resnet", "gan"}))
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     """It is stopped when its first epoch, or as many of its own steps, are done."""
     whole = run_of(name, "sync_sgd", 2)

@@ -67,7 +67,7 @@ def left() -> tuple[int, int]:
     return open_descriptors(), shared_mappings()
 
 
-@pytest.mark.parametrize("anonymous", [True, False], ids=["memfd", "files"])
+@pytest.mark.parametrize("anonymous", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["memfd", "files"])
 @pytest.mark.parametrize(
     "strategy", [ps.async_sgd(), ps.first_of(2), ps.buffered(2), ps.local_sgd(every=3)], ids=lambda one: one.name
 )

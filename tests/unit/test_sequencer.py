@@ -79,9 +79,10 @@ def test_invariants_hold(strategy: Strategy, workers: int, actions: list[tuple[s
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)
-def test_invariants_hold_on_long_runs(strategy: Strategy) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.slow)])
+def test_invariants_hold_on_long_runs(strategy: Strategy, count: int) -> None:
     for workers in range(1, 7):
-        play(strategy, workers, random_actions(seed=workers, workers=workers, count=1500))
+        play(strategy, workers, random_actions(seed=workers, workers=workers, count=count))
 
 
 def test_long_runs_cover_every_effect_and_verdict() -> None:
