@@ -169,7 +169,8 @@ function gathered() {
   const target = shown[0]?.[1].head.target;
   const more = names.length - CHARTS_MAX;
   const charts = names.slice(0, CHARTS_MAX).map((name) => ({
-    name, target: target?.[0] === name ? target[1] : null, small: names.length > 3, caption: `${name}: from evaluate() at each snapshot, or the mean of what workers logged, as it stood when it was told.`,
+    name, target: target?.[0] === name ? target[1] : null, small: names.length > 3,
+    caption: `${name}: from evaluate() at each snapshot, or the mean of what workers logged, as it stood when it was told.`,
     lines: shown.flatMap(([, {values}], k) => values[name]?.y.some((y) => y != null)
       ? [{strategy: k, ...values[name], end: format(values[name].y.at(-1)), dot: null}] : []),
   })).filter(({lines}) => lines.length);
@@ -278,7 +279,7 @@ function choose(name, on) {
 
 function picker() {
   const open = document.querySelector("nav details")?.open;
-  const focused = document.activeElement?.name;
+  const focused = document.activeElement?.closest("#runs") && document.activeElement.name;
   const rows = listed.map(({name, strategy, other, ended}, k) => h("li", {}, h("label", {},
     h("input", {type: "checkbox", id: `run-${k}`, name, checked: runs.has(name), onchange: (event) => choose(name, event.target.checked)}),
     name), h("small", {}, other || `${strategy}, ${ended ? "ended" : silentFor(name) > SILENT_S ? "silent" : "under way"}`)));
