@@ -27,6 +27,7 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.observe.tables import Failed, compare_table, render
 from plesio.strategy.recipes import RECIPES
 from support import processes
+from support.long_forms import but_slow
 
 SCRIPT = """
 import torch
@@ -142,7 +143,7 @@ def program(*typed: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, **options)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", but_slow(["", "1"], {""}))
 @pytest.mark.parametrize("typed", ["strategies", "strategies --json", "--version", "run --help"])
 def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
@@ -188,7 +189,9 @@ def test_an_ascii_terminal_gets_ascii_tables() -> None:
     assert "| worker | steps |" in printed.stdout
 
 
-@pytest.mark.parametrize("typed", ["run {}", "compare {}", "simulate {} --cluster uniform", "replay {}"])
+@pytest.mark.parametrize(
+    "typed", but_slow(["run {}", "compare {}", "simulate {} --cluster uniform", "replay {}"], {"run {}", "replay {}"})
+)
 def test_a_deleted_working_directory_is_one_line(typed: str, tmp_path: Path) -> None:
     path = tmp_path / script()
     gone = tmp_path / "gone"

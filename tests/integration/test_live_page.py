@@ -22,7 +22,7 @@ from plesio.observe.record import LIVE, Record
 from plesio.observe.standing import Standing, WorkerNow
 from plesio.observe.summary import Incident
 from plesio.watch.process import live_page
-from support import loops
+from support import loops, remote
 from support.browser import FOUND, Browser, browser
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("one-straggler", 4))
@@ -339,6 +339,14 @@ def test_a_real_run_tells_at_the_end_what_its_summary_says(tmp_path: Path) -> No
     assert [one[6] for one in last["workers"]] == [one.steps for one in run.workers]
     assert [one[3] for one in last["workers"]] == pytest.approx([one.compute_s for one in run.workers], abs=0.05)
     assert lines[-1]["why"] == "finished"
+
+
+def test_a_run_whose_workers_join_it_is_recorded(tmp_path: Path) -> None:
+    done = remote.run(count, "async_sgd", workers=2, runs=tmp_path)
+    assert done.folder is not None
+    lines = [json.loads(line) for line in (done.folder / LIVE).read_text().splitlines()]
+    last = [one for one in lines if one["kind"] == "at"][-1]
+    assert [(one[0], one[6]) for one in last["workers"]] == [(0, 400), (1, 400)]
 
 
 def test_what_is_no_function_and_not_true_is_refused() -> None:

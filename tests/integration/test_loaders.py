@@ -390,7 +390,11 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "engine"),
-    [(ps.sync_sgd(), "local"), (ps.allreduce("torch"), "local"), (ps.sync_sgd(), ps.Simulated("uniform"))],
+    [
+        (ps.sync_sgd(), "local"),
+        pytest.param(ps.allreduce("torch"), "local", marks=pytest.mark.slow),
+        (ps.sync_sgd(), ps.Simulated("uniform")),
+    ],
     ids=["sync_sgd", "allreduce", "simulated"],
 )
 def test_a_worker_without_batches_may_not_loop_forever_in_rounds(strategy: ps.Strategy, engine: Any) -> None:

@@ -20,16 +20,18 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from conformance.table import strategies
+from conformance.table import makers, strategies
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
 from plesio.protocol.journal import FILE_NAME, Received, Record, read_journal
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
+from support.long_forms import but_slow
 from support.replayed import build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
+EACH_WAY = {make().name for make in makers(real=True).values()}
 
 FAR_AND_NEAR = Cluster((Group(2, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3))))
 """Versions are made many times while a message is on its way to those far away."""
@@ -48,7 +50,7 @@ def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
     return again
 
 
-@pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=lambda one: one.name)
 def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, faults=[ps.Slow(worker=0, factor=4)])
     assert run.version > 2, "with seconds for steps it is the machine that says how many"
