@@ -227,3 +227,5 @@ def test_the_folder_may_be_named_before_or_behind_the_command(capsys: pytest.Cap
     Path("elsewhere").rename("others/one")
     assert main(["runs", "--runs", "others"]) == 0
     assert "one" in capsys.readouterr().out
+    assert main(["runs", "--runs", "others", "list"]) == 2
+    assert "give --runs behind list" in capsys.readouterr().err

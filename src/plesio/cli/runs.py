@@ -35,8 +35,11 @@ commands = typer.Typer(cls=CommandGroup)
 @commands.callback(invoke_without_command=True)
 def runs(context: typer.Context, runs: Runs = Path("runs")) -> None:
     """List, compare, tag and prune run folders. Without a command: list them."""
-    if context.invoked_subcommand is None:
+    command = context.invoked_subcommand
+    if command is None:
         listed(runs)
+    elif runs != Path("runs"):
+        raise ConfigurationError(f"plesio runs --runs {runs} {command}: give --runs behind {command}")
 
 
 @commands.command(cls=Command, name="list", epilog="For example: plesio runs list --strategy async_sgd --sort accuracy")
@@ -88,10 +91,18 @@ def _there(folder: Path) -> Path:
 
 def _common_target(folders: list[Path]) -> tuple[str, float] | None:
     """What all of these runs were to reach, if it is one metric."""
-    asked = [kept(one).run.get("until") if one.is_dir() else None for one in folders]
-    goals = [{name: value for name, value in (one or {}).items() if name not in LIMITS} for one in asked]
+    goals = [_goals(one) for one in folders]
     same = len(goals[0]) == 1 and all(one == goals[0] for one in goals)
     return next(iter(goals[0].items())) if same else None
+
+
+def _goals(folder: Path) -> dict[str, float]:
+    try:
+        until = kept(folder).run.get("until")
+    except ConfigurationError:  # a summary.json by itself
+        return {}
+    goals = until.items() if isinstance(until, dict) else ()
+    return {name: value for name, value in goals if name not in LIMITS and isinstance(value, int | float)}
 
 
 def _row(one: Kept) -> dict[str, Any]:

@@ -162,7 +162,9 @@ def _brief(path: Path) -> tuple[Brief | None, str]:
         return msgspec.json.decode(path.read_bytes(), type=Brief), ""
     except FileNotFoundError:
         end = ending(path.parent)
-        return None, f"failed: {end.why}" if end is not None else "under way, or cut short"
+        if end is None:
+            return None, "under way, or cut short"
+        return None, f"failed: {end.why}" if end.failed else f"{end.why}, but {path.name} is missing"
     except UNREADABLE as error:
         return None, f"{path.name} cannot be read: {error}"
 
@@ -183,7 +185,7 @@ def read_summary(run: Path) -> Summary:
         raise ConfigurationError(
             f"{run} is not the folder of a finished run: {path.name}: {error.strerror}; give one that holds summary.json"
         ) from error
-    except (*UNREADABLE, TypeError, KeyError, AttributeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigurationError(f"{path} is not the summary of a run: {error}; give the run's folder") from error
 
 
