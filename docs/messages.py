@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,26 +45,27 @@ def _raised(tree: ast.AST) -> Iterator[tuple[str, str]]:
             and node.func.id.endswith("Error")
             and node.args
         ):
-            text = re.sub(rf"(?:{VALUE}\s*)+\Z", VALUE, " ".join(_text(node.args[0]).split()))
-            if re.search(r"\w", text):  # else another error's, passed on
-                yield node.func.id, text
+            for text in _texts(node.args[0]):
+                text = re.sub(rf"{VALUE}(?:\s*{VALUE})+", VALUE, " ".join(text.split()))
+                if re.search(r"\w", text):  # else another error's, passed on
+                    yield node.func.id, text
 
 
-def _text(node: ast.expr) -> str:
-    """A message as it reads, with `VALUE` for what is known only when it is raised."""
+def _texts(node: ast.expr) -> list[str]:
+    """A message as it can read, with `VALUE` for what is known only when it is raised."""
     match node:
         case ast.Constant(value=str(text)):
-            return text
+            return [text]
         case ast.JoinedStr(values=parts):
-            return "".join(map(_text, parts))
+            return ["".join(one) for one in product(*map(_texts, parts))]
         case ast.BinOp(left=left, right=right):
-            return _text(left) + _text(right)
-        case ast.IfExp(body=body):
-            return _text(body)
+            return [one + other for one in _texts(left) for other in _texts(right)]
+        case ast.IfExp(body=body, orelse=other):
+            return _texts(body) + _texts(other)
         case ast.Call(func=ast.Name(id="unknown_name"), args=[kind, *_]):
-            return f"unknown {_text(kind)} {VALUE}; known: {VALUE}; did you mean {VALUE}?"
+            return [f"unknown {one} {VALUE}; known: {VALUE}; did you mean {VALUE}?" for one in _texts(kind)]
         case _:
-            return VALUE
+            return [VALUE]
 
 
 def _parted(text: str) -> Message:

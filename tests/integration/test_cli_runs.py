@@ -118,7 +118,7 @@ def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> 
     assert "tie: they reached accuracy 0.9" in capsys.readouterr().out
     assert main(["runs", "compare", "runs"]) == 2
     assert main(["runs", "compare", folders[0], "--until", "accuracy"]) == 2
-    assert "write it like accuracy=0.95" in capsys.readouterr().err
+    assert "such as accuracy=0.95" in capsys.readouterr().err
 
 
 def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +221,7 @@ def test_a_failed_run_is_listed_as_failed(tmp_path: Path) -> None:
     assert kept(folder).ended == "failed: the server process died"
 
 
-def test_the_folder_may_be_named_before_or_behind_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_can_be_named_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     run_folder("1").rename("elsewhere")
     Path("others").mkdir()
     Path("elsewhere").rename("others/one")

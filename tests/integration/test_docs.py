@@ -59,11 +59,10 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: ps.first_of(0),
         lambda: ps.recipe("sink_sgd"),
         lambda: ps.Slow(worker=0, factor=0.5),
         lambda: ps.run(print, "sync_sgd", workers=0),
-        lambda: ps.run(print, "sync_sgd", workers=2, resume="nowhere"),
+        lambda: ps.Until(accuracy=float("nan")),
         lambda: ps.replay("nowhere", print),
         lambda: ps.splits.shards([0, 1], 2, each=0),
     ],
@@ -72,4 +71,5 @@ def test_the_index_of_errors_has_a_message_that_is_raised(wrong: Callable[[], ob
     with pytest.raises(ps.PlesioError) as raised:
         wrong()
     words = [re.findall(r"\w+", f"{one.cause} {one.remedy}") for one in messages()[raised.type.__name__]]
-    assert any(re.search(r"\b.*\b".join(each), str(raised.value)) for each in words), str(raised.value)
+    telling = [each for each in words if len(each) > 3]
+    assert any(re.search(r"\b.*\b".join(each), str(raised.value)) for each in telling), str(raised.value)

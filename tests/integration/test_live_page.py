@@ -211,7 +211,7 @@ def test_metrics_named_like_parts_of_the_language_are_drawn(tab: Browser, tmp_pa
 def test_a_run_that_was_killed_days_ago_is_not_under_way(tab: Browser, tmp_path: Path) -> None:
     write(tmp_path / "run", 1, 5)
     os.utime(tmp_path / "run" / LIVE, (time.time() - 3 * 86_400,) * 2)
-    with shown(tab, tmp_path, "async_sgd on train: silent for 259,"):
+    with shown(tab, tmp_path, "async_sgd on train: silent for 3 days"):
         pass
 
 

@@ -110,6 +110,14 @@ def test_a_slow_sink_hears_less_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert slow.heard[-1][0] == "end"
 
 
+def test_a_sink_with_many_calls_waiting_is_told_the_last_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "END_S", 2.0)
+    slow = Kept({"tell": lambda: time.sleep(0.3)})
+    done = run(slow, engine=ps.Simulated("uniform"), pace=None, evaluate_every_s=0.1)  # tens of evaluations, at once
+    assert slow.heard[-2][1].steps == done.steps
+    assert slow.heard[-1][0] == "end"
+
+
 def test_dropped_sinks_leave_no_thread() -> None:
     with pytest.warns(RuntimeWarning, match="was dropped"):
         run(Kept({"tell": fails}))

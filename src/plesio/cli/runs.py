@@ -14,7 +14,6 @@ from rich.text import Text
 
 from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.live import terminal
-from plesio.cli.typed import goal
 from plesio.errors import ConfigurationError
 from plesio.observe.amounts import duration, number, percent, rate
 from plesio.observe.comparison import notes
@@ -89,6 +88,16 @@ def _there(folder: Path) -> Path:
     return folder if folder.exists() or not (Path("runs") / folder).is_dir() else Path("runs") / folder
 
 
+def _target(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    try:
+        if not name or name in LIMITS:
+            raise ValueError
+        return name, float(value)
+    except ValueError:
+        raise ConfigurationError(f"--until {text}: a metric and its value, such as accuracy=0.95") from None
+
+
 def _common_target(folders: list[Path]) -> tuple[str, float] | None:
     """What all of these runs were to reach, if it is one metric."""
     goals = [_goals(one) for one in folders]
@@ -160,7 +169,7 @@ def compared(
     """Compare finished runs: the table, the finding and the report that plesio compare makes."""
     folders = [_there(one) for one in folders]
     summaries = [read_summary(one) for one in folders]
-    target = goal(until) if until else _common_target(folders)
+    target = _target(until) if until else _common_target(folders)
     names = [one.strategy for one in summaries]
     summaries = [  # two runs of one strategy are told apart by their folders
         msgspec.structs.replace(one, strategy=f"{one.strategy} {folder.name}") if names.count(one.strategy) > 1 else one

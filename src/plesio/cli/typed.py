@@ -125,7 +125,7 @@ def _pace(typed: Typed, workers: int) -> Pace | None:
 
 
 def _until(typed: Typed, workers: int) -> Until:
-    goals: dict[str, Any] = dict(goal(text) for text in typed["until"] or ())
+    goals: dict[str, Any] = dict(_goal(text) for text in typed["until"] or ())
     budget_s = typed["budget_s"]
     if budget_s is None:
         return Until(**goals)
@@ -133,8 +133,7 @@ def _until(typed: Typed, workers: int) -> Until:
         return Until(seconds=budget_s, **goals)
 
 
-def goal(text: str) -> tuple[str, float]:
-    """A name and a number, as --until takes them."""
+def _goal(text: str) -> tuple[str, float]:
     name, _, number = (part.strip() for part in text.partition("="))
     if name == "seconds":
         raise ConfigurationError(f"--until {text}: give the time as --budget-s {number or 30}")
@@ -145,8 +144,8 @@ def goal(text: str) -> tuple[str, float]:
     if value is None or not name.isidentifier():
         raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95")
     with refused_as(f"--until {text}"):
-        one: dict[str, Any] = {name: value}
-        limit = Until(**one).limits.get(name)
+        goal: dict[str, Any] = {name: value}
+        limit = Until(**goal).limits.get(name)
     return name, value if limit is None else int(limit)
 
 

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 HIDDEN = "***"
-SECRET = {
-    "apikey", "auth", "authorization", "credential", "credentials", "key", "passphrase", "passwd", "password", "pw", "pwd",
-    "secret", "secrets", "token",
-}  # fmt: skip
-"""Words in the name of an option whose value is not shown."""
+WORDS = {"apikey", "auth", "authorization", "key", "passphrase", "pw", "pwd"}
+PARTS = re.compile(r"token(?!iz|s)|secret|passw|credential|api.?key")
+"""What the name of an option has in it, as a word or as a part of one, whose value is not shown."""
 
 
 def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
@@ -19,19 +17,24 @@ def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
     >>> shown = without_secrets(["train.py", "--lr", ".1", "--api-key", "-abc", "API_TOKEN=xyz", "--tokenizer", "bert"])
     >>> " ".join(shown)
     'train.py --lr .1 --api-key *** API_TOKEN=*** --tokenizer bert'
-    >>> " ".join(without_secrets(["python", "-c", "key = 1", "postgres://me:pw@host/db"]))
+    >>> " ".join(without_secrets(["--authToken", "a", "+token=5", "--clientSecret=b", "https://h/?token=c", "--num-tokens", "5"]))
+    '--authToken *** +token=*** --clientSecret=*** https://h/?token=*** --num-tokens 5'
+    >>> " ".join(without_secrets(["python", "-c", "key = 1", "postgres://me:p@w@host/db"]))
     'python -c *** postgres://***@host/db'
     """
     hide, before = False, ""
     for one in arguments:
         name, equals, _ = one.partition("=")
-        secret = not SECRET.isdisjoint(re.split(r"[-_.]+", name.lower()))
-        if hide and not one.startswith("--"):
+        secret = _is_secret(name)
+        if (hide and not one.startswith("--")) or (before == "-c" and re.search(r"[\s=(]", one)):
             yield HIDDEN
         elif secret and equals:
             yield f"{name}={HIDDEN}"
-        elif before == "-c" and re.search(r"[\s=(]", one):
-            yield HIDDEN
         else:
-            yield re.sub(r"://[^/\s@]+@", f"://{HIDDEN}@", one)
+            yield re.sub(r"://[^/\s]+@", f"://{HIDDEN}@", one)
         hide, before = secret and not equals and one.startswith("-"), one
+
+
+def _is_secret(name: str) -> bool:
+    words = re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", name)
+    return PARTS.search(name.lower()) is not None or not WORDS.isdisjoint(map(str.lower, words))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,12 +29,13 @@ REAL = "that is the time of this computer, not of the simulated worker"
 @contextmanager
 def no_wall_clock(train: Callable[..., object]) -> Iterator[None]:
     """Watch over `train`, and all code that is neither an installed package's nor the standard library's."""
+    workers = threading.get_ident()  # others, such as a sink's thread, live in real time
     warned: set[str] = set()
     replaced: list[tuple[dict[str, Any], str, Any]] = []
 
     def guarded(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            users = _is_users(sys._getframe(1).f_code.co_filename)
+            users = threading.get_ident() == workers and _is_users(sys._getframe(1).f_code.co_filename)
             if users and name not in warned:
                 warned.add(name)
                 why = SKIPPED if name == "sleep" else REAL

@@ -17,7 +17,7 @@ from plesio.observe.standing import Standing
 from plesio.observe.summary import Summary
 
 LOOK_S = 0.1
-"""How often sinks and record are told at most (sinks also of each evaluation), and the page's wishes are looked for."""
+"""At most so often sinks and record are told (sinks also at each evaluation) and the page's requests are looked for."""
 
 
 class Watching:
@@ -68,9 +68,10 @@ class Watching:
         if self._record is not None:
             if error is None:
                 self._record.end(self.summary.ended if self.summary is not None else "interrupted")
+            elif isinstance(error, KeyboardInterrupt):
+                self._record.end("interrupted")
             else:
-                why = "interrupted" if isinstance(error, KeyboardInterrupt) else words_of(error).partition("\n")[0]
-                self._record.end(why or type(error).__name__, failed=True)
+                self._record.end(words_of(error).partition("\n")[0] or type(error).__name__, failed=True)
         self._feeds.end(self.summary)
 
     def __call__(self, live: Live) -> str | None:

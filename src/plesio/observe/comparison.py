@@ -73,8 +73,8 @@ def notes(summaries: Sequence[Summary], target: Target | None, metric: str | Non
     found = []
     if repeats > 1:
         found.append(
-            f"Each strategy ran {repeats} times. In brackets: the least and the greatest time. The other columns are of the run "
-            "whose time is the median."
+            f"Each strategy ran {repeats} times. In brackets: the least and the greatest time. All other figures are of one run: "
+            f"the median by {'time to the target' if target else 'steps a second'}."
         )
     if target and metric == target[0]:
         found.append(

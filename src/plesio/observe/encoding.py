@@ -1,4 +1,4 @@
-"""JSON of whatever a run holds: names of files in another encoding, too."""
+"""JSON of anything a run holds, including file names that are not UTF-8."""
 
 from __future__ import annotations
 

@@ -128,12 +128,19 @@ def kept(folder: Path) -> Kept:
 
 
 def _changed_s(folder: Path) -> float:
-    """A run writes into files of its folder while it goes on, and into its checkpoints."""
+    """When anything in it was last written: a run writes into its files and checkpoints while it goes on."""
     times = [0.0]
-    with contextlib.suppress(OSError):
-        for place in (folder, folder / "checkpoints"):
-            times += [one.stat(follow_symlinks=False).st_mtime for one in os.scandir(place) if one.name != NOTES]
+    for place in (folder, folder / "checkpoints"):
+        for one in _entries(place):
+            with contextlib.suppress(OSError):  # a file may be replaced just now
+                times.append((place / one).lstat().st_mtime)
     return max(times)
+
+
+def _entries(place: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [one for one in os.listdir(place) if one != NOTES]
+    return []
 
 
 def _toml(path: Path) -> tuple[dict[str, Any], str]:

@@ -112,7 +112,7 @@ class SimulatedEngine:
         with no_wall_clock(self.job.function), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             final = outcome.final = self.run_of.run()
         self._stands(final.wall_s, final.version, final.now)
-        self._watch.look(self.live)
+        self._watch.look(self.live)  # a short run was never looked at
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
@@ -149,7 +149,7 @@ class SimulatedEngine:
         if not self.run_of.program.begun:
             return None  # nobody has joined yet: there is no model
         self._judge(time_s)
-        self._stands(time_s, version)
+        self._stands(time_s, version, self.run_of.program.now(time_s, self.run_of.nbytes))
         return self._watch(self.live)
 
     def _stands(self, time_s: float, version: int, now: Standing | None = None) -> None:

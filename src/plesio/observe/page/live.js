@@ -71,13 +71,17 @@ const rate = (run, from) => {
   return last.t > first.t ? (last.steps - first.steps) / (last.t - first.t) : 0;
 };
 
+const span = (seconds) => {
+  const [size, name] = [[86400, "days"], [3600, "hours"], [60, "minutes"]].find(([size]) => seconds >= 2 * size) ?? [1, "s"];
+  return `${Math.round(seconds / size)} ${name}`;
+};
 const silentFor = (name) => (Date.now() - (wrote.get(name) ?? Date.now())) / 1000;
 
 function state([name, run]) {
   if (run.gone) return "its folder is gone";
   if (run.failed) return "failed";
   if (run.ended) return run.ended === "finished" ? "finished" : `ended: ${run.ended.length > 60 ? `${run.ended.slice(0, 60)}...` : run.ended}`;
-  if (silentFor(name) > SILENT_S) return `silent for ${format(Math.round(silentFor(name)))} s`;
+  if (silentFor(name) > SILENT_S) return `silent for ${span(silentFor(name))}`;
   return run.at.length ? "under way" : "starting";
 }
 
@@ -170,7 +174,7 @@ function gathered() {
   const more = names.length - CHARTS_MAX;
   const charts = names.slice(0, CHARTS_MAX).map((name) => ({
     name, target: target?.[0] === name ? target[1] : null, small: names.length > 3,
-    caption: `${name}: from evaluate() at each snapshot, or the mean of what workers logged, as it stood when it was told.`,
+    caption: `${name}, from evaluate() or from what workers logged.`,
     lines: shown.flatMap(([, {values}], k) => values[name]?.y.some((y) => y != null)
       ? [{strategy: k, ...values[name], end: format(values[name].y.at(-1)), dot: null}] : []),
   })).filter(({lines}) => lines.length);
@@ -292,7 +296,7 @@ async function look() {
   const answer = await fetch("runs").catch(() => null);
   if (answer?.ok) {
     const fresh = await answer.json();
-    const told = (list) => JSON.stringify(list.map(({name, other, ended}) => [name, other, ended]));
+    const told = (list) => JSON.stringify(list.map(({name, other, ended, silent_s}) => [name, other, ended, silent_s > SILENT_S]));
     const changed = told(fresh) !== told(listed);
     const first = !listed.length && fresh.length;
     const news = fresh.filter(({name}) => !listed.some((one) => one.name === name));
@@ -301,7 +305,7 @@ async function look() {
     for (const {name, silent_s} of fresh) wrote.set(name, Date.now() - 1000 * silent_s);
     if (first || (news.length && !chosen)) { // those under way, else the one that began last, until somebody chooses
       const going = fresh.filter(({ended, other, silent_s}) => !ended && !other && silent_s < SILENT_S);
-      if (first || [...runs.values()].every((run) => run.ended)) runs.clear();
+      if (first || [...runs].every(([name, run]) => run.ended || run.gone || silentFor(name) > SILENT_S)) runs.clear();
       for (const {name} of first && going.length ? going : news.slice(0, 1)) if (runs.size < SHOWN_FIRST) runs.set(name, empty());
       connect();
     }

@@ -20,11 +20,11 @@ log = logging.getLogger("plesio")
 WAITING_MAX = 100
 """How many calls may wait for a sink: at ten a second, ten seconds."""
 HANGS_S = 30.0
-"""A sink that a call takes so long is dropped."""
+"""A sink is dropped when one call takes longer than this."""
 END_S = 30.0
 """How long a sink may take to write what is left when the run is over."""
 SHORT_S = 1.0
-"""A sink that takes longer at the end is told of."""
+"""After so long a wait at the end, a line says which sink it is for."""
 
 
 class Told(NamedTuple):
@@ -96,15 +96,17 @@ class Names:
 
     Args:
         refused: a regular expression for each character that it does not take.
+        slash: what stands for a slash.
     """
 
-    def __init__(self, refused: str) -> None:
+    def __init__(self, refused: str, slash: str = "_") -> None:
         self._refused = re.compile(refused)
+        self._slash = slash
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
         if name not in self._known:
-            plain = free = self._refused.sub("_", name)
+            plain = free = self._refused.sub(lambda found: self._slash if found[0] == "/" else "_", name)
             number = 1
             while free in self._known.values():
                 number += 1
@@ -123,6 +125,8 @@ class Feed:
         self._warned = False
         self._since_s = inf  # when the call under way began
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._last: Told | None = None  # of those that wait
+        self._ending = False
         self._thread = threading.Thread(target=self._serve, name=f"plesio sink {self._name}", daemon=True)
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -132,11 +136,17 @@ class Feed:
     def tell(self, told: Told) -> None:
         """What a slow sink has no time for is left out: the next one tells more."""
         if self._calls.qsize() < WAITING_MAX:
-            self._call(lambda: self._sink.tell(told))
+            self._last = told
+            self._call(lambda: self._tell(told))
         self._check()
 
+    def _tell(self, told: Told) -> None:
+        if not self._ending or told is self._last:
+            self._sink.tell(told)
+
     def end(self, summary: Summary | None) -> None:
-        """Let it write what is left, for `END_S` at most."""
+        """Let it write the last of what it was told, and end, for `END_S` at most."""
+        self._ending = True
         self._call(lambda: self._sink.end(summary))
         self._calls.put(None)
         self._thread.join(0.0 if self._why else SHORT_S)
@@ -160,12 +170,12 @@ class Feed:
                 self._why = f"{type(error).__name__}: {words_of(error)}"
             self._since_s = inf
 
-    def _check(self, all_the_same: str = "training goes on") -> None:
+    def _check(self, consequence: str = "training goes on") -> None:
         if not self._why and time.monotonic() - self._since_s > HANGS_S:
             self._why = f"it hangs: a call has taken {HANGS_S:g} s"
         if self._why and not self._warned:
             self._warned = True
-            warnings.warn(f"sink {self._name} was dropped: {self._why}; {all_the_same}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"sink {self._name} was dropped: {self._why}; {consequence}", RuntimeWarning, stacklevel=4)
 
 
 class Feeds:

@@ -27,7 +27,7 @@ class OpenTelemetry:
         self._attributes = dict(attributes or {})
         self._gauges: dict[str, Any] = {}
         self._meter: Any = None
-        self._names = Names(r"[^a-zA-Z0-9_.-]")
+        self._names = Names(r"[^a-zA-Z0-9_.-]", slash=".")
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         from opentelemetry import metrics
@@ -37,7 +37,7 @@ class OpenTelemetry:
 
     def tell(self, told: Told) -> None:
         for name, value in told.numbers.items():
-            known = f"plesio.{self._names(name.replace('/', '.'))}"
+            known = f"plesio.{self._names(name)}"
             if known not in self._gauges:
                 self._gauges[known] = self._meter.create_gauge(known)
             self._gauges[known].set(value, self._attributes)
