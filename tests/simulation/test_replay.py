@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from conformance.table import makers, strategies
+from conformance.table import strategies
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
@@ -31,7 +31,7 @@ from support.long_forms import but_slow
 from support.replayed import build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
-EACH_WAY = {make().name for make in makers(real=True).values()}
+EACH_WAY = {one.name for one in strategies(at_server=True, real=True)}
 
 FAR_AND_NEAR = Cluster((Group(2, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3))))
 """Versions are made many times while a message is on its way to those far away."""
