@@ -214,8 +214,8 @@ def write_notes(folder: Path, tags: Iterable[str], note: str) -> None:
 def to_prune(runs: Sequence[Kept], keep: int | None, older_days: float | None) -> list[Kept]:
     """Which of `runs` to remove: all but the `keep` that changed last, and of those the ones unchanged for `older_days`.
 
-    Left alone: a run with a tag or a note; one without figures that changed within a day, for it may be under way; a link; a
-    folder whose run.toml is not plesio's.
+    Runs with a tag or a note are left alone. So are links, folders whose run.toml is not plesio's, and runs without figures that
+    changed within a day: they may be under way.
     """
     now_s = time.time()
     candidates = runs[: max(0, len(runs) - keep)] if keep is not None else runs
