@@ -47,19 +47,32 @@ def test_long_sentences_are_cut() -> None:
     assert corpus.sentences.tolist() == [0, LONGEST, 2 * LONGEST, 2 * LONGEST + 5]
 
 
-def test_an_interrupted_save_leaves_no_corpus(tmp_path) -> None:
+def test_a_byte_order_mark_is_not_part_of_a_word(tmp_path) -> None:
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfsun moon\r\nsun\r\n")
+    assert read_corpus(tmp_path / "text").words == ["sun", "moon"]
+
+
+def test_a_corpus_stays_until_the_new_one_is_whole(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match="holds no whole corpus"):
         open_corpus(tmp_path)
-    save_corpus(tmp_path, TEXT)
+    old = save_corpus(tmp_path, TEXT)
 
     def interrupted():
         yield ["some", "words"]
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        save_corpus(tmp_path, interrupted())
-    with pytest.raises(ConfigurationError, match="holds no whole corpus"):
-        open_corpus(tmp_path)
+    for bad, error in (
+        (interrupted(), KeyboardInterrupt),
+        ("no-such-file", ConfigurationError),
+        (["a text"], ConfigurationError),
+    ):
+        with pytest.raises(error):
+            save_corpus(tmp_path, bad)
+        assert open_corpus(tmp_path).words == old.words
+    before = old.tokens.copy()
+    assert save_corpus(tmp_path, [["other"]] * 3).words == ["other"]
+    assert np.array_equal(old.tokens, before)  # whoever reads the old one still does
+    assert len(list(tmp_path.iterdir())) == 3
     save_corpus(tmp_path, TEXT)
     np.save(tmp_path / "tokens.npy", np.zeros(3, np.uint32))
     with pytest.raises(ConfigurationError, match="3 of 14 tokens"):

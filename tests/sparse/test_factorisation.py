@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
+import uuid
 from typing import Any
 
 import numpy as np
@@ -76,7 +78,7 @@ def test_ids_may_be_strings_or_huge_integers() -> None:
     assert sorted(fitted.user_ids_) == sorted(names)
     assert fitted.predict(["user 3"], [2 * 10**15]).shape == (1,)
     assert set(fitted.recommend("user 3", n=3)[0]) <= set(np.arange(40) * 10**15)
-    assert fitted.predict([3, None], [0, 0])[0] == pytest.approx(fitted.mean_ + fitted.item_bias_[0])
+    assert fitted.predict(["nobody"], [0]) == pytest.approx(fitted.mean_ + fitted.item_bias_[0])
     films = np.array([f"film {film}" for film in range(40)], dtype=object)
     by_name = model().fit(names[users], films[items], numbers)
     assert set(by_name.recommend("user 3", n=3)[0]) <= set(films)
@@ -194,7 +196,92 @@ def test_ids_keep_their_rows_as_new_ones_arrive() -> None:
     assert ids.learn(np.array([3, 1, 3])).tolist() == [3, 1, 3]
     assert ids.learn(np.array([10**9, 1])).tolist() == [4, 1]
     assert ids.rows(np.array([10**9, 3, 17])).tolist() == [4, 3, -1]
-    assert ids.rows(np.array(["3"])).tolist() == [-1]
+    assert ids.rows(np.array([], dtype=str)).tolist() == []
+    many = Ids()
+    names = np.array([f"user {k}" for k in range(1000)])
+    many.learn(names)
+    for k in range(1000, 1400):  # one by one, so that some are found by order and some by the dictionary
+        assert many.learn(np.array([f"user {k}", "user 0"])).tolist() == [k, many.rows(names[:1])[0]]
+    assert many.names[many.rows(np.array(["user 1399", "user 1125", "user 7"]))].tolist() == [
+        "user 1399",
+        "user 1125",
+        "user 7",
+    ]
+    assert many.rows(np.array(["user 1400"])).tolist() == [-1]
+
+
+HASH = np.uint64(0x9E3779B97F4A7C15)
+KINDS: dict[str, Any] = {
+    "int64": lambda ids: ids,
+    "uint64": lambda ids: (ids.astype(np.uint64) + np.uint64(1)) * HASH,
+    "str": lambda ids: [f"u{one}" for one in ids],
+    "bytes": lambda ids: np.char.encode(ids.astype(str)),
+    "bool": lambda ids: ids % 2 == 0,
+    "datetime64": lambda ids: np.datetime64("2020-01-01") + ids,
+    "timedelta64": lambda ids: ids.astype("m8[s]"),
+    "UUID": lambda ids: [uuid.UUID(int=int(one)) for one in ids],
+}
+
+
+@pytest.mark.parametrize(("first", "then"), list(itertools.permutations(KINDS, 2)))
+def test_ids_of_another_type_are_refused_everywhere(first: str, then: str) -> None:
+    if (first, then) == ("uint64", "int64"):
+        return  # the same numbers, exactly
+    users, items, numbers = ratings(count=200)
+    other_users, other_items, users, items = (KINDS[kind](ids) for kind in (then, first) for ids in (users, items))
+    fitted = model(epochs=1).fit(users, items, numbers)
+    before = bits(fitted)
+    for call in (
+        lambda: fitted.partial_fit(other_users, items, numbers),
+        lambda: fitted.partial_fit(users, other_items, numbers),  # refused before the users are learnt
+        lambda: fitted.predict(other_users, items),
+        lambda: fitted.rmse(other_users, items, numbers),
+        lambda: fitted.auc(users, other_items),
+        lambda: fitted.recommend(max(other_users)),
+        lambda: model(epochs=1).fit(users, items, numbers, validation=(other_users, items, numbers)),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"(users|items) are {then}.*, those learnt are {first}"):
+            call()
+    assert bits(fitted) == before
+    assert bits(fitted.partial_fit(users, items, numbers)) != before
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, np.datetime64("NaT"), float("inf"), 2.5, 2.0**60])
+def test_missing_ids_are_refused_everywhere(missing: Any) -> None:
+    users, items, numbers = ratings(count=200)
+    for kind in (lambda one: one, str, np.datetime64 if isinstance(missing, np.datetime64) else float):
+        whole: list[Any] = [kind(int(one)) if kind is not np.datetime64 else kind(int(one), "D") for one in users]
+        holed = [*whole[:-1], missing]
+        fitted = model(epochs=1).fit(whole, items, numbers)
+        for call in (model().fit, fitted.partial_fit, fitted.predict, fitted.rmse, fitted.auc):
+            for given in (holed, np.array(holed, object)):
+                arguments = (given, items) if call == fitted.predict else (given, items, numbers)
+                with pytest.raises(ConfigurationError, match=r"users (holds|are)"):
+                    call(*arguments)
+        with pytest.raises(ConfigurationError):
+            fitted.recommend(missing)
+
+
+def test_partial_fit_leaves_the_tables_where_they_are() -> None:
+    users, items, numbers = ratings(300, 300, 3000)
+    fitted = model(epochs=1).fit(users, items, numbers)
+    copied = 0
+    for k in range(100):  # old and new users; a pickled one goes on alike
+        fitted, table = pickle.loads(pickle.dumps(fitted)) if k == 50 else fitted, fitted._users.table
+        fitted.partial_fit([300 + k, 5], [3, 3], [1.0, 2.0])
+        copied += not np.shares_memory(fitted._users.table, table)
+    assert copied == 2  # into a larger one, and by the pickle
+    assert fitted.user_ids_.tolist() == list(range(400))
+    assert np.isfinite(fitted.predict(np.arange(400), np.arange(400) % 300)).all()
+
+
+@pytest.mark.parametrize("schedule", ["invscaling", "decay", "linear"])
+def test_partial_fit_goes_on_at_the_rate_that_fit_came_to(schedule: str) -> None:
+    users, items, numbers = ratings()
+    fitted = model(schedule=schedule, epochs=4).fit(users, items, numbers)
+    fitted.partial_fit(users[:50], items[:50], numbers[:50])
+    expected = {"invscaling": 0.2 / 6001**0.25, "decay": 0.2 * 0.9**4, "linear": 0.2}[schedule]
+    assert fitted.history_[-1].lr == pytest.approx(expected, rel=5e-3)
 
 
 def test_moments_match_numpy_far_from_zero() -> None:

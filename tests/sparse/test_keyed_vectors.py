@@ -157,6 +157,20 @@ def test_truncated_files_are_refused(wv, tmp_path, binary) -> None:
             KeyedVectors.load_word2vec_format(tmp_path / "wv", binary=binary)
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_key_that_is_no_utf8_is_named_or_replaced(tmp_path, binary) -> None:
+    rows = [np.array([k, 2], "<f4").tobytes() if binary else b"%d 2" % k for k in range(2)]
+    keys = ["\N{SNOWMAN}".encode(), b"caf\xc3"]  # the second ends within a letter
+    (tmp_path / "wv").write_bytes(
+        b"2 2\n" + b"".join(key + b" " + row + b"\n" for key, row in zip(keys, rows, strict=True))
+    )
+    with pytest.raises(ConfigurationError, match=r"the key b'caf\\xc3' of row 2 is not UTF-8 .* errors='replace'"):
+        KeyedVectors.load_word2vec_format(tmp_path / "wv", binary=binary)
+    read = KeyedVectors.load_word2vec_format(tmp_path / "wv", binary=binary, errors="replace")
+    assert read.index_to_key == ["\N{SNOWMAN}", "caf\N{REPLACEMENT CHARACTER}"]
+    assert read.vectors.tolist() == [[0, 2], [1, 2]]
+
+
 def test_inconsistent_keys_and_vectors_are_refused(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match=r"2 keys for vectors of shape \(3, 1\)"):
         KeyedVectors(["a", "b"], np.zeros((3, 1)))

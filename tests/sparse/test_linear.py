@@ -233,6 +233,53 @@ def test_partial_fit_continues_from_a_pickle_bit_for_bit():
     assert one.score(X, y) > 0.8
 
 
+TINY = {"learning_rate": "constant", "eta0": 1e-9, "random_state": 0, "threads": 1}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_partial_fit_begins_at_what_coef_and_intercept_are_set_to(count):
+    X, margins = problem(rows=100)
+    y = np.digitize(margins, [0] if count == 2 else [-1, 1])
+    learners = 1 if count == 2 else count
+    coef, intercept = np.full((learners, X.shape[1]), 5.0), np.full(learners, 2.0)
+    fresh = HogwildClassifier("log_loss", **TINY)
+    fresh.classes_, fresh.coef_, fresh.intercept_ = np.arange(count), coef, intercept  # before any call, as clients do
+    for model in (
+        fresh,
+        HogwildClassifier("log_loss", **TINY).fit(X, y),
+        HogwildClassifier(average=True, **TINY).fit(X, y),
+    ):
+        for model_ in (model, pickle.loads(pickle.dumps(model))):
+            model_.coef_, model_.intercept_ = coef, intercept
+            model_.partial_fit(X, y)
+            assert model_.coef_ == pytest.approx(5, abs=1e-4)
+            assert model_.intercept_ == pytest.approx(2, abs=1e-4)
+            model_.coef_[0, 0] = 7  # in place
+            assert model_.partial_fit(X, y).coef_[0, 0] == pytest.approx(7, abs=1e-4)
+    assert (coef == 5).all()  # a mean of several sites stays theirs
+    fresh.coef_ = coef[:, 1:]
+    with pytest.raises(ConfigurationError, match=r"coef_ has shape .*; allowed: finite numbers, \("):
+        fresh.partial_fit(X, y)
+
+
+def test_partial_fit_goes_by_the_settings_as_they_are_now():
+    X, margins = problem(rows=200, share=1.0)
+    y, settings = margins > 0, SAME | {"loss": "log_loss", "learning_rate": "invscaling"}
+    ours, theirs = HogwildClassifier(threads=1, **settings), SGDClassifier(**settings)
+    changes = [{"eta0": 0.5}, {"power_t": 0.1}, {"learning_rate": "constant"}, {"penalty": "l1"}, {"loss": "hinge"}]
+    for row, change in enumerate([{}, *changes, {"alpha": 0.1}, {"penalty": "elasticnet", "l1_ratio": 0.5}]):
+        x, label = X[row : row + 1], y[row : row + 1]
+        ours.set_params(**change).partial_fit(x, label, classes=[False, True])
+        theirs.set_params(**change).partial_fit(sparse.csr_matrix(x.astype(np.float64)), label, classes=[False, True])
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    assert ours.t_ == theirs.t_
+    assert ours.set_params(average=True).partial_fit(X, y).coef_.shape == theirs.coef_.shape
+    with pytest.raises(ConfigurationError, match="penalty"):
+        ours.set_params(penalty="l3").partial_fit(X, y)
+    linear = HogwildClassifier(learning_rate="linear", eta0=0.1, threads=1).partial_fit(X, y, classes=[False, True])
+    assert linear.partial_fit(X, y).history_[0].lr == 0.1
+
+
 def test_warm_start_begins_where_the_last_fit_ended():
     X, margins = problem()
     model = HogwildClassifier("log_loss", max_iter=5, tol=None, warm_start=True, random_state=0, threads=1)
@@ -252,6 +299,10 @@ def test_a_resumed_fit_has_the_same_bits(tmp_path):
     assert resumed.coef_.tobytes() == whole.coef_.tobytes()
     with pytest.raises(CheckpointError, match=r"alpha=0.0001 \(now 0.5\)"):
         HogwildClassifier(resume=tmp_path, **settings | {"alpha": 0.5}).fit(X, margins > 0)
+    settings |= {"learning_rate": "linear", "eta0": 0.1}
+    HogwildClassifier(checkpoint=tmp_path, **settings).fit(X, margins > 0)
+    with pytest.raises(CheckpointError, match=r"max_iter=6 \(now 9\)"):
+        HogwildClassifier(resume=tmp_path, **settings | {"max_iter": 9}).fit(X, margins > 0)
 
 
 def test_fit_and_score_work_on_memory_mapped_rows(tmp_path):

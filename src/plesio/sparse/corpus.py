@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import tempfile
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ LONGEST = 10_000
 """Longer sentences are cut, as in word2vec.c and gensim: a text without line ends is one sentence otherwise."""
 _BLOCK = 1 << 20  # tokens, or sentences
 FORMAT = 1
+_FILES = ("tokens.npy", "sentences.npy", "corpus.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def read_corpus(sentences: Sentences) -> Corpus:
 def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
     """Write the text as numbers into `folder`, block by block, and open it: for texts read more than once, or too large.
 
-    Raises ConfigurationError as `read_corpus` does.
+    A corpus that is there stays until the new one is whole. Raises ConfigurationError as `read_corpus` does.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -90,27 +92,29 @@ def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    (place / "corpus.json").unlink(missing_ok=True)  # from here on there is no corpus until there is a whole one
-    first = place / "tokens.unranked"
-    try:
-        with open(first, "wb") as spill:
-            numbered = _Numbered(spill)
-            for words in _words(sentences):
-                numbered.add(words)
-            numbered.spill()
-        words, counts, ranks = numbered.vocabulary()
-        unranked = np.memmap(first, np.uint32, mode="r")
-        tokens = np.lib.format.open_memmap(place / "tokens.npy", mode="w+", dtype=np.uint32, shape=unranked.shape)
-        for begin in range(0, len(tokens), _BLOCK):
-            tokens[begin : begin + _BLOCK] = ranks[unranked[begin : begin + _BLOCK]]
-        tokens.flush()
-    finally:
-        first.unlink(missing_ok=True)
-    np.save(place / "sentences.npy", numbered.bounds())
-    about = {"format": FORMAT, "tokens": len(tokens), "words": words, "counts": counts.tolist()}
-    (place / "corpus.part").write_text(json.dumps(about), encoding="utf-8")
-    os.replace(place / "corpus.part", place / "corpus.json")
+    with tempfile.TemporaryDirectory(prefix=".", dir=place) as beside:
+        _write(Path(beside), sentences)
+        (place / _FILES[-1]).unlink(missing_ok=True)  # there is no corpus until there is a whole one
+        for name in _FILES:
+            os.replace(Path(beside, name), place / name)
     return open_corpus(place)
+
+
+def _write(folder: Path, sentences: Sentences) -> None:
+    with open(folder / "tokens.unranked", "wb") as spill:
+        numbered = _Numbered(spill)
+        for words in _words(sentences):
+            numbered.add(words)
+        numbered.spill()
+    words, counts, ranks = numbered.vocabulary()
+    unranked = np.memmap(spill.name, np.uint32, mode="r")
+    tokens = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=np.uint32, shape=unranked.shape)
+    for begin in range(0, len(tokens), _BLOCK):
+        tokens[begin : begin + _BLOCK] = ranks[unranked[begin : begin + _BLOCK]]
+    tokens.flush()
+    np.save(folder / "sentences.npy", numbered.bounds())
+    about = {"format": FORMAT, "tokens": len(tokens), "words": words, "counts": counts.tolist()}
+    (folder / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
@@ -184,7 +188,7 @@ def _read(sentences: Any) -> Iterator[Sequence[str]]:
             f"there is no file or folder {str(sentences)!r:.200}; give the name of a text file with a sentence a line, "
             "the folder of a corpus, or lists of words (a text itself must be split first)."
         )
-    with open(sentences, encoding="utf-8", errors="replace") as lines:
+    with open(sentences, encoding="utf-8-sig", errors="replace") as lines:
         yield from map(str.split, lines)
 
 

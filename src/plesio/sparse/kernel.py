@@ -58,8 +58,8 @@ class Kernel(Shown):
         seed: of the order of the chunks.
         callbacks: each is called with an `Epoch` after every epoch; one that returns True ends the fit.
         checkpoint: a folder to keep the parameters in after every epoch.
-        resume: a folder that an earlier fit of the same data, with the same settings but for `epochs`, kept them in: the
-            fit goes on from there.
+        resume: a folder that an earlier fit of the same data, with the same settings but for `epochs` (under "linear" with
+            these, too), kept them in: the fit goes on from there.
         progress: show a progress bar.
 
     Attributes:
@@ -214,7 +214,7 @@ class Kernel(Shown):
 
     def _about(self, data: Any) -> dict[str, Any]:
         """What a checkpoint must agree in with the fit that goes on from it."""
-        names = ("lr", "schedule", "chunk", "seed")
+        names = ("lr", "schedule", "chunk", "seed", *(["epochs"] if self.schedule == "linear" else []))
         return {"family": "kernel", **{name: getattr(self, name) for name in names}, "data": saving.digest(data)}
 
     def _go_on(self, folder: str | Path, now: dict[str, Any], own: Any) -> list[Epoch]:

@@ -5,6 +5,7 @@ No training, no Numba: a table of float32 rows with a name each.
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -195,13 +196,17 @@ class KeyedVectors:
                 file.write(key.encode() + b" " + numbers + b"\n")
 
     @classmethod
-    def load_word2vec_format(cls, fname: str | os.PathLike[str], binary: bool = False) -> KeyedVectors:
+    def load_word2vec_format(
+        cls, fname: str | os.PathLike[str], binary: bool = False, errors: str = "strict"
+    ) -> KeyedVectors:
         """Read what word2vec.c, gensim or `save_word2vec_format` wrote.
 
-        Raises ConfigurationError if it is not that: cut short, no header, a row of another length.
+        `errors` is what becomes of a key that is no UTF-8, as for `bytes.decode`: "strict" refuses, "replace" goes on.
+
+        Raises ConfigurationError if it is not that: cut short, no header, a row of another length, such a key.
         """
         with open(fname, "rb") as file:
-            header = file.readline().split()
+            header = file.readline().removeprefix(codecs.BOM_UTF8).split()
             try:
                 count, size = (int(number) for number in header)
                 rows = _binary_rows(file, count, size) if binary else _text_rows(file, count, size)
@@ -211,7 +216,7 @@ class KeyedVectors:
                     f"{os.fspath(fname)!r} is not in word2vec's {'binary' if binary else 'text'} format ({error}); "
                     "the first line is `<number of words> <vector size>`. Is binary= right?"
                 ) from error
-        return cls(keys, np.array(vectors))
+        return cls([_decoded(key, row, errors) for row, key in enumerate(keys, 1)], np.array(vectors))
 
     def _index(self, key: Any) -> int:
         if isinstance(key, int | np.integer):
@@ -261,7 +266,7 @@ def _answers(units: NDArray[np.float32], allowed: NDArray[np.bool_], questions: 
 
 def _questions(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[Question]]]:
     name, questions = "", list[Question]()
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.startswith(":"):
                 if questions:
@@ -277,20 +282,28 @@ def _questions(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[Questio
         yield name, questions
 
 
-def _text_rows(file: BinaryIO, count: int, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _decoded(key: bytes, row: int, errors: str) -> str:
+    try:
+        return key.decode(errors=errors)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"the key {key!r} of row {row} is not UTF-8 ({error.reason}); errors='replace' puts a sign for what cannot be read."
+        ) from error
+
+
+def _text_rows(file: BinaryIO, count: int, size: int) -> Iterator[tuple[bytes, NDArray[np.float32]]]:
     for number in range(count):
-        key, *numbers = file.readline().decode().rstrip("\n").rstrip(" ").split(" ")
+        key, *numbers = file.readline().rstrip(b"\n").rstrip(b" ").split(b" ")
         if len(numbers) != size:
             raise ValueError(f"row {number + 1} of {count} has {len(numbers)} numbers, not {size}")
         yield key, np.array(numbers, np.float32)
 
 
-def _binary_rows(file: BinaryIO, count: int, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _binary_rows(file: BinaryIO, count: int, size: int) -> Iterator[tuple[bytes, NDArray[np.float32]]]:
     data, at = file.read(), 0
     for number in range(count):
         end = data.find(b" ", at)
         if end < 0 or len(data) < end + 1 + 4 * size:
             raise EOFError(f"it ends in row {number + 1} of {count}")
-        key = data[at:end].decode().lstrip("\n")
-        yield key, np.frombuffer(data, "<f4", size, end + 1)
+        yield data[at:end].lstrip(b"\n"), np.frombuffer(data, "<f4", size, end + 1)
         at = end + 1 + 4 * size

@@ -41,7 +41,7 @@ def save_rows(folder: str | Path, X: Any, y: Any = None) -> None:
     if place.exists():
         raise ConfigurationError(f"{str(place)!r} is there already; give the name of a new folder.")
     beside = place.with_name(f".{place.name}.{os.getpid()}")
-    blocks = [(X, y)] if hasattr(X, "shape") or isinstance(X, (Rows, list)) else X
+    blocks = X if _are_pairs(X) else [(X, y)]
     beside.mkdir(parents=True)
     try:
         _write_blocks(beside, blocks)
@@ -49,6 +49,14 @@ def save_rows(folder: str | Path, X: Any, y: Any = None) -> None:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+
+
+def _are_pairs(X: Any) -> bool:
+    """A list may be a matrix, too: then it does not begin with a matrix and its targets."""
+    if not isinstance(X, (list, tuple)):
+        return not (hasattr(X, "shape") or isinstance(X, Rows))
+    first = X[0][0] if X and isinstance(X[0], (list, tuple)) and len(X[0]) == 2 else 0
+    return isinstance(first, (Rows, list)) or len(getattr(first, "shape", ())) == 2
 
 
 def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:

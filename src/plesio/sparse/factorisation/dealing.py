@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from plesio.sparse.compiled import compiled
 from plesio.sparse.factorisation.kernels import mix
 from plesio.sparse.intrinsics import fetch_add
-from plesio.sparse.threads import by_shares, pool, shares
+from plesio.sparse.threads import pool, shares
 
 _ONE = np.uintp(1)
 
@@ -51,18 +51,6 @@ def deal(given: Triples, parts: Parts, count: int, key: np.uint64, threads: int)
     counter = np.zeros(1, np.int64)
     crew.run(lambda thread: _shuffle(dealt, edges, counter, key))
     return dealt, edges.astype(np.int64)
-
-
-def mark(rows: NDArray[np.uint32], marks: NDArray[np.bool_], threads: int) -> None:
-    """Set the marks of these rows."""
-    by_shares(shares(len(rows), threads), lambda first, stop: _mark(rows, first, stop, marks))
-
-
-@compiled
-def _mark(rows, first, stop, marks):
-    for at in range(uintp(first), uintp(stop)):
-        if not marks[rows[at]]:  # nearly all are set soon, and unwritten cache lines stay shared
-            marks[rows[at]] = True
 
 
 @compiled

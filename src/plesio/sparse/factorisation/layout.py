@@ -11,8 +11,8 @@ A grid, the deterministic order, cuts items as well: blocks of a diagonal share 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,14 @@ def _diagonals() -> Iterable[tuple[int, int]]:
     for diagonal in range(BLOCKS):
         yield diagonal * BLOCKS, (diagonal + 1) * BLOCKS
         advance(1 / BLOCKS)
+
+
+def of_few(given: Triples, lay: Callable[[Triples, tuple[int, int]], Layout]) -> Layout:
+    """`lay` the rows that occur, as if there were no others: a few ratings cost no more than themselves."""
+    (users, who), (items, what) = (np.unique(ids, return_inverse=True) for ids in given[:2])
+    few = Triples(who.astype(np.uint32), what.astype(np.uint32), given.ratings)
+    layout = lay(few, (len(users), len(items)))
+    return replace(layout, users=users[layout.users], items=items[layout.items])
 
 
 def strips(given: Triples, shape: tuple[int, int], row_bytes: int, seed: int, threads: int = 1) -> Layout:

@@ -16,7 +16,7 @@ from plesio.sparse import saving
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.factorisation.dealing import Triples
 from plesio.sparse.factorisation.kernels import Step
-from plesio.sparse.factorisation.layout import blocks, strips
+from plesio.sparse.factorisation.layout import Layout, blocks, of_few, strips
 from plesio.sparse.factorisation.ratings import moments, standardise, triples
 from plesio.sparse.factorisation.recommender import Recommender
 from plesio.sparse.factorisation.training import Best, Falling, Training, key_of, lrs_of
@@ -65,8 +65,8 @@ class MatrixFactorization(Shown, Recommender):
             the best; 0 for never.
         callbacks: each is called with an `Epoch` after every epoch; one that returns True ends the fit.
         checkpoint: a folder to keep the model in after every epoch.
-        resume: a folder that an earlier fit of the same ratings, with the same settings but for `epochs`, kept its model
-            in: the fit goes on from there as if never stopped.
+        resume: a folder that an earlier fit of the same ratings, with the same settings but for `epochs` (also these under
+            schedule="linear"), kept its model in: the fit goes on from there as if never stopped.
         progress: show a progress bar.
 
     Attributes:
@@ -180,6 +180,10 @@ class MatrixFactorization(Shown, Recommender):
     ) -> MatrixFactorization:
         threads = thread_count(self.threads)
         users, items, ratings = triples(users, items, ratings)
+        users, items = (
+            self._users.ids.as_known(users),
+            self._items.ids.as_known(items),
+        )  # both, before anything is learnt
         numbers = self._numbers(users, ratings)
         rng = np.random.default_rng((self.seed, len(self._pairs)))
         self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
@@ -198,7 +202,8 @@ class MatrixFactorization(Shown, Recommender):
         def one(number: int) -> Epoch:
             began = time.perf_counter()
             order = layout.order(self.seed, number)
-            lrs = lrs_of(falling.rate, layout, order, number, epochs)
+            before = sum(epoch.examples for epoch in self.history_)
+            lrs = lrs_of(falling.rate, layout, order, number, before, epochs * len(numbers))
             loss, done = training.sweep(order, lrs, key_of(self.seed, number))
             seconds = time.perf_counter() - began
             self.threads_ = training.threads
@@ -268,10 +273,15 @@ class MatrixFactorization(Shown, Recommender):
     def _training(self, numbers: NDArray[np.float32], threads: int = 1) -> Training:
         """Of the pairs that came last."""
         given, shape = Triples(*self._pairs[-1], numbers), (len(self._users), len(self._items))
-        if self.deterministic:
-            layout = blocks(given, shape, self.seed, threads)
-        else:
-            layout = strips(given, shape, self._users.table.strides[0], self.seed, threads)
+        row_bytes = self._users.table.strides[0]
+
+        def lay(given: Triples, shape: tuple[int, int]) -> Layout:
+            if self.deterministic:
+                return blocks(given, shape, self.seed, threads)
+            return strips(given, shape, row_bytes, self.seed, threads)
+
+        few = self.loss == "squared" and len(numbers) < max(shape)
+        layout = of_few(given, lay) if few else lay(given, shape)
         if self.loss == "squared":
             standardise(layout.ratings, self.mean_, self._scale, threads)
         step = Step(
@@ -311,7 +321,8 @@ class MatrixFactorization(Shown, Recommender):
 
     def _about(self, numbers: NDArray[np.float32]) -> dict[str, Any]:
         """What a checkpoint must agree in with the fit that goes on from it."""
-        names = ("factors", "loss", "optimizer", "lr", "schedule", "regularization", "biases", "deterministic", "seed")
+        names = ("factors", "loss", "optimizer", "lr", "schedule", "regularization", "biases", "deterministic", "seed",
+                 *(["epochs"] if self.schedule == "linear" else []))  # fmt: skip
         counts = {"users": len(self._users), "items": len(self._items), "ratings": len(numbers)}
         settings = {name: getattr(self, name) for name in names}
         return {"family": "factorisation", **settings, **counts, "data": saving.digest((*self._pairs[-1], numbers))}

@@ -44,16 +44,44 @@ def triples(users: Any, items: Any, ratings: Any) -> tuple[NDArray[Any], NDArray
 
 
 def column(ids: Any, what: str) -> NDArray[Any]:
-    """One-dimensional ids: whole numbers (also when stored as floats), or anything that can be sorted, such as strings."""
-    array = np.asarray(ids)
+    """One-dimensional ids: whole numbers (also when stored as floats), or anything that can be sorted, such as strings.
+
+    Raises ConfigurationError: ids of several types, or missing ones.
+    """
+    array = np.asarray(ids) if hasattr(ids, "dtype") else np.asarray(ids, object)  # else NumPy makes words of numbers
     if array.ndim != 1:
         raise ConfigurationError(f"{what} has shape {array.shape}; allowed: one dimension.")
+    if array.dtype.kind in "OT":
+        array = _of_one_type(array.astype(object), what)
+    if np.ma.is_masked(ids) or (array.dtype.kind in "mM" and np.isnat(array).any()):
+        raise ConfigurationError(f"{what} holds missing ids (NaT, or masked); leave those rows out.")
     if array.dtype.kind == "f":
-        whole = array.astype(np.int64, copy=False) if np.isfinite(array).all() else None
+        whole = array.astype(np.int64) if np.isfinite(array).all() else None
         if whole is None or (whole != array).any():
             raise ConfigurationError(f"{what} holds numbers that are not whole, such as NaN; ids are whole or words.")
+        if len(whole) and np.abs(whole).max() > (exact := 2 ** (np.finfo(array.dtype).nmant + 1)):
+            raise ConfigurationError(
+                f"{what} holds {array.dtype} beyond {exact}, which are not exact; give whole numbers."
+            )
         return whole
     return array
+
+
+def _of_one_type(ids: NDArray[Any], what: str) -> NDArray[Any]:
+    """Numbers as an array of numbers, anything else as it is."""
+    types = {type(one.item() if isinstance(one, np.generic) else one).__name__ for one in ids}
+    if (len(types) > 1 and types != {"int", "float"}) or types & {"NoneType", "NAType", "NaTType"}:
+        raise ConfigurationError(
+            f"{what} holds ids of type {' and '.join(sorted(types))}; allowed is one type, and no missing id (None, NaN, NaT): "
+            "convert them, or leave those rows out."
+        )
+    plain = types <= {"int", "float"} or isinstance(ids[0], np.generic)
+    return np.asarray(ids.tolist()) if plain else ids
+
+
+def _type_of(ids: NDArray[Any]) -> str:
+    """In words; words of any length are one type."""
+    return ids.dtype.name if ids.dtype.kind in "iumM" else type(ids[:1].tolist()[0]).__name__
 
 
 def finite(ratings: ArrayLike) -> NDArray[np.float32]:
@@ -101,54 +129,96 @@ def standardise(ratings: NDArray[np.float32], mean: float, deviation: float, thr
 class Ids:
     """Numbers rows from 0. Whole numbers are their own where that wastes little; anything else is sorted first.
 
-    >>> ids = Ids()
+    A few that come later are found by a dictionary, so that they cost no more than themselves.
+
+    >>> ids = Ids("users")
     >>> ids.learn(np.array(["bea", "ada", "bea"])).tolist()
     [1, 0, 1]
     >>> ids.rows(np.array(["bea", "cyd"])).tolist()  # nobody knows cyd
     [1, -1]
     """
 
-    def __init__(self, names: NDArray[Any] | None = None) -> None:
-        self.names = np.arange(0) if names is None else names
-        self._order: NDArray[np.int64] | None = None  # of the names; None where each is its row's number
-        if not np.array_equal(self.names, np.arange(len(self.names))):
-            self._order = np.argsort(self.names, kind="stable")
+    def __init__(self, what: str = "ids") -> None:
+        self._what = what
+        self._sort(np.arange(0))
+
+    def _sort(self, names: NDArray[Any]) -> None:
+        names = names.astype({"i": np.int64, "u": np.uint64}.get(names.dtype.kind, names.dtype), copy=False)
+        own = names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names)))
+        self._order = None if own else np.argsort(names, kind="stable")  # None where each is its row's number
+        self._names, self._later = [names], dict[Any, int]()
+
+    @property
+    def names(self) -> NDArray[Any]:
+        """Whose each row is."""
+        return np.concatenate(self._names)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._names[0]) + len(self._later)
 
     def learn(self, ids: NDArray[Any]) -> NDArray[np.uint32]:
         """Give those that are new the next rows; the rows of all.
 
-        Raises ConfigurationError: ids that cannot be sorted, or more than 32 bits can number.
+        Raises ConfigurationError: ids of another type, that cannot be sorted, or more than 32 bits can number.
         """
-        if self._order is None and ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < SPARSE * len(ids):
+        ids = self.as_known(ids)
+        own = self._order is None and not self._later and ids.dtype.kind in "iu"
+        if own and ids.min() >= 0 and ids.max() < SPARSE * len(ids):
             if ids.max() >= len(self):
-                self.names = np.arange(int(ids.max()) + 1)
+                self._sort(np.arange(int(ids.max()) + 1))
             return ids.astype(np.uint32)
         try:
             new = np.unique(ids)
+            new = new[self.rows(new) < 0]
         except TypeError as error:
             raise ConfigurationError(f"ids cannot be sorted ({error}); make them all words or all numbers.") from error
-        new = new[self.rows(new) < 0]
         if len(self) + len(new) > LARGEST:
             raise ConfigurationError(f"there are over {LARGEST:,} ids, more than can be numbered in 32 bits.")
-        self.__init__(np.concatenate([self.names, new]) if len(self) else new)  # type: ignore[misc]
-        return self.rows(ids).astype(np.uint32)
+        self._add(new)
+        rows = self.rows(ids)
+        if rows.min() < 0:
+            raise ConfigurationError(
+                f"{self._what} holds {ids[rows.argmin()]!r}, which is not equal to itself; name it."
+            )
+        return rows.astype(np.uint32)
+
+    def _add(self, new: NDArray[Any]) -> None:
+        known = len(self._names[0])
+        if len(self._later) + len(new) > known // 8:
+            self._sort(np.concatenate([*self._names, new]) if known else new)
+        elif len(new):
+            self._later.update(zip(new.tolist(), range(len(self), len(self) + len(new)), strict=True))
+            self._names.append(new)
 
     def rows(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """The row of each id, -1 for those unknown."""
-        if not len(self):
-            return np.full(len(ids), -1)
-        numbers = ids.dtype.kind in "iu"
+        """The row of each id, -1 for those unknown. Raises ConfigurationError: ids of another type than those known."""
+        ids, names, found = self.as_known(ids), self._names[0], np.full(len(ids), -1)
+        if not len(names) or not len(ids):
+            return found
         if self._order is None:
-            return (
-                np.where((ids >= 0) & (ids < len(self)), ids, -1).astype(np.int64) if numbers else np.full(len(ids), -1)
-            )
-        if numbers != (self.names.dtype.kind in "iu"):
-            return np.full(len(ids), -1)
-        try:
-            at = self._order[np.searchsorted(self.names, ids, sorter=self._order).clip(max=len(self) - 1)]
-        except TypeError:  # they cannot be compared to any that is known
-            return np.full(len(ids), -1)
-        return np.where(self.names[at] == ids, at, -1).astype(np.int64)
+            known = (ids >= 0) & (ids < len(names))
+            found[known] = ids[known]
+        else:
+            at = self._order[np.searchsorted(names, ids, sorter=self._order).clip(max=len(names) - 1)]
+            found = np.where(names[at] == ids, at, -1)
+        if self._later:
+            unknown = np.flatnonzero(found < 0)
+            found[unknown] = [self._later.get(one, -1) for one in ids[unknown].tolist()]
+        return found
+
+    def as_known(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """`ids` in the type of those known. Raises ConfigurationError if that would change one of them."""
+        names = self._names[0]
+        if not len(names) or not len(ids):
+            return ids
+        kinds = {names.dtype.kind, ids.dtype.kind}
+        if kinds <= {"i", "u"} or kinds in ({"M"}, {"m"}):
+            cast = ids.astype(names.dtype, copy=False)
+            if cast is ids or (cast == ids).all():
+                return cast
+        elif _type_of(names) == _type_of(ids):
+            return ids
+        raise ConfigurationError(
+            f"{self._what} are {_type_of(ids)}, those learnt are {_type_of(names)}: none would be found; give ids of the type "
+            "that fit was given."
+        )

@@ -26,7 +26,7 @@ class Recommender:
     """The two sides of the matrix; factors and biases are of ratings brought to mean 0 and deviation 1."""
 
     def __init__(self, factors: int) -> None:
-        self._users, self._items = Side(factors), Side(factors)
+        self._users, self._items = Side(factors, "users"), Side(factors, "items")
         self._pairs: list[tuple[NDArray[np.uint32], NDArray[np.uint32]]] = []
         self._seen: tuple[int, Seen] | None = None
         self._scale, self.mean_ = 1.0, 0.0

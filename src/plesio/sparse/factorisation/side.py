@@ -11,7 +11,6 @@ from numba import uintp
 from numpy.typing import NDArray
 
 from plesio.sparse.compiled import compiled
-from plesio.sparse.factorisation.dealing import mark
 from plesio.sparse.factorisation.kernels import mix
 from plesio.sparse.factorisation.ratings import Ids
 from plesio.sparse.threads import by_shares, shares
@@ -28,19 +27,28 @@ class Side:
 
     Attributes:
         ids: whose each row is.
-        table: the rows.
-        met: which of them have been learnt from; where ids are the row numbers there may be gaps, which stay 0.
+        met: which of the rows have been learnt from; where ids are the row numbers there may be gaps, which stay 0.
     """
 
-    def __init__(self, factors: int) -> None:
-        self.ids = Ids()
+    def __init__(self, factors: int, what: str = "ids") -> None:
+        self.ids = Ids(what)
         self._factors = factors
         self._head = -(-factors // LANES) * LANES
-        self.table = self._zeros(0)
-        self.met = np.zeros(0, bool)
+        self._rows = 0
+        self._room, self._room_met = self._zeros(0), np.zeros(0, bool)  # with rows for those who come later
 
     def __len__(self) -> int:
-        return len(self.table)
+        return self._rows
+
+    @property
+    def table(self) -> NDArray[np.float32]:
+        """(rows, a width of whole cache lines)."""
+        return self._room[: self._rows]
+
+    @property
+    def met(self) -> NDArray[np.bool_]:
+        """(rows,)."""
+        return self._room_met[: self._rows]
 
     @property
     def factors(self) -> NDArray[np.float32]:
@@ -54,16 +62,21 @@ class Side:
 
     def learn(self, ids: NDArray[Any], rng: np.random.Generator, threads: int = 1) -> NDArray[np.uint32]:
         """The rows of `ids`; those never met before get one, of small random factors, bias 0 and state 1."""
-        rows = self.ids.learn(ids)
-        before, table = np.zeros(len(self.ids), bool), self._zeros(len(self.ids))
-        before[: len(self)], table[: len(self)] = self.met, self.table
-        met = before.copy()
-        mark(rows, met, threads)
-        new, key = met & ~before, rng.integers(2**64, dtype=np.uint64)
-        cuts = shares(len(table), threads, table.shape[1])
-        by_shares(cuts, lambda first, stop: _begin(table, new, first, stop, key, self._factors, self._head))
-        self.table, self.met = table, met
+        rows, key = self.ids.learn(ids), rng.integers(2**64, dtype=np.uint64)
+        self._grow(len(self.ids))
+        table, met = self.table, self.met
+        cuts = shares(len(rows), threads)
+        by_shares(cuts, lambda first, stop: _meet(rows, first, stop, met, table, key, self._factors, self._head))
         return rows
+
+    def _grow(self, rows: int) -> None:
+        """By half at least: rows that come a few at a time are not all copied for each."""
+        if rows > len(self._room):
+            room = max(rows, len(self._room) * 3 // 2)
+            table, met = self._zeros(room), np.zeros(room, bool)
+            table[: len(self)], met[: len(self)] = self.table, self.met
+            self._room, self._room_met = table, met
+        self._rows = rows
 
     def rows(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """The row of each id, -1 for those never met."""
@@ -85,11 +98,13 @@ class Side:
 
 
 @compiled
-def _begin(table, new, first, stop, key, factors, head):
-    """Factors, uniformly distributed about 0, and a state of 1 for those of the rows `first` to `stop` - 1 that are new."""
-    for row in range(uintp(first), uintp(stop)):
-        if new[row]:
+def _meet(rows, first, stop, met, table, key, factors, head):
+    """Uniformly distributed factors and a state of 1 for those never met. Threads that meet one at once write the same."""
+    for at in range(uintp(first), uintp(stop)):
+        row = uintp(rows[at])
+        if not met[row]:
             for k in range(uintp(factors)):
                 number = np.int64(mix(key + row * uintp(factors) + k))
                 table[row, k] = np.float32(number) * _UNIT
             table[row, uintp(head + 1)] = 1
+            met[row] = True

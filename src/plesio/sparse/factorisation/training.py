@@ -94,11 +94,11 @@ class Training:
         )
 
 
-def lrs_of(falling: Rate, layout: Layout, order: NDArray[np.uint32], epoch: int, epochs: int) -> NDArray[np.float32]:
-    """The learning rate of each chunk, by how many ratings come before it in the epoch's order."""
-    sizes, ratings = np.diff(layout.bounds)[order], len(layout.users)
+def lrs_of(falling: Rate, layout: Layout, order: NDArray[np.uint32], epoch: int, before: int, total: int) -> Any:
+    """The learning rate of each chunk, by how many ratings come before it in the epoch's order, and came before that."""
+    sizes = np.diff(layout.bounds)[order]
     lrs = np.empty(layout.chunks, np.float32)
-    lrs[order] = falling.over(epoch, epoch * ratings + np.cumsum(sizes) - sizes, epochs * ratings)
+    lrs[order] = falling.over(epoch, before + np.cumsum(sizes) - sizes, total)
     return lrs
 
 

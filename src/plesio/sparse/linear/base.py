@@ -45,9 +45,6 @@ class HogwildLinear(Fitting):
             module.bias.copy_(torch.from_numpy(np.array(self.intercept_, np.float32)))
         return module
 
-    def _dense_coef(self) -> NDArray[np.float32]:
-        return self.coef_.toarray() if hasattr(self.coef_, "toarray") else self.coef_  # type: ignore[no-any-return]
-
     @property
     def report_(self) -> Any:
         """How sparse the data was, how often threads met, how fast they were: see `plesio.sparse.Report`.

@@ -114,33 +114,7 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
         verbose: int = 0,
         progress: bool = False,
     ) -> None:
-        self.loss = loss
-        self.penalty = penalty
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.shuffle = shuffle
-        self.learning_rate = learning_rate
-        self.eta0 = eta0
-        self.power_t = power_t
-        self.decay = decay
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.class_weight = class_weight
-        self.average = average
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.threads = threads
-        self.model = model
-        self.deterministic = deterministic
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-        self.resume = resume
-        self.verbose = verbose
-        self.progress = progress
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildClassifier:
         """Learn from all rows.
@@ -161,7 +135,8 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> HogwildClassifier:
-        """One epoch over these rows, from where the model is. The first call must name all `classes`."""
+        """One epoch over these rows, from `coef_`, `intercept_` and settings as they are now. The first call must name all
+        `classes`. With `average`, a `coef_` that was set begins a new mean. A "linear" rate does not fall."""
         first = not hasattr(self, "classes_")
         if self.class_weight == "balanced":
             raise ConfigurationError(
@@ -169,17 +144,17 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
             )
         if self.early_stopping:
             raise ConfigurationError("early_stopping needs several epochs; partial_fit does one: set it to False.")
-        rows, y = self._check_rows(X, y, reset=first)
+        rows, y = self._check_rows(X, y, reset=not hasattr(self, "n_features_in_"))
         check_classification_targets(y)
         if first:
             if classes is None:
                 raise ConfigurationError("classes must be given in the first call of partial_fit: all that will come.")
             self.classes_ = np.unique(classes)
-            self._begin(rows.features, warm=False)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ConfigurationError(f"classes={classes!r} are not those of the first call: {self.classes_!r}.")
         if not np.isin(y, self.classes_).all():
             raise ConfigurationError(f"y has labels that are not among the classes {self.classes_!r}.")
+        self._begin(rows.features, warm=hasattr(self, "coef_"), more=True)
         self._fit_on(rows, y, checked_weight(sample_weight, len(rows)))
         return self
 
@@ -212,13 +187,13 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
-    def _begin(self, features: int, warm: bool) -> None:
+    def _begin(self, features: int, warm: bool, more: bool = False) -> None:
         count = len(self.classes_)
         if count < 2:
             raise ConfigurationError(
                 f"y has one class, {self.classes_.tolist()}; the number of classes must be at least 2."
             )
-        self._new_learners(1 if count == 2 else count, features, warm)
+        self._new_learners(1 if count == 2 else count, features, warm, more)
 
     def _targets(self, y: NDArray[Any], weight: NDArray[np.float64]) -> tuple[list[Any], list[Any]]:
         by_class = self._class_weights(y)
@@ -293,33 +268,7 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
         verbose: int = 0,
         progress: bool = False,
     ) -> None:
-        self.loss = loss
-        self.penalty = penalty
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.shuffle = shuffle
-        self.epsilon = epsilon
-        self.learning_rate = learning_rate
-        self.eta0 = eta0
-        self.power_t = power_t
-        self.decay = decay
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.average = average
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.threads = threads
-        self.model = model
-        self.deterministic = deterministic
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-        self.resume = resume
-        self.verbose = verbose
-        self.progress = progress
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
         """Learn from all rows; X as in `HogwildClassifier.fit`, y a number for each row."""
@@ -330,13 +279,11 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
-        """One epoch over these rows, from where the model is."""
+        """One epoch over these rows, from where the model is: see `HogwildClassifier.partial_fit`."""
         if self.early_stopping:
             raise ConfigurationError("early_stopping needs several epochs; partial_fit does one: set it to False.")
-        first = not hasattr(self, "coef_")
-        rows, y = self._check_rows(X, y, reset=first)
-        if first:
-            self._new_learners(1, rows.features, warm=False)
+        rows, y = self._check_rows(X, y, reset=not hasattr(self, "n_features_in_"))
+        self._new_learners(1, rows.features, warm=hasattr(self, "coef_"), more=True)
         self._fit_on(rows, y, checked_weight(sample_weight, len(rows)))
         return self
 

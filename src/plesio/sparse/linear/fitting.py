@@ -77,8 +77,13 @@ class Fitting(BaseEstimator):
     """The part of an estimator that fits; the estimator itself interprets the targets."""
 
     _losses: dict[str, int]
+    _learners: list[Learner]
     coef_: Any
     intercept_: NDArray[np.float64]
+
+    def _keep(self, given: dict[str, Any]) -> None:
+        """The arguments of `__init__`, each under its name."""
+        self.__dict__.update({name: value for name, value in given.items() if name != "self"})
 
     def _targets(self, y: NDArray[Any], weight: NDArray[np.float64]) -> tuple[list[Any], list[Any]]:
         """For each learner the targets and the importance of every row."""
@@ -88,29 +93,58 @@ class Fitting(BaseEstimator):
         """The validation score."""
         raise NotImplementedError
 
-    def _new_learners(self, count: int, features: int, warm: bool) -> None:
-        """Learners at zero, or if `warm` at the coefficients that are there."""
+    def _new_learners(self, count: int, features: int, warm: bool, more: bool = False) -> None:
+        """Learners at zero, or if `warm` at the coefficients that are there now; for `more` rows, with what they had seen."""
         self._check_settings()
-        if warm:
-            coef = self.coef_.toarray() if hasattr(self.coef_, "toarray") else self.coef_
-            self._weights = np.array(coef, np.float32).reshape(count, features)
-        else:
-            self._weights = np.zeros((count, features), np.float32)
+        goes_on = more and warm and self.average and self._is_as_left()
+        coef, intercept = (
+            self._coef_now((count, features)) if warm else (np.zeros((count, features), np.float32), np.zeros(count))
+        )
+        if not goes_on:
+            self._weights = coef
         settings = {"alpha": float(self.alpha), "power_t": self.power_t, "decay": self.decay}
+        schedule = "constant" if more and self.learning_rate == "linear" else self.learning_rate  # nobody knows its end
         with_l1 = features if self.penalty in ("l1", "elasticnet") else 0
         averaged = features if self.average else 0
-        self._learners = [
+        learners = [
             Learner(
                 weights,
-                np.array([self.intercept_[k] if warm else 0.0]),
-                rate(self.learning_rate, lr=self.eta0, **settings),
+                intercept[k : k + 1],
+                rate(schedule, lr=self.eta0, **settings),
+                seen=int(getattr(self, "t_", 1)) - 1 if more else 0,
                 paid=np.zeros(with_l1, np.float32),
                 lag=np.zeros(averaged, np.float32),
                 total=np.zeros(averaged),
             )
             for k, weights in enumerate(self._weights)
         ]
-        self._passes = 0
+        for now, was in zip(learners, self._learners if goes_on else (), strict=False):
+            now.intercept, now.total, now.total_intercept = was.intercept, was.total, was.total_intercept
+            now.averaged = was.averaged
+        self._learners = learners
+        self._passes = getattr(self, "_passes", 0) if more else 0
+
+    def _is_as_left(self) -> bool:
+        """Whether `coef_` and `intercept_` are the averages that the last call made: then averaging goes on."""
+        made = [learner.result() for learner in getattr(self, "_learners", ())]
+        coef, intercept = np.array([one for one, _ in made], np.float32), [one for _, one in made]
+        same = np.array_equal(np.atleast_2d(self._dense_coef()), coef)
+        return same and np.array_equal(np.ravel(self.intercept_), intercept)
+
+    def _coef_now(self, shape: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Copies of `coef_` and `intercept_`, whoever set them."""
+        coef, intercept = (
+            np.atleast_2d(np.array(self._dense_coef(), np.float32)),
+            np.array(self.intercept_, float).ravel(),
+        )
+        if coef.shape != shape or intercept.shape != shape[:1] or not np.isfinite(coef).all():
+            raise ConfigurationError(
+                f"coef_ has shape {coef.shape}, intercept_ {intercept.shape}; allowed: finite numbers, {shape} and {shape[:1]}."
+            )
+        return coef, intercept
+
+    def _dense_coef(self) -> NDArray[np.float32]:
+        return self.coef_.toarray() if hasattr(self.coef_, "toarray") else self.coef_  # type: ignore[no-any-return]
 
     def _fit(self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64], warm: bool) -> None:
         """All epochs, with the learners as `_new_learners` made them."""
@@ -135,8 +169,6 @@ class Fitting(BaseEstimator):
 
     def _fit_on(self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64]) -> None:
         """One epoch more, over other rows."""
-        for learner, weights in zip(self._learners, self._weights, strict=True):
-            learner.stopped, learner.weights = False, weights
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         epochs = range(self._passes, self._passes + 1)
         problem = self._problem(rows, y, weight)
@@ -168,7 +200,8 @@ class Fitting(BaseEstimator):
         self, training: Training, problem: Problem, epochs: range, seed: int, held_out: HeldOut | None, kept: Any
     ) -> None:
         """Do the epochs after the checkpoint's, and set the attributes of a fitted model."""
-        about = {name: getattr(self, name) for name in _MUST_AGREE if hasattr(self, name)}
+        names = (*_MUST_AGREE, *(["max_iter"] if self.learning_rate == "linear" else []))
+        about = {name: getattr(self, name) for name in names if hasattr(self, name)}
         about["shape"] = [len(problem), problem.rows.features]
         if self.checkpoint is not None or kept is not None:
             about["data"] = problem.digest()
