@@ -228,8 +228,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """The message of any exception, also of one whose `__str__` raises; a long one is cut."""
-    return _told(lambda: str(error))
+    """The message of any exception, with its notes, also of one whose `__str__` raises; a long one is cut."""
+    return _told(lambda: " ".join([str(error), *getattr(error, "__notes__", ())]).strip())
 
 
 def traceback_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from plesio.protocol.journal import Received, read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.worker.clients import CLIENTS, Client, DataUse, seed_step
+from plesio.worker.clients import CLIENTS, Client
 from plesio.worker.replica import DeltaReplica
+from plesio.worker.seeding import seed_step
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(228)
@@ -102,7 +104,7 @@ def by_hand(rounds: int, kind: str = "sgd", mu: float = 0.0, seed: int = 0, **se
             model.load_state_dict(shared)
             start = [one.detach().clone() for one in model.parameters()]
             optimizer = optimizer_of(model, kind)
-            client = Client(lent, number, round, seed, DataUse())
+            client = Client(lent, number, round, seed, count().__next__)
             seed_step(seed, CLIENTS + number, round)
             for inputs, labels in client:
                 optimizer.zero_grad()
@@ -174,7 +176,7 @@ def test_fedasync_with_rate_1_and_one_worker_is_training_client_after_client() -
         for number in lent.drawn(0, round):
             optimizer = optimizer_of(model, "sgd")
             seed_step(0, CLIENTS + number, round)
-            for inputs, labels in Client(lent, number, round, 0, DataUse()):
+            for inputs, labels in Client(lent, number, round, 0, count().__next__):
                 step(model, optimizer, inputs, labels)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, run.state_dict[name], **CLOSE, msg=name)
@@ -404,7 +406,7 @@ def test_a_private_round_moves_by_the_clipped_sum_over_the_expected_number(
         optimizer = optimizer_of(model, "sgd")
         start = torch.cat([one.detach().flatten().clone() for one in model.parameters()]).double()
         seed_step(5, CLIENTS + number, 0)
-        for inputs, labels in Client(lent, number, 0, 5, DataUse()):
+        for inputs, labels in Client(lent, number, 0, 5, count().__next__):
             step(model, optimizer, inputs, labels)
         delta = start - torch.cat([one.detach().flatten() for one in model.parameters()]).double()
         assert float(delta.norm()) > 0.05
@@ -578,5 +580,5 @@ def test_a_loop_that_never_contributes_is_told() -> None:
         for _ in range(3):
             step(model, optimizer, INPUTS, LABELS)
 
-    with pytest.warns(RuntimeWarning, match=r"worker 0 contributed nothing before it ended: .* worker.contribute"):
+    with pytest.warns(RuntimeWarning, match=r"worker 0 did not contribute its last 3 steps .* worker.contribute"):
         ps.run(silent, ps.fedavg(), workers=1, engine=ps.Simulated("uniform"))

@@ -104,7 +104,8 @@ class Watcher:
 class GreenletWorker:
     """One worker: its training function, where it stands, and the `plesio.worker.context.WorkerContext` of its `Worker`.
 
-    `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure.
+    `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure. A replay is `lenient`: it
+    goes as far as the run did.
     """
 
     server_pid = 0
@@ -119,10 +120,12 @@ class GreenletWorker:
         watcher: Watcher,
         every: Every | None = None,
         shows: bool = False,
+        lenient: bool = True,
     ) -> None:
         self.rank = rank
         self.workers = workers
         self.seed = seed
+        self.lenient = lenient
         self.state = WorkerState(rank, seed)
         self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""

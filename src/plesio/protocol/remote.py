@@ -26,7 +26,8 @@ NO_TICKET = bytes(16)
 
 class Terms(msgspec.Struct, frozen=True):
     """What a worker has to know of its run. `seats`: for how many workers memory is laid out; `name`, `strategy`: as
-    `Strategy.from_data` takes them; `trusts`: the head takes the structure of its model, which is code."""
+    `Strategy.from_data` takes them; `trusts`: the head takes the structure of its model, which is code; `lenient`:
+    the run goes on without a worker that raises."""
 
     workers: int
     seats: int
@@ -36,6 +37,7 @@ class Terms(msgspec.Struct, frozen=True):
     strategy: dict[str, Any]
     evaluates: bool
     trusts: bool = False
+    lenient: bool = False
 
 
 class Knock(msgspec.Struct, tag=True, frozen=True):

@@ -460,7 +460,19 @@ class Program:
             self._meter.folded(member.worker, member.staleness)
         if self._in_rounds and not self._out_of_turn and not self._strategy.send.stepped:
             self._check_turns([member.worker for member in fold.members])
+        if self._strategy.weigh.normalised and self._strategy.every.by_client:
+            self._check_samples(fold.members)
         self._folder.fold(fold)
+
+    def _check_samples(self, members: Sequence[events.Member]) -> None:
+        """One that says its samples and one that does not weigh by different things."""
+        silent = [str(one.worker) for one in members if not one.samples]
+        if 0 < len(silent) < len(members):
+            why = (
+                f"worker {', '.join(silent[:5])} says no samples, and would weigh by steps where others weigh by samples: say "
+                "worker.contribute(samples=...), or worker.count(...), on every worker or on none"
+            )
+            self.trouble(None, why, why, "ConfigurationError")
 
     def _check_turns(self, workers: Sequence[int]) -> None:
         """In a round everybody's contribution is of the same optimizer. Whoever came late, or was called off, may be at

@@ -33,6 +33,8 @@ class WorkerContext(Protocol):
     workers: int
     seed: int
     server_pid: int
+    lenient: bool
+    """Whether the run goes on without a worker that raises."""
     state: WorkerState
 
     def now_s(self) -> float:

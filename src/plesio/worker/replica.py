@@ -285,6 +285,8 @@ class ParameterReplica(Replica):
         for index, tensor in enumerate(self.tensors):
             if index in self._turn and tensor.grad is not None:
                 start = self._ring[self._start].views[index].to(tensor.device)
+                if tensor.grad.is_sparse:  # rows that got none are pulled, too
+                    tensor.grad = tensor.grad.to_dense()
                 tensor.grad.add_(tensor.detach() - start, alpha=strength)
 
     def fill_slot(self) -> bool:

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from plesio.errors import ConfigurationError
 from plesio.worker.loader import LeasedLoader
 from plesio.worker.state import WorkerState
+from plesio.worker.warn import warn
 
 
 class RunSchedule(LRScheduler):
@@ -23,20 +25,47 @@ class RunSchedule(LRScheduler):
     moves it to the number of epochs that the loop is through. One that is told a metric, and one without a prepared loader, is
     passed on.
 
+    Under `ps.Clients` it goes by round, as in a script that calls it once after each: a client begins with its round's rate, and
+    calls do nothing.
+
     Args:
         schedule: the user's.
         loader: finds what tells how far the run is, once there is one.
         state: counts the calls.
+        by_round: under `ps.Clients`.
+
+    Raises:
+        ConfigurationError: `by_round`, of a schedule that follows a metric.
     """
 
     _by_batch: bool
 
-    def __init__(self, schedule: LRScheduler, loader: Callable[[], LeasedLoader | None], state: WorkerState) -> None:
+    def __init__(
+        self,
+        schedule: LRScheduler,
+        loader: Callable[[], LeasedLoader | None],
+        state: WorkerState,
+        by_round: bool = False,
+    ) -> None:
+        if by_round and isinstance(schedule, ReduceLROnPlateau):
+            raise ConfigurationError(
+                "ReduceLROnPlateau beside ps.Clients: each worker would follow its own clients' metric; prepare a schedule that "
+                "goes by round, such as ExponentialLR"
+            )
         self.__dict__.update(_schedule=schedule, _loader=loader, _state=state, _calls=0, _made=0, _by_batch=False)
+        self.__dict__["_by_round"] = by_round
 
     def step(self, *metric: Any, **named: Any) -> None:
         """Go to where the run is."""
         schedule, loader = self._schedule, self._loader()
+        if self._by_round and not metric and not named:
+            self._calls += 1
+            if self._calls == 2:
+                warn(
+                    f"{type(schedule).__name__}.step() twice in a client's turn: under ps.Clients a prepared schedule goes by "
+                    "round, and calls do nothing; set the rates of single steps in optimizer.param_groups"
+                )
+            return
         if metric or named or loader is None or isinstance(schedule, ReduceLROnPlateau):
             schedule.step(*metric, **named)
             return
@@ -60,6 +89,12 @@ class RunSchedule(LRScheduler):
             self._calls = state.calls // of + 1
             self._schedule.optimizer._opt_called = True  # torch warns of a schedule that is ahead of its optimizer
             self._follow()
+
+    def begin_client(self, round: int) -> None:
+        """A client of this round begins."""
+        self._calls = 0
+        self._schedule.optimizer._opt_called = True
+        self.go_to(round)
 
     def _follow(self) -> None:
         loader = self._loader()

@@ -209,8 +209,13 @@ class Worker:
         `run.logged` has their means over 0.1 s each, or over longer spans where these would be more than 100,000.
 
         Raises:
-            ConfigurationError: something that is no number.
+            ConfigurationError: something that is no number; or under privacy=, which would not cover it.
         """
+        if self._exchange is not None and self._exchange.private:
+            raise ConfigurationError(
+                "worker.log under privacy=: what clients' data say would leave as it is, without noise; leave it out, and judge "
+                "versions by evaluate=, on data that anybody may know"
+            )
         for name, value in {**(metrics or {}), **named}.items():
             try:
                 number = float(value.detach() if isinstance(value, torch.Tensor) else value)
@@ -286,7 +291,8 @@ class Worker:
                 "several folds call ps.run once each"
             )
         self._prepared |= {
-            id(one): RunSchedule(one, lambda: self._loader, self._state) for one in sorted_out.schedulers
+            id(one): RunSchedule(one, lambda: self._loader, self._state, self._clients is not None)
+            for one in sorted_out.schedulers
         }
         return tuple(None if one is None else self._prepared[id(one)] for one in given)
 
@@ -331,6 +337,10 @@ class Worker:
             raise ConfigurationError(
                 "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, fedbuff or fedasync"
             )
+        if self._exchange.private and not given.clients:
+            raise ConfigurationError(
+                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped"
+            )
         if given.loaders and self._exchange.by_client:
             raise ConfigurationError(
                 "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "
@@ -339,8 +349,13 @@ class Worker:
 
     def _lent(self, clients: Clients, model: torch.nn.Module) -> LeasedClients:
         assert isinstance(self._exchange, ServerExchange), "a strategy by client has a server"
-        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model)
+        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, self._begin_client)
         return self._clients
+
+    def _begin_client(self, round: int) -> None:
+        for one in self._prepared.values():
+            if isinstance(one, RunSchedule):
+                one.begin_client(round)
 
     def _go_on(self) -> None:
         """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
@@ -437,8 +452,10 @@ class Worker:
         """
         if not isinstance(samples, int) or isinstance(samples, bool) or samples < 0:
             raise ConfigurationError(f"worker.count({samples!r}): a whole number of samples")
-        if self._loader is not None and not isinstance(self._loader.dataset, range):
-            raise ConfigurationError("worker.count beside a prepared loader: its samples are counted already")
+        if self._clients is not None or (self._loader is not None and not isinstance(self._loader.dataset, range)):
+            raise ConfigurationError(
+                "worker.count beside a prepared loader or clients: their samples are counted already"
+            )
         self._used.samples += samples
 
     def contribute(self, samples: int | None = None) -> None:
@@ -446,14 +463,18 @@ class Worker:
         loop over data of its own under `fedavg` and the others, one call a round. Returns when the next version is there.
 
         Args:
-            samples: how many it trained on, which is its weight; None: those counted by `worker.count`, or else steps.
+            samples: how many it trained on, which is its weight; None: those counted by `worker.count`, or else steps. 0 counts
+                for nothing. Say it on every worker or on none.
 
         Raises:
-            ConfigurationError: before prepare, under a strategy that exchanges gradients, or `samples` is no whole number.
+            ConfigurationError: before prepare, beside `ps.Clients`, under a strategy that exchanges gradients, `samples` is no
+                whole number, or it is 0 for all workers of a round.
             StopRun: the run is over; let it pass.
         """
         if self._exchange is None:
             raise ConfigurationError("worker.contribute before prepare: prepare the model and the optimizer first")
+        if self._clients is not None:
+            raise ConfigurationError("worker.contribute beside ps.Clients: a client contributes when its turn ends")
         if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 0):
             raise ConfigurationError(f"worker.contribute(samples={samples!r}): a whole number of samples")
         self._exchange.contribute(samples)
@@ -505,15 +526,22 @@ def taking_part(worker: Worker) -> Iterator[None]:
     try:
         with suppress(StopRun):
             yield
-    except StopIteration as error:
-        if worker._loader is not None:  # else it is of an iterator that is none of ours
-            error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
-        raise
-    except RuntimeError as error:
-        if TWICE in str(error):
-            error.args = (f"{error}\n{ONE_FORWARD}",)
+    except Exception as error:
+        _explain(error, worker)
         raise
     worker.end()
+
+
+def _explain(error: Exception, worker: Worker) -> None:
+    """Add to what the training function raised what the user cannot know."""
+    if (
+        isinstance(error, StopIteration) and worker._loader is not None
+    ):  # else it is of an iterator that is none of ours
+        error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
+    elif isinstance(error, RuntimeError) and TWICE in str(error):
+        error.args = (f"{error}\n{ONE_FORWARD}",)
+    if worker._clients is not None and (client := worker._clients.turn) is not None:
+        error.add_note(f"(in the turn of client {client.id}, round {client.round})")
 
 
 def cut_off(worker: Worker) -> None:

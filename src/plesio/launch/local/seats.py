@@ -113,6 +113,7 @@ class Seats:
             config.strategy.as_data(),
             evaluates=self._job.evaluate is not None,
             trusts=self._job.listening is not None and self._job.listening.trusts,
+            lenient=config.on_worker_error == "continue",
         )
         seated = remote.Seated(worker, self._incarnations[worker], ticket, terms)
         with ExitStack() as ours:

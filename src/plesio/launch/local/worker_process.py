@@ -77,6 +77,7 @@ class ProcessContext:
         self._seats = job.config.seats
         self.seed = job.config.seed
         self.server_pid = server_pid
+        self.lenient = job.config.on_worker_error == "continue"
         self.state = WorkerState(rank, self.seed)
         self._job = job
         self._strategy = job.config.strategy

@@ -235,6 +235,7 @@ class RemoteContext:
         self.rank = link.seated.worker
         self.workers = terms.workers
         self.seed = terms.seed
+        self.lenient = terms.lenient
         self.state = WorkerState(self.rank, self.seed)
         self._strategy = Strategy.from_data(terms.name, terms.strategy)
         self._shows = terms.evaluates and terms.trusts

@@ -128,7 +128,7 @@ class SimulatedEngine:
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
         return GreenletWorker(
             self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seed, watcher,
-            shows=self.job.evaluate is not None,
+            shows=self.job.evaluate is not None, lenient=self.job.config.on_worker_error == "continue",
         )  # fmt: skip
 
     def seat(self, worker: GreenletWorker) -> None:

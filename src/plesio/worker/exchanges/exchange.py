@@ -44,6 +44,7 @@ class Exchange:
         local: whether the user's optimizer steps in this process, with the state it has here.
         counts: whether each exchange tells what all workers counted.
         by_client: whether clients' ends are what is exchanged at, not steps.
+        private: whether what leaves this worker is noised.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
     """
 
@@ -60,6 +61,7 @@ class Exchange:
     counts = False
     by_client = False
     shares_parameters = False
+    private = False
     _part: Optimizer | None = field(default=None, init=False)
     _closure: Callable[[], Any] | None = field(default=None, init=False)
     _loss: Any = field(default=None, init=False)

@@ -50,9 +50,12 @@ class ServerExchange(Exchange):
         self.in_rounds = self.strategy.gather.in_rounds
         self._proximal = self.strategy.every.proximal
         self.cancels = self.strategy.release.cancel_late
+        self.private = self.strategy.send.privacy is not None
         self._number = 0
         self._steps = self._granted = self._before_client = 0
         self.taken = True  # whether the last contribution counted
+        self.between_clients = False  # `LeasedClients` says so
+        self._says_samples = False
         self._finite = True  # the gradients of the contribution under way
         self._exchanged_s = 0.0
         self._sent: Groups | None = None
@@ -76,6 +79,7 @@ class ServerExchange(Exchange):
         self.used.lose()
         self.replica.drop_gradients()
         self._sent = None
+        self.taken = False
         self.state.discarded += 1
         self._begin_from(lost.rejoin())
 
@@ -106,9 +110,16 @@ class ServerExchange(Exchange):
         if self.state.stopped:
             raise StopRun("the run is over")
         if samples is not None:
-            self.used.samples = samples
+            self.used.samples, self._says_samples = samples, True
+            self._steps = self._steps if samples else 0  # no samples are no work
+        version = self.state.version
         self._push()
         self.pacer.begin()
+        if samples == 0 and self.in_rounds and self.taken and not self.state.stopped and self.state.version == version:
+            raise ConfigurationError(
+                "worker.contribute(samples=0): nobody in this round trained on any sample, and nothing counts; let the loop end "
+                "where there are no data left"
+            )
 
     def begin_client(self) -> None:
         """The model is the version's again, and the optimizer has no state."""
@@ -116,6 +127,7 @@ class ServerExchange(Exchange):
         self._stepped.begin_client()
         self.replica.drop_gradients()
         self._finite, self._before_client = True, self._steps
+        self.between_clients = False
 
     @property
     def client_steps(self) -> int:
@@ -128,18 +140,29 @@ class ServerExchange(Exchange):
         weight, clip = (samples, None) if privacy is None else (1, privacy.clip)
         if self._finite and self._stepped.add_client(weight, clip):
             return True
-        self._steps = self._before_client
+        self.leave_out()
         return False
 
-    def end_round(self) -> None:
-        """Exchange what the clients moved."""
+    def leave_out(self) -> None:
+        """The client counts for nothing."""
+        self._steps = self._before_client
+
+    def end_round(self, release: bool) -> None:
+        """Exchange what the clients moved. Under privacy a round that is a `release` makes a version of noise if nobody moved."""
         privacy = self.strategy.send.privacy
         self._stepped.take_clients(None if privacy is None else privacy.per_round)
         self._finite = True
+        if privacy is not None and release:
+            self._steps = max(1, self._steps)
         self.contribute()
 
     def _step_here(self) -> None:
         """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
+        if self.between_clients:
+            raise ConfigurationError(
+                "optimizer.step() outside of a client's turn: under ps.Clients a step is of the client that the loop is at; "
+                "step inside `for client in clients:`, before the next one is taken"
+            )
         if self._closure is not None:
             if self._proximal:
                 raise ConfigurationError(
@@ -257,12 +280,14 @@ class ServerExchange(Exchange):
     def end(self) -> None:
         """The training function returned: send the local steps that were not sent yet."""
         if self.local and self._steps and not self.state.stopped:
-            if self.by_client and self._number == 1:
+            if self._says_samples or (self.by_client and self._number == 1):
                 warn_at_end(
-                    f"worker {self.state.worker} contributed nothing before it ended: under {self.strategy.name} a loop over "
-                    "its own data calls worker.contribute(samples=...) once a round; or give prepare ps.Clients(...)"
+                    f"worker {self.state.worker} did not contribute its last {self._steps} steps before it ended: under "
+                    f"{self.strategy.name} a loop over its own data calls worker.contribute(samples=...) once a round; or give "
+                    "prepare ps.Clients(...)"
                 )
-            self._push()
+            if not self._says_samples:  # else nobody says what they weigh
+                self._push()
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
         self.doorbell.send(Farewell())

@@ -1,0 +1,208 @@
+"""`ps.Clients`: a data set that is divided among clients, as the user describes it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from plesio.cluster.steps import Law, StepTime
+from plesio.errors import ConfigurationError
+from plesio.worker.clients.held_out import labels_of, split_off
+from plesio.worker.warn import warn
+
+Evaluate = Callable[[nn.Module, Iterator[Any]], Mapping[str, float]]
+CLIENTS = 1 << 32
+"""Added to a client's number where a worker's would stand in a seed, so that no two streams are the same."""
+
+
+class Clients:
+    """A data set that is divided among clients, for a strategy of federated rounds (`ps.fedavg()` and others).
+
+    The loop ends after `rounds`, or with the run. In a round each of `per_round` clients is trained once, by any of the workers.
+
+    Args:
+        dataset: items by index: a torch data set, a list, an array.
+        split: for each client the indices of its samples (`plesio.splits`).
+        per_round: how many clients take part in a round.
+        rounds: how many there are.
+        epochs: passes of a client over its data.
+        batch_size: samples of a batch; the last one of an epoch may be smaller.
+        shuffle: whether each epoch has an order of its own.
+        collate, num_workers, drop_last: as in a DataLoader. A turn starts processes of its own, so that what they draw at random
+            does not depend on who trained before.
+        available: the share of clients that can be drawn in a round, or `available(client, round)`.
+        held_out: the share of each client's samples that is not trained on: drawn from the run's seed and the client, with about
+            as many of each label as the client has (`dataset.targets`, `labels`, or whole numbers as its last tensor).
+        evaluate_clients: `f(model, batches)` -> metrics on what is held out, before and after a client trains; every
+            `evaluate_every` rounds.
+        speeds: simulated only: the law by which each client draws how long its steps take (`plesio.cluster.LogNormal(.1, 1)`),
+            whichever worker trains it.
+        on_client_error: what an exception of a client's data does: "raise" ends the worker, "skip" leaves the client out of its
+            round and names it, as one with a NaN (its loop over batches ends there). By default as the run's `on_worker_error`:
+            "continue" skips.
+        clients_min: a round in which fewer clients count ends the run, where workers wait for each other.
+
+    Raises:
+        ConfigurationError: a setting that is not allowed, a client without samples, or an index that the data do not have.
+
+    >>> data = [(torch.ones(2), k % 2) for k in range(60)]
+    >>> def train(worker):
+    ...     model = torch.nn.Linear(2, 2)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     clients = ps.Clients(data, ps.splits.iid(60, 20), per_round=5, rounds=3)
+    ...     model, optimizer, clients = worker.prepare(model, optimizer, clients)
+    ...     for client in clients:  # each begins with the global parameters, and a fresh optimizer
+    ...         for inputs, labels in client:  # its local epochs
+    ...             optimizer.zero_grad()
+    ...             loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    ...             loss.backward()
+    ...             optimizer.step()
+    ...         client.log(loss=loss.item())  # by client in the report
+    >>> ps.run(train, ps.fedavg(), workers=2, engine=ps.Simulated("uniform")).version
+    3
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split: Sequence[Sequence[int]],
+        *,
+        per_round: int,
+        rounds: int = 100,
+        epochs: int = 1,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        available: float | Callable[[int, int], bool] = 1.0,
+        held_out: float = 0.0,
+        evaluate_clients: Evaluate | None = None,
+        evaluate_every: int = 1,
+        speeds: StepTime | None = None,
+        on_client_error: str | None = None,
+        clients_min: int = 0,
+    ) -> None:
+        counts = {"per_round": per_round, "rounds": rounds, "epochs": epochs, "batch_size": batch_size}
+        for name, value in (counts | {"evaluate_every": evaluate_every}).items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"Clients({name}={value!r}): a whole number of at least 1")
+        for name, value in {"num_workers": num_workers, "clients_min": clients_min}.items():
+            if not isinstance(value, int) or not 0 <= value <= (per_round if name == "clients_min" else value):
+                raise ConfigurationError(
+                    f"Clients({name}={value!r}): a whole number from 0, clients_min per_round at most"
+                )
+        if on_client_error not in (None, "raise", "skip"):
+            raise ConfigurationError(f"Clients(on_client_error={on_client_error!r}): 'raise' or 'skip'")
+        if not 0 <= held_out < 1:
+            raise ConfigurationError(f"Clients(held_out={held_out!r}): a number of at least 0 and below 1")
+        if not callable(available) and not 0 < available <= 1:
+            raise ConfigurationError(f"Clients(available={available!r}): a number above 0 and at most 1, or a function")
+        if evaluate_clients is not None and not held_out:
+            raise ConfigurationError("Clients(evaluate_clients=...) has nothing to evaluate on; say held_out=0.2, too")
+        if speeds is not None and not isinstance(speeds, Law):
+            raise ConfigurationError(
+                f"Clients(speeds={speeds!r}): a law of plesio.cluster, such as LogNormal(0.1, 1.0)"
+            )
+        self.dataset = dataset
+        self.split = [np.asarray(part, dtype=np.int64) for part in split]
+        self.per_round, self.rounds, self.epochs, self.batch_size = per_round, rounds, epochs, batch_size
+        self.shuffle, self.collate, self.available = shuffle, collate, available
+        self.held_out, self.evaluate_clients, self.evaluate_every = held_out, evaluate_clients, evaluate_every
+        self.num_workers, self.drop_last, self.speeds = num_workers, drop_last, speeds
+        self.on_client_error, self.clients_min = on_client_error, clients_min
+        # what a subclass's __getitem__ or a collate of the user's makes of a sample is theirs to say
+        self._sliced = type(dataset) is TensorDataset and collate is default_collate
+        self._labels = labels_of(dataset) if held_out else None
+        self._check_split()
+
+    def _check_split(self) -> None:
+        if self.per_round > len(self.split):
+            raise ConfigurationError(
+                f"Clients(per_round={self.per_round}): there are {len(self.split)} clients; give 1 to {len(self.split)}"
+            )
+        empty = [str(client) for client, part in enumerate(self.split) if not self._trains_on(part)]
+        if empty:
+            named = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+            raise ConfigurationError(
+                f"Clients: client {named} has no sample to train on; drop such clients with plesio.splits.nonempty(split), or "
+                "divide the data more evenly"
+            )
+        samples, every = len(self.dataset), np.concatenate(self.split)
+        if every.min() < 0 or every.max() >= samples:
+            raise ConfigurationError(
+                f"Clients: the split has the index {int(every.min() if every.min() < 0 else every.max())}, and the data set has "
+                f"{samples} samples"
+            )
+        distinct = len(np.unique(every))
+        if distinct < len(every):
+            warn(f"Clients: {len(every) - distinct} samples are in more than one place of the split: clients overlap")
+        if distinct < samples:
+            warn(f"Clients: {samples - distinct} of {samples} samples are no client's")
+        small = sum(not self.batches(self._trains_on(part)) for part in self.split)
+        if small:
+            warn(f"Clients(drop_last=True): {small} clients have fewer samples than a batch and never train")
+
+    def _trains_on(self, part: Any) -> int:
+        return len(part) - int(self.held_out * len(part))
+
+    def divided(self, client: int, seed: int) -> tuple[Any, Any]:
+        """The indices that a client trains on, and those that it holds out."""
+        part = self.split[client]
+        rng = np.random.default_rng((seed, CLIENTS + client))
+        return split_off(part, len(part) - self._trains_on(part), self._labels, rng)
+
+    def drawn(self, seed: int, round: int, alike: bool = False) -> list[int]:
+        """The clients of a round; fewer than `per_round` where no more are available. `alike`: each takes part with the same
+        chance, on its own, so that `per_round` is what is expected."""
+        rng = np.random.default_rng((seed, round))
+        there = np.arange(len(self.split))
+        if alike:
+            return [int(one) for one in rng.permutation(there[rng.random(len(there)) < self.per_round / len(there)])]
+        if callable(self.available):
+            there = np.array([one for one in there if self.available(int(one), round)], dtype=np.int64)
+        elif self.available < 1:
+            there = there[rng.random(len(there)) < self.available]
+        return [int(one) for one in rng.permutation(there)[: self.per_round]]
+
+    def digest(self, seed: int) -> int:
+        """A number that tells these clients from others'."""
+        found = zlib.crc32(repr((seed, self.per_round, self.epochs, self.batch_size, len(self.split))).encode())
+        for part in self.split:
+            found = zlib.crc32(part.tobytes(), found)
+        return found or 1
+
+    def batches(self, samples: int) -> int:
+        """How many so many samples make in an epoch."""
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def order(self, indices: Any, seed: int) -> list[Any]:
+        """An epoch's batches of these indices."""
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(seed)
+            indices = indices[torch.randperm(len(indices), generator=generator).numpy()]
+        return self.cut(indices)[: self.batches(len(indices))]
+
+    def cut(self, indices: Any) -> list[Any]:
+        """These indices in batches, the last one as it comes."""
+        return [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+
+    def load(self, batches: Sequence[Any], seed: int) -> Iterator[Any]:
+        """The batches with these indices, as a DataLoader makes them whose processes draw from `seed`."""
+        if self._sliced:
+            return ([tensor[one] for tensor in self.dataset.tensors] for one in batches)
+        return iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=[one.tolist() for one in batches],
+                collate_fn=self.collate,
+                num_workers=self.num_workers,
+                generator=torch.Generator().manual_seed(seed),
+            )
+        )

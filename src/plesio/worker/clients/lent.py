@@ -1,0 +1,259 @@
+"""A worker's clients, round after round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+
+from plesio.errors import ConfigurationError
+from plesio.observe.clients import Visit
+from plesio.protocol.worker import LeaseReply
+from plesio.worker.clients.description import CLIENTS, Clients
+from plesio.worker.clients.spending import Spending
+from plesio.worker.clients.turn import Client
+from plesio.worker.context import WorkerContext
+from plesio.worker.data_use import DataUse
+from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.seeding import seed_step
+from plesio.worker.warn import warn
+
+COUNTED = "clients"
+"""The counter of those that count, where there is a least number of them."""
+
+
+class LeasedClients:
+    """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one.
+
+    `begins` is called with the round of each client whose turn begins.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        context: WorkerContext,
+        exchange: ServerExchange,
+        used: DataUse,
+        model: nn.Module,
+        begins: Callable[[int], None],
+    ) -> None:
+        self._clients = clients
+        self._context = context
+        self._exchange = exchange
+        self._used = used
+        self._model = model
+        self._begins = begins
+        privacy = exchange.strategy.send.privacy
+        self._spending = Spending(privacy, clients, context) if privacy is not None else None
+        self._places = clients.per_round if self._spending is None else self._spending.places
+        self._rounds = clients.rounds if self._spending is None else self._spending.rounds
+        self._skips = clients.on_client_error == "skip" or (clients.on_client_error is None and context.lenient)
+        self._digest = clients.digest(context.seed)
+        self._drawn: tuple[int, list[int]] = (-1, [])
+        self._visits: list[Visit] = []  # of the round
+        self._open: tuple[Client, float] | None = None  # whose turn it is, and since when
+        self._round = -1  # the loop has not begun
+        self._version = 0  # with which the round began
+        self._losses = used.losses
+        self._counted: int | None = None if context.state.version else 0  # before the round; None: not known
+        self._over = False
+        exchange.between_clients = True
+        if clients.clients_min and not exchange.in_rounds:
+            raise ConfigurationError(
+                f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
+            )
+        if context.rank == 0 and clients.per_round < context.workers:
+            warn(
+                f"Clients(per_round={clients.per_round}) with {context.workers} workers: some have no client in a round, and wait"
+            )
+
+    @property
+    def dataset(self) -> Any:
+        return self._clients.dataset
+
+    def __len__(self) -> int:
+        """An equal share of all turns, rounded up."""
+        return ceil(self._clients.per_round * self._clients.rounds / self._context.workers)
+
+    @property
+    def turn(self) -> Client | None:
+        """Whose turn it is."""
+        return self._open[0] if self._open is not None else None
+
+    def __iter__(self) -> Iterator[Client]:
+        self._end()  # of an iteration that was left
+        if self._round < 0:
+            self._round = 0 if self._exchange.in_rounds else int(self._lease(0, 0).epoch)
+            self._catch_up()
+        while True:
+            for round, number in self._of_round():
+                client = self._begin(round, number)
+                if not client.failed:
+                    yield client
+                self._end()
+            more = self._round < self._rounds or self._used.batches > 0  # somebody died in the last round
+            if self._over or not more:
+                if self._spending is not None:
+                    self._spending.tell()
+                return
+            self._end_round()
+
+    # Rounds
+
+    def _catch_up(self) -> None:
+        """Where workers wait for each other, each round that has clients makes a version, and each private one. So the versions
+        made say which round the run is in, also after this worker was away."""
+        made, self._version = self._context.state.version - self._version, self._context.state.version
+        while self._exchange.in_rounds and made > 0 and self._round < self._rounds:
+            made -= self._spending is not None or bool(self._of(self._round))
+            self._round += 1
+
+    def _end_round(self) -> None:
+        round = self._round
+        if self._exchange.in_rounds or self._used.batches:  # these were places without a client
+            self._exchange.end_round(release=round < self._rounds)
+            self._tell()
+        self._catch_up()
+        self._round = max(self._round, round + 1)
+        if self._clients.clients_min and round < self._rounds:
+            self._check_number(round)
+
+    def _check_number(self, round: int) -> None:
+        """Whether enough clients are in the version. A worker that was away does not know: what it counted may be lost."""
+        before, total = self._counted, self._context.state.counters.get(COUNTED, 0)
+        self._counted = None if self._used.losses else total
+        if before is not None and total - before < self._clients.clients_min:
+            raise ConfigurationError(
+                f"round {round}: {total - before} clients count, of clients_min={self._clients.clients_min}: the others were not "
+                "drawn, held a NaN, or their data raised, as warnings say"
+            )
+
+    def _lease(self, round: int, most: int) -> LeaseReply:
+        reply = self._context.lease(round, self._places, most, 0, self._digest)
+        self._over = self._context.state.stopped or reply.stop
+        self._forget_lost()
+        if self._exchange.in_rounds:  # nobody is given clients of a round to come
+            self._round = max(self._round, ceil(reply.epoch) - 1)
+        return reply
+
+    def _forget_lost(self) -> None:
+        """What was lost with this worker's seat others train again."""
+        if self._losses != self._used.losses:
+            self._losses = self._used.losses
+            self._visits.clear()
+            self._catch_up()
+
+    def _of_round(self) -> Iterator[tuple[int, int]]:
+        """The clients that this worker gets: of the round, or of one before that somebody died with."""
+        while (reply := self._lease(min(self._round, self._rounds - 1), 1)).batches:
+            of_round, place = reply.batches[0]
+            drawn = self._of(of_round)
+            self._used.batches += 1
+            if place >= len(drawn):
+                continue  # no more were drawn
+            if of_round == self._round or self._spending is None:
+                yield of_round, drawn[place]
+            else:  # it could be in this round twice
+                warn(f"client {drawn[place]} is left out of round {of_round}: its worker died")
+
+    def _of(self, round: int) -> list[int]:
+        if self._drawn[0] != round:
+            alike = self._spending is not None
+            self._drawn = round, self._clients.drawn(self._context.seed, round, alike)
+        return self._drawn[1]
+
+    # Turns
+
+    def _begin(self, round: int, number: int) -> Client:
+        """The client's turn: the version's parameters, a fresh optimizer, random numbers of its own."""
+        seed = self._context.seed
+        self._exchange.begin_client()
+        self._begins(round)
+        client = Client(self._clients, number, round, seed, lambda: self._exchange.client_steps, self._skips)
+        self._open = client, self._context.now_s()
+        with client.spared():
+            self._judge(client)
+        seed_step(seed, CLIENTS + number, round)
+        if self._skips and not client.failed:
+            with client.spared():
+                client.get_ready()
+        if self._clients.speeds is not None:
+            draws = self._clients.speeds.draws(number + 1, random.Random(f"{seed} client {number}"))
+            self._exchange.pacer.takes(draws())
+        return client
+
+    def _end(self) -> None:
+        """Its turn is over: what it moved is kept for the round, or sent."""
+        if self._open is None:
+            return
+        (client, began_s), self._open = self._open, None
+        client.end()
+        seconds = self._context.now_s() - began_s
+        trained = self._exchange.client_steps > 0
+        if trained and not client.failed:
+            with client.spared():
+                self._judge(client)
+        counts = trained and self._taken_up(client)
+        self._exchange.between_clients = True
+        if client.failed:
+            warn(f"client {client.id}, round {client.round}: {client.failed}; it is left out of the round")
+        stale, late = self._context.state.staleness, client.round != self._round
+        told = client.id, client.round, client.samples, seconds, stale, counts, late, client.first, client.last
+        self._visits.append(Visit(*told))
+        if not self._exchange.in_rounds:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell of the turns whose work has arrived: what dies with a worker, or comes too late for its round, is trained again by
+        another."""
+        self._forget_lost()
+        if self._exchange.taken or not self._exchange.in_rounds:
+            self._context.visited(tuple(self._visits))
+        self._visits.clear()
+
+    def _taken_up(self, client: Client) -> bool:
+        """Whether what it moved counts."""
+        if client.failed:
+            self._exchange.leave_out()
+            return False
+        if not self._exchange.in_rounds:
+            self._exchange.contribute(client.samples or None)
+            return self._exchange.taken
+        if not client.samples and self._spending is None:
+            raise ConfigurationError(
+                f"client {client.id}: none of its steps followed one of its batches, and it weighs nothing; loop over the client"
+            )
+        if not self._exchange.end_client(client.samples):
+            warn(f"client {client.id}, round {client.round}: a NaN or an infinity; it is left out of the round")
+            return False
+        self._used.samples += client.samples
+        if self._clients.clients_min:
+            counted = self._context.state.counted
+            counted[COUNTED] = counted.get(COUNTED, 0) + 1
+        return True
+
+    def _judge(self, client: Client) -> None:
+        """Evaluate on what the client holds out, if it is the round for it."""
+        evaluate = self._clients.evaluate_clients
+        if evaluate is None or client.round % self._clients.evaluate_every or not client.holds_out:
+            return
+        training = self._model.training
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                client.log(**evaluate(self._model, client.held_out()))
+        finally:
+            self._model.train(training)
+
+    def leave(self) -> None:
+        """The training function returned: the client that it left counts with what it trained on, and so does its round."""
+        if self._over or self._round < 0:
+            return
+        self._end()
+        if self._used.batches:
+            self._exchange.end_round(release=self._round < self._rounds)
+            self._tell()

@@ -1,0 +1,130 @@
+"""A client's turn: its batches, what it trained on, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+
+from plesio.errors import ConfigurationError, PlesioError, as_utf8, words_of
+from plesio.worker.clients.description import CLIENTS, Clients
+from plesio.worker.seeding import step_seed
+
+Pass = Iterator[tuple[Any, Any]]
+"""Indices, and the batch of these."""
+TRAINING, LOOKING, HELD_OUT = range(3)
+"""Which of a client's sources of random numbers a pass over its data draws from."""
+
+
+class Client:
+    """One client's turn: iterate it for its batches, through all of its epochs. Each pass has an order of its own.
+
+    Attributes:
+        id: its number in the split.
+        round: that it was drawn for.
+        failed: what its data raised, if that leaves it out of the round.
+        over: whether its turn is.
+    """
+
+    def __init__(
+        self, clients: Clients, client: int, round: int, seed: int, steps: Callable[[], int], skips: bool = False
+    ) -> None:
+        self.id = client
+        self.round = round
+        self.failed = ""
+        self.over = False
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        self._clients = clients
+        self._trained, self._rest = clients.divided(client, seed)
+        self._seed = step_seed(seed, CLIENTS + client, round)
+        self._steps, self._steps_then = steps, steps()
+        self._given = self._samples = 0  # in batches that no step followed yet, and in those that one did
+        self._epochs = [0, 0]  # begun, of each kind
+        self._skips = skips
+        self._ready: Pass | None = None
+
+    def __len__(self) -> int:
+        """How many batches a pass has, over all epochs."""
+        return self._clients.epochs * self._clients.batches(len(self._trained))
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has trained on: those of its batches that a step followed."""
+        if not self.over and (steps := self._steps()) != self._steps_then:
+            self._steps_then, self._samples, self._given = steps, self._samples + self._given, 0
+        return self._samples
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_open()
+        if not torch.is_grad_enabled():
+            return self._give(self._pass(LOOKING))
+        ready, self._ready = self._ready or self._pass(TRAINING), None
+        return self._give(ready)
+
+    def _check_open(self) -> None:
+        if self.over:
+            raise ConfigurationError(
+                f"client {self.id}, round {self.round}: its turn is over, for the loop over clients has gone on: train each "
+                "client before the next one is taken (no list(clients), no second loop inside the first)"
+            )
+
+    def _pass(self, kind: int) -> Pass:
+        first, epochs = self._epochs[kind], self._clients.epochs
+        self._epochs[kind] += epochs
+        seeds = [step_seed(self._seed, first + epoch, kind) for epoch in range(epochs)]
+        order = [one for seed in seeds for one in self._clients.order(self._trained, seed)]
+        return zip(order, self._clients.load(order, seeds[0]), strict=True)
+
+    def _give(self, batches: Pass) -> Iterator[Any]:
+        _, self._given = self.samples, 0  # no step followed what the pass before gave last: it was a look
+        with self.spared():
+            for indices, batch in batches:
+                self._check_open()
+                _, self._given = self.samples, self._given + len(indices)
+                yield batch
+
+    def end(self) -> None:
+        """Its turn is over; what it trained on is known."""
+        _, self.over = self.samples, True
+
+    def get_ready(self) -> None:
+        """Load the first batch: a client without any that can be read has no turn."""
+        batches = self._pass(TRAINING)
+        self._ready = chain([one for one in [next(batches, None)] if one is not None], batches)
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """What its data raise inside leaves the client out, where that is wanted, and not the worker."""
+        try:
+            yield
+        except PlesioError:
+            raise
+        except Exception as error:
+            if not self._skips:
+                raise
+            self.failed = f"{type(error).__name__}: {words_of(error)}"
+
+    @property
+    def holds_out(self) -> int:
+        """How many samples it does not train on."""
+        return len(self._rest)
+
+    def held_out(self) -> Iterator[Any]:
+        """The batches that it does not train on."""
+        return self._clients.load(self._clients.cut(self._rest), step_seed(self._seed, 0, HELD_OUT))
+
+    def log(self, **metrics: Any) -> None:
+        """Record numbers of this client: the first and the last of each name are in the report."""
+        for name, value in metrics.items():
+            try:
+                number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigurationError(
+                    f"client.log({name}=...): {type(value).__name__} is not one number ({error})"
+                ) from error
+            self.first.setdefault(as_utf8(name), number)
+            self.last[as_utf8(name)] = number
