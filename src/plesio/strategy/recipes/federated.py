@@ -110,8 +110,8 @@ def fedopt(
 def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None) -> Strategy:
     """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
 
-    Rule: each local gradient has mu (w_k - w) added; else as `fedavg`. Rows of a table that are not in the batch are pulled, too: its
-    sparse gradient becomes dense, which SparseAdam refuses.
+    Rule: each local gradient has mu (w_k - w) added; else as `fedavg`. Of a table all rows are pulled, so its sparse gradient
+    becomes dense, which SparseAdam refuses.
 
     Args:
         mu: how strong the pull is.
