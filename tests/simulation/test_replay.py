@@ -10,10 +10,12 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,8 @@ from conformance.table import strategies
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
-from plesio.protocol.journal import FILE_NAME, Received, Record, read_journal
+from plesio.launch.torch_settings import TorchSettings
+from plesio.protocol.journal import FILE_NAME, JournalError, Received, Record, read_journal, records
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
 from support.long_forms import but_slow
@@ -539,3 +542,63 @@ def test_a_replay_leaves_the_random_sources_as_they_were(tmp_path: Path) -> None
     before = torch.get_rng_state()
     assert_same(run)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def forged(journal: Path, into: Path, insert: bytes = b"", **head: Any) -> Path:
+    """A journal like that one, checksums and all, but for these fields of its head, and for a record put in before the last."""
+    data, start = journal.read_bytes(), len(records.MAGIC)
+    bodies: list[bytes] = []
+    while start < len(data):
+        length, _ = records.FRAME.unpack_from(data, start)
+        start += records.FRAME.size + length
+        bodies.append(data[start - length : start])
+    fields = msgspec.msgpack.decode(bodies[0][1:]) | head
+    made = bytearray(records.MAGIC)
+    for body in (
+        bodies[0][:1] + msgspec.msgpack.encode(fields),
+        *bodies[1:-1],
+        *([insert] if insert else []),
+        bodies[-1],
+    ):
+        made += records.frame_header(body, len(made)) + body
+    into.write_bytes(made)
+    return into
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ({"torch": {"default_dtype": "load"}}, "its settings of torch are none that plesio writes"),
+        ({"torch": {"attributes": {"utils.os": True}}}, "its settings of torch are none that plesio writes"),
+        ({"torch": {"attributes": {"backends.mkldnn.enabled": "ieee"}}}, "its settings of torch are none that plesio"),
+        ({"torch": 7}, "the head of the journal .* is cut off or damaged"),
+        ({"fields": {"every": {"is": "Whenever"}}}, "its strategy is none that plesio writes"),
+        ({"fields": {"every": 3}}, "its strategy is none that plesio writes"),
+        ({"workers": 1 << 40}, "the head of the journal .* is cut off or damaged"),
+        ({"threads": -1}, "the head of the journal .* is cut off or damaged"),
+        ({"seed": -1}, "the head of the journal .* is cut off or damaged"),
+        ({"insert": records.encode_event(Pushed(700, 1, 1, 1, 4, 1), 1.0)}, "cannot be in this run"),
+    ],
+)
+def test_a_forged_journal_ends_in_a_journal_error_and_changes_no_setting(
+    lie: dict[str, Any], words: str, tmp_path: Path, once: Path
+) -> None:
+    settings = TorchSettings.of_this_process()
+    if isinstance(lie.get("torch"), dict):
+        lie = {"torch": msgspec.to_builtins(settings) | lie["torch"]}
+    with pytest.raises(JournalError, match=words):
+        ps.replay(forged(once, tmp_path / "journal.bin", **lie), functools.partial(chancy, epochs=1))
+    assert TorchSettings.of_this_process() == settings
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The journal of a short run."""
+    train = functools.partial(chancy, epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its sleep
+        folder = tmp_path_factory.mktemp("once")
+        run = ps.run(train, "async_sgd", workers=2, runs=folder, engine=ps.Simulated("uniform"))
+    assert run.folder is not None
+    assert ps.replay(forged(run.folder / "journal.bin", run.folder / "same.bin"), train).identical
+    return run.folder / "journal.bin"

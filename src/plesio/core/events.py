@@ -7,8 +7,11 @@ that died. A contribution is known by its key `(worker, incarnation, number)`; n
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class Verdict(IntEnum):
@@ -37,11 +40,22 @@ class Verdict(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+class Whereabouts(msgspec.Struct, frozen=True, gc=False):
+    """Where in its loop a worker lost its seat: after so many `steps`, in the `epochs`th epoch of data, with `batches` since its
+    last step; `asks`: while it asked for data, else in the step."""
+
+    steps: Count
+    epochs: Count
+    batches: Count
+    asks: bool
+
+
 class Joined(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A worker process is ready to train."""
+    """A worker process is ready to train; `at`: it had lost its seat, and goes on in its loop there."""
 
     worker: int
     incarnation: int
+    at: Whereabouts | None = None
 
 
 class Left(msgspec.Struct, frozen=True, tag=True, gc=False):

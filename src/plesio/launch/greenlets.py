@@ -31,9 +31,20 @@ from greenlet import GreenletExit, greenlet
 from torch import nn
 from torch.optim import Optimizer
 
+from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
 from plesio.observe.clients import Visit
-from plesio.protocol.worker import A, Contribution, DroppedStep, FromWorker, Hello, LeaseReply, LeaseRequest, Ready
+from plesio.protocol.worker import (
+    A,
+    Beginning,
+    Contribution,
+    DroppedStep,
+    FromWorker,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Ready,
+)
 from plesio.server.assembly import arenas
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
@@ -45,7 +56,7 @@ from plesio.transport.memory import SharedBlock
 from plesio.worker.context import introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.replica import replica_for
 from plesio.worker.seeding import RandomState, seed_everything
 from plesio.worker.state import WorkerState
@@ -151,6 +162,15 @@ class GreenletWorker:
         """Answer the last request (or begin); the next one, or None when the training function is over."""
         return None if self._greenlet.dead else self._greenlet.switch(answer)
 
+    def at(self, request: Request | None) -> Whereabouts:
+        """Where in its loop it makes this request."""
+        return self.state.at(self._used.batches if self._used is not None else 0, isinstance(request, LeaseRequest))
+
+    def lose_seat(self) -> Request | None:
+        """Its last request is not answered: it takes part anew, where it is in its loop; its next request."""
+        request: Request | None = self._greenlet.throw(SeatLostError(self._switch.begin))
+        return request
+
     def kill(self) -> None:
         """It dies where it stands; what it raised is told by then."""
         if self._greenlet:
@@ -184,11 +204,12 @@ class GreenletWorker:
         place = self._place = wait(hello)
         hand_over(optimizer, carried, tensors, place.ring, place.first)
         replica = replica_for(self._strategy)(place.layout, model, tensors, place.ring, place.slot)
+        self._switch = _Switch(self._watcher, used)
         self._exchange = exchange = ServerExchange(
             self.state,
             optimizer,
             replica,
-            _Switch(self._watcher, used),
+            self._switch,
             self._watcher.timer,
             used,
             FOREVER_S,
@@ -204,8 +225,13 @@ class GreenletWorker:
         if self.state.stopped:
             return LeaseReply(stop=True)
         under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
-        request = LeaseRequest(epoch, total, most, unused, digest)
-        reply: LeaseReply = wait(request, keep_random=under_way)
+        self.state.epochs = epoch + 1 if most else self.state.epochs
+        try:
+            reply: LeaseReply = wait(LeaseRequest(epoch, total, most, unused, digest), keep_random=under_way)
+        except SeatLostError as lost:
+            assert self._exchange is not None, "it trains"
+            self._exchange.rejoin(lost)
+            return self.lease(epoch, total, most, 0, digest)  # what it was leased is leased to others
         return reply
 
     def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
@@ -227,6 +253,11 @@ class _Switch:
         self.buffer = 0
         self._used = used
         self._request: Request = Ready()
+
+    def begin(self) -> Beginning:
+        """Take part anew."""
+        self._request = Ready()
+        return self.answer(Beginning, FOREVER_S, 0, 0)
 
     def send(self, message: FromWorker) -> None:
         """Keep it until the answer is waited for; that of the end is seen anyway."""
@@ -255,7 +286,11 @@ def wait(request: Request, keep_random: bool = True) -> Any:
     gradients = torch.is_grad_enabled()
     parent = greenlet.getcurrent().parent
     assert parent is not None, "only a greenlet waits like this"
-    answer = parent.switch(request)
+    try:
+        answer = parent.switch(request)
+    except SeatLostError:
+        torch.set_grad_enabled(gradients)
+        raise
     torch.set_grad_enabled(gradients)
     if state is not None:
         state.restore()

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -32,6 +32,8 @@ ATTRIBUTES = (
     "utils.deterministic.fill_uninitialized_memory",
 )
 """Settings that are attributes, by their paths below torch; one that sets others comes before them."""
+Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+Precision = Literal["none", "ieee", "tf32", "bf16"]
 
 
 class TorchSettings(msgspec.Struct, frozen=True):
@@ -40,20 +42,20 @@ class TorchSettings(msgspec.Struct, frozen=True):
     None is where torch will not say, because what a name stands for was set one by one; and then those are here, too.
     """
 
-    default_dtype: str
-    deterministic: int
-    matmul_precision: str | None
+    default_dtype: Dtype
+    deterministic: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    matmul_precision: Literal["highest", "high", "medium"] | None
     anomaly: tuple[bool, bool]
     """Whether autograd looks for the operation that went wrong, and whether a NaN is wrong."""
     flush_denormal: bool
-    attributes: dict[str, bool | str | None]
+    attributes: dict[Literal[ATTRIBUTES], bool | Precision | None]  # type: ignore[valid-type]
 
     @classmethod
     def of_this_process(cls) -> TorchSettings:
         import torch  # not above: whoever starts a fork server has not always imported it yet
 
         return cls(
-            default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+            default_dtype=cast(Dtype, str(torch.get_default_dtype()).removeprefix("torch.")),
             deterministic=torch.get_deterministic_debug_mode(),
             matmul_precision=_said(torch.get_float32_matmul_precision),
             anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),

@@ -32,14 +32,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from plesio.core.events import Verdict
+from plesio.core.events import Count as Count
+from plesio.core.events import Verdict, Whereabouts
 from plesio.core.rounds import Call, Outcome
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.rows import Rows
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 COUNTERS_MAX = 4
 """Of counters that workers share (`plesio.worker.counter`): they are told with every answer, and an answer is small."""
@@ -52,12 +52,13 @@ Counted = dict[Name, Count]
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
-    without its tensors, pickled. It never leaves the host; empty without one."""
+    without its tensors, pickled. It never leaves the host; empty without one. `at`: see `plesio.core.events.Joined`."""
 
     worker: int
     model: Described
     optimizers: tuple[OptimizerSpec, ...]
     structure: bytes
+    at: Whereabouts | None = None
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):

@@ -301,7 +301,7 @@ class Program:
         self._meter.workers[worker].left = ""
         self.trouble(worker, f"worker {worker} is back")
 
-    def joined(self, worker: int, incarnation: int, now_s: float) -> None:
+    def joined(self, worker: int, incarnation: int, now_s: float, at: events.Whereabouts | None = None) -> None:
         if worker in self._seen and self._checkpointer is not None:
             self._checkpointer.again(worker)
             self._forget(worker, True)
@@ -309,7 +309,7 @@ class Program:
         self._seen.add(worker)
         self.listening[worker] = True
         self._meter.workers[worker].came = True
-        self.receive(events.Joined(worker, incarnation), now_s)
+        self.receive(events.Joined(worker, incarnation, at), now_s)
 
     def pushed(
         self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None

@@ -91,7 +91,8 @@ class LeasedLoader:
         self.through: list[Callable[[], None]] = []
         """What is called when an iteration has ended."""
         self.begins: Callable[[], None] | None = None
-        """What is called, once, before the first batch."""
+        """What is called before the first batch, also of a seat that is another."""
+        self._first = True
         self._used = used
         self._reseed = reseed
         self._begun = begun
@@ -179,7 +180,8 @@ class LeasedLoader:
             self._losses = self._used.losses
             self._granted.clear()
             self._ahead = deque([LOST] * len(self._ahead))
-            self._shown = self._shown_samples = 0
+            self._shown = self._shown_samples = self.read = 0
+            self._first = True
 
     def _indices(self, epoch: int) -> Iterator[Any]:
         """What batches are to be made of: each as it is needed, or some ahead where the DataLoader has processes."""
@@ -200,9 +202,9 @@ class LeasedLoader:
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
             self.progress, self._leased = reply.epoch, len(reply.batches)
-            if reply.batches and self.begins is not None:
-                begins, self.begins = self.begins, None
-                begins()
+            if reply.batches and self.begins is not None and self._first:
+                self._first = False
+                self.begins()
         if not self._used.batches:
             self._reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)

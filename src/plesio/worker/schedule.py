@@ -8,6 +8,7 @@ script on its own would be when as much of the data is used up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -39,6 +40,8 @@ class RunSchedule(LRScheduler):
     """
 
     _by_batch: bool
+    _made: int
+    _first: Any  # as it was before it was called
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class RunSchedule(LRScheduler):
                 "goes by round, such as ExponentialLR"
             )
         self.__dict__.update(_schedule=schedule, _loader=loader, _state=state, _calls=0, _made=0, _by_batch=False)
-        self.__dict__["_by_round"] = by_round
+        self.__dict__.update(_by_round=by_round, _first=None)
 
     def step(self, *metric: Any, **named: Any) -> None:
         """Go to where the run is."""
@@ -82,9 +85,16 @@ class RunSchedule(LRScheduler):
     def go_on(self, of: int) -> None:
         """The run is resumed, with so many schedules: the first batch is to find the rate that the one before it left.
 
-        One that was called about as often as the optimizer stepped goes by batch.
+        One that was called about as often as the optimizer stepped goes by batch. In a process that the run was resumed under,
+        it was further.
         """
         state = self._state
+        if self._by_batch and self._made:
+            before, settings = self._first
+            self._schedule.load_state_dict(before)
+            for group, kept in zip(self._schedule.optimizer.param_groups, settings, strict=True):
+                group.update(kept)
+            self._made = 0
         if 0 < state.steps_before <= 2 * state.calls + 1:
             self._calls = state.calls // of + 1
             self._schedule.optimizer._opt_called = True  # torch warns of a schedule that is ahead of its optimizer
@@ -105,6 +115,10 @@ class RunSchedule(LRScheduler):
         """Be where the script on its own is after so many calls; it never goes back, nor beyond its end."""
         schedule = self._schedule
         end = getattr(schedule, "total_steps", None)  # of OneCycleLR, which would raise
+        if not self._made:
+            groups = schedule.optimizer.param_groups
+            settings = [{name: deepcopy(one) for name, one in group.items() if name != "params"} for group in groups]
+            self._first = schedule.state_dict(), settings
         while self._made < calls and (end is None or schedule.last_epoch < end):
             schedule.step()
             self.__dict__["_made"] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import nan
 
+from plesio.core.events import Whereabouts
 from plesio.protocol.worker import Beginning
 from plesio.worker.seeding import seed_step
 
@@ -20,6 +21,7 @@ class WorkerState:
         calls: how often schedules were called, before and since.
         counters: what all workers counted together, as of the last exchange; counted: what this one added since.
         number: the contribution under way, counted from the beginning of this process.
+        epochs: how many it asked data of; stepped: batches of the contribution under way that steps were taken on.
     """
 
     worker: int
@@ -36,6 +38,8 @@ class WorkerState:
     batches_before: int = 0
     calls: int = 0
     number: int = 0
+    epochs: int = 0
+    stepped: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -59,9 +63,13 @@ class WorkerState:
         """A number that changes with each step, also with one that was called off."""
         return self.steps + self.discarded
 
+    def at(self, batches: int, asks: bool) -> Whereabouts:
+        """Where in its loop it is, with so many `batches` in the contribution under way."""
+        return Whereabouts(self.steps, self.epochs, max(0, batches - self.stepped), asks)
+
     def begin(self, number: int) -> None:
         """Contribution `number` begins, with other random numbers than after its first batch."""
-        self.number = number
+        self.number, self.stepped = number, 0
         seed_step(self.seed, self.worker, ~(self.before + number))
 
     def reseed(self) -> None:

@@ -362,7 +362,7 @@ class Worker:
         assert self._loader is not None, "it gives the batch"
         self._loader.read += self._state.batches_before
         schedules = [one for one in self._prepared.values() if isinstance(one, RunSchedule)]
-        for one in schedules if self._state.steps_before else ():
+        for one in schedules:
             one.go_on(len(schedules))
 
     def _stream(self, data: Any) -> StreamLoader:

@@ -384,6 +384,9 @@ class LocalEngine:
         if message.model is None:
             if all_died:
                 self._fail(WorkerLostError(f"all {len(message.workers)} workers died before training began"))
+            elif self._job.listening is not None and not self._stopping:
+                how = [f"worker {one.worker} {one.left or 'never came'}" for one in message.workers]
+                self._fail(WorkerLostError(f"training did not begin: {', '.join(how)}; start the workers again"))
             return
         layout = Layout(message.model.specs)
         block = SharedBlock(descriptors[0], layout.nbytes * message.buffers)

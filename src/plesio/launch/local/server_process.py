@@ -317,7 +317,7 @@ class Server(Replies):
         """A worker takes part. The run has one more, if nobody was to have that seat."""
         if line.worker >= self._program.sequencer.workers and not line.leaving:
             self._program.scale(line.worker + 1, now_s)
-        self._program.joined(line.worker, line.incarnation, now_s)
+        self._program.joined(line.worker, line.incarnation, now_s, line.hello.at if line.hello is not None else None)
 
     def _from_doorbell(self, line: Line) -> None:
         try:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.optim import Optimizer
 
@@ -244,6 +245,7 @@ class RemoteContext:
         self._bell = RemoteBell(link, self.rank, self._rejoin)
         self._exchange: ServerExchange | AllReduceExchange | None = None
         self._begun_s: float | None = None
+        self._asks = False  # for data
         self.refused = False
         """Whether this worker is, and the others go on."""
 
@@ -294,6 +296,7 @@ class RemoteContext:
         used: DataUse,
     ) -> ServerExchange | AllReduceExchange:
         strategy, (ring, slot) = self._strategy, memory
+        self._used = used
         line = self._bell, Pacer(None, 1.0, random.Random()), used, self._timeout_s
         if strategy.via.by_collective:
             own, board = (
@@ -331,6 +334,8 @@ class RemoteContext:
         weights = Arena.private(replica.layout)  # as they are: a restarted head that knows none begins from them
         for tensor, view in zip(replica.tensors, weights.views, strict=True):
             view.copy_(tensor.detach())
+        if self._begun_s is not None:
+            self._hello = replace(self._hello, at=self.state.at(self._used.batches, self._asks))
         while True:
             self._take_part([weights, *self._carried])
             with suppress(SeatLostError):
@@ -349,6 +354,8 @@ class RemoteContext:
             raise StopRun("the run is over")  # also for a loop without end
         if self._exchange is not None:
             self._exchange.report()
+        self.state.epochs = epoch + 1 if most else self.state.epochs
+        self._asks = True
         while True:
             self._bell.say(FrameKind.CHANNEL, LeaseRequest(epoch, total, most, unused, digest))
             try:
@@ -360,6 +367,7 @@ class RemoteContext:
                 unused = 0  # what it was leased is leased to others
                 continue
             self.state.stopped = self.state.stopped or reply.stop
+            self._asks = False
             return reply
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:

@@ -7,7 +7,8 @@ in time that its step was called off) is read from the journal as well.
 
 | record                      | what is done                                                              |
 | --------------------------- | ------------------------------------------------------------------------- |
-| Joined                      | a new greenlet runs up to where training begins                           |
+| Joined                      | a new greenlet runs up to where training begins; one that comes back is   |
+|                             | brought to where it lost its seat                                         |
 | Scaled                      | the sequencer and the folder hear of it                                   |
 | LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
 | Abandoned, Left             | the sequencer hears of it                                                 |
@@ -42,8 +43,8 @@ from plesio.launch.replayed.recorded_worker import RecordedWorker
 from plesio.launch.torch_settings import TorchSettings
 from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.meter import Meter
-from plesio.protocol.journal import NO_END, Journal, JournalHead, WorkerEvent, read_journal, records
-from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
+from plesio.protocol.journal import NO_END, Journal, JournalError, JournalHead, WorkerEvent, read_journal, records
+from plesio.protocol.worker import Beginning, Contribution, GoOn, LeaseReply, LeaseRequest, Ready
 from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.interfaces import Replies, answer_to
 from plesio.server.program import Program, event_of
@@ -51,6 +52,7 @@ from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.checksum import weights_hash, window_checksum
+from plesio.transport.doorbell import Located
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,14 +135,22 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
             "restore that, or go on all the same with --force (force=True)"
         )
     settings = TorchSettings.of_this_process()
-    msgspec.convert(journal.head.torch, TorchSettings).apply()
     try:
+        _apply(journal)
         again = _Replay(journal, strategy, train, until)
         with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock(train):
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
             return again.run()
     finally:
         settings.apply()
+
+
+def _apply(journal: Journal) -> None:
+    """Tell torch what the journal says; of those names and values that plesio writes, no others."""
+    try:
+        msgspec.convert(journal.head.torch, TorchSettings).apply()
+    except (msgspec.ValidationError, RuntimeError) as error:
+        raise JournalError(f"{journal.path}: its settings of torch are none that plesio writes: {error}") from error
 
 
 def _check_until(journal: Journal, until: int) -> None:
@@ -164,7 +174,10 @@ def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
 
 
 def _strategy(journal: Journal) -> Strategy:
-    strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
+    try:
+        strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise JournalError(f"{journal.path}: its strategy is none that plesio writes: {error}") from error
     if not strategy.via.at_server:
         raise ReplayError(
             f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
@@ -218,7 +231,11 @@ class _Replay(Replies):
         self._seats = [RecordedWorker(deque()) for _ in range(head.seats)]
         for record in journal:
             if isinstance(record, records.Received) and isinstance(record.event, WorkerEvent):
+                if record.event.worker >= head.seats:
+                    raise JournalError(f"{journal.path}: {record.event} cannot be in this run of {head.seats} workers")
                 self._seats[record.event.worker].upcoming.append(record.event)
+                if isinstance(record.event, events.Joined):
+                    self._seats[record.event.worker].joins.append(record.event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
@@ -229,11 +246,13 @@ class _Replay(Replies):
                 if self._until is not None and self._same >= self._until and self._program.begun:
                     break
                 self._take(record)
+        except (LookupError, AssertionError, OverflowError) as error:
+            raise JournalError(f"{self._journal.path}: {record} cannot be in this run: {error!r}") from error
         except _DifferentError as found:
             differs = f"version {self._same + 1}: {found}"
         finally:
             for seat in self._seats:
-                seat.empty()
+                seat.over()
         weights = self.seating.state_dict if self._program.begun else {}
         return Replayed(versions=self._same, differs=differs, missing=self._missing(), state_dict=weights)
 
@@ -266,7 +285,7 @@ class _Replay(Replies):
             raise _DifferentError("all versions looked the same, but the final weights differ")
         answered, self._answered = self._answered, []
         for seat, answer in answered:  # they run up to their next requests
-            if seat.worker is not None:
+            if seat.worker is not None and not seat.lost:
                 seat.request = seat.worker.resume(answer)
 
     def _resume(self, held: tuple[int, ...]) -> None:
@@ -283,7 +302,8 @@ class _Replay(Replies):
 
     def _heard(self, event: WorkerEvent, time_s: float) -> None:
         program, seat, worker = self._program, self._seats[event.worker], event.worker
-        seat.upcoming.popleft()
+        if not isinstance(event, events.Joined):
+            seat.upcoming.popleft()
         holds = seat.worker is not None and event.incarnation == seat.incarnation  # its process is still a member
         if isinstance(event, events.Joined):
             self._join(seat, event, time_s)
@@ -306,11 +326,36 @@ class _Replay(Replies):
     def _join(self, seat: RecordedWorker, event: events.Joined, time_s: float) -> None:
         head = self._journal.head
         seat.empty()
+        if seat.worker is None:
+            every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
+            seat.worker = GreenletWorker(
+                self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every
+            )
+            if not self.seating.seat(seat.worker, time_s):
+                raise self._otherwise(seat, event)
+            seat.request = Ready()
+        if event.at is not None:
+            while not seat.lost:
+                seat.request = seat.worker.resume(self._on_the_way(seat, event, event.at))
+            seat.request = seat.worker.lose_seat()
         seat.incarnation = event.incarnation
-        every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
-        seat.worker = GreenletWorker(self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every)
-        if not self.seating.seat(seat.worker, time_s):
+        seat.joins.popleft()
+        seat.upcoming.popleft()  # only now: on the way there it was still to come
+
+    def _on_the_way(self, seat: RecordedWorker, event: events.Joined, to: events.Whereabouts) -> LeaseReply | Located:
+        """Bring a worker nearer to where it lost its seat. What it did on the way is in no version, and much of it in no journal:
+        the head that it did it for was lost. It only has to be as far."""
+        assert seat.worker is not None and self._program.memory is not None, "it is under way"
+        request, steps, version = seat.request, seat.worker.state.steps, self._program.version
+        if request is None or steps > to.steps or (isinstance(request, LeaseRequest) and request.epoch >= to.epochs):
             raise self._otherwise(seat, event)
+        if isinstance(request, LeaseRequest):
+            here = steps < to.steps - (not to.asks) or request.epoch + 1 == to.epochs
+            return LeaseReply(((request.epoch, 0),) if here else ())
+        current = next(i for i, one in enumerate(self._program.memory.ring) if one is self._program.memory.current)
+        if isinstance(request, Ready):
+            return Located(Beginning(version, False, 0, 0), current)
+        return Located(GoOn(version, False, events.Verdict.TAKEN), current)
 
     def _otherwise(self, seat: RecordedWorker, event: WorkerEvent) -> _DifferentError:
         worker = seat.worker

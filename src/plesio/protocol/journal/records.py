@@ -14,7 +14,7 @@ change, a new kind too, is a new `FORMAT`.
 | kind          | body after the kind                                                                             |
 | ------------- | ----------------------------------------------------------------------------------------------- |
 | head          | msgpack of `JournalHead`                                                                        |
-| events        | time, the event's fields; Pushed: and the loss                                                  |
+| events        | time, the event's fields; Pushed: and the loss; Joined `at`: a kind of its own                  |
 | fold          | version, checksum, scale, held; for each member: worker, incarnation, number, staleness, share  |
 | discard       | the fields of `Discard`                                                                         |
 | eviction      | time, the fields of `Evict`                                                                     |
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -49,6 +49,7 @@ from plesio.core.events import (
     Scaled,
     Ticked,
     Verdict,
+    Whereabouts,
 )
 from plesio.errors import ConfigurationError
 from plesio.tensors.tensor_set import members_of, of_bits
@@ -56,9 +57,10 @@ from plesio.tensors.tensor_set import members_of, of_bits
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT, FORMAT_SCALED, FORMAT_GRACE = 3, 4, 5
+FORMAT, FORMAT_SCALED, FORMAT_GRACE, FORMAT_JOINED = 3, 4, 5, 6
 """The second is of runs whose number of workers may change: they have Scaled, which older readers do not know. The third is of
-runs whose rounds have a grace, or whose buffers a deadline: they have Ticked, and may have Scaled."""
+runs whose rounds have a grace, or whose buffers a deadline: they have Ticked, and may have Scaled. The fourth is of runs whose
+workers somebody else starts: they may have all of it, and workers that go on where they lost their seats."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
@@ -96,6 +98,8 @@ WIDE_EVENTS: dict[type[JournalEvent | Evict], Layout] = {
     Reported: Layout(17, "dHHII"),
 }
 """Events of `WIDE` batches or more are rare: only they take four bytes for the number."""
+JOINED_AT = Layout(20, "dHHIII?")
+Few = Annotated[int, msgspec.Meta(ge=0, lt=WIDE)]
 KINDS = {layout.kind: (event, layout) for events in (EVENTS, WIDE_EVENTS) for event, layout in events.items()}
 FOLD, MEMBER = Layout(8, "QQd?"), Struct("<HHIId")
 DISCARD = Layout(9, "HHIBII")
@@ -134,12 +138,12 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     strategy: str = ""
     fields: dict[str, Any] = {}
-    workers: int = 0
-    workers_max: int | msgspec.UnsetType = msgspec.UNSET
-    seed: int = 0
+    workers: Few = 0
+    workers_max: Few | msgspec.UnsetType = msgspec.UNSET
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     stealing: bool = False
     silence_s: float = 0.0
-    threads: int = 1
+    threads: Annotated[int, msgspec.Meta(ge=1, lt=WIDE)] = 1
     versions: dict[str, str] = {}
     platform: str = ""
     cpu_capability: str = ""
@@ -232,6 +236,9 @@ def encode_event(event: JournalEvent | Evict, time_s: float, loss: float = NAN) 
     layout = (WIDE_EVENTS if getattr(event, "batches", 0) >= WIDE else EVENTS)[type(event)]
     if type(event) is Pushed:
         return layout.body(time_s, *astuple(event), loss)
+    if type(event) is Joined:
+        where = (event.worker, event.incarnation)
+        return layout.body(time_s, *where) if event.at is None else JOINED_AT.body(time_s, *where, *astuple(event.at))
     return layout.body(time_s, *astuple(event))
 
 
@@ -255,6 +262,9 @@ def decode(body: bytes) -> Record:
         _, time_s, *fields = layout.unpack(body)
         loss = fields.pop() if event is Pushed else NAN
         return Received(time_s, event(*fields), loss)
+    if kind == JOINED_AT.kind:
+        _, time_s, worker, incarnation, *at = JOINED_AT.unpack(body)
+        return Received(time_s, Joined(worker, incarnation, Whereabouts(*at)))
     if kind == FOLD.kind:
         _, version, checksum, scale, held = FOLD.unpack_from(body)
         members = MEMBER.iter_unpack(body[FOLD.size :])
@@ -279,8 +289,8 @@ def decode_head(body: bytes) -> JournalHead:
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
     format = msgspec.msgpack.decode(body[1:])["format"]
-    if format not in (FORMAT, FORMAT_SCALED, FORMAT_GRACE):
+    if format not in (FORMAT, FORMAT_SCALED, FORMAT_GRACE, FORMAT_JOINED):
         raise JournalError(
-            f"it is of format {format}, and this plesio reads {FORMAT} to {FORMAT_GRACE}: use the plesio that wrote it"
+            f"it is of format {format}, and this plesio reads {FORMAT} to {FORMAT_JOINED}: use the plesio that wrote it"
         )
     return msgspec.msgpack.decode(body[1:], type=JournalHead)

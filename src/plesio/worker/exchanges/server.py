@@ -75,13 +75,18 @@ class ServerExchange(Exchange):
         self.pacer.begin()
 
     def rejoin(self, lost: SeatLostError) -> None:
-        """The seat was lost, and with it the step under way and the data: go on from the current version."""
+        """The seat was lost, and with it the step under way, the data, and what an optimizer here holds: go on from the current
+        version."""
+        beginning = lost.rejoin()
         self.used.lose()
         self.replica.drop_gradients()
+        if self.local:
+            for part in parts_of(self.optimizer):
+                part.state.clear()
         self._sent = None
         self.taken = False
         self.state.discarded += 1
-        self._begin_from(lost.rejoin())
+        self._begin_from(beginning)
 
     def step(self) -> None:
         if self.state.stopped:
@@ -97,6 +102,7 @@ class ServerExchange(Exchange):
             self._steps, self.pacer.now_s() - self._exchanged_s, self.state.version, self._granted
         ):
             self._push()
+        self.state.stepped = self.used.batches
         self.pacer.begin()
 
     @property
