@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch.optim import LBFGS, Optimizer
@@ -19,6 +20,33 @@ Fetch = Callable[[Sequence[torch.Tensor]], States | None]
 """Brings the state of an optimizer that steps at the server."""
 
 
+def _refuse(what: str, *_: Any, **__: Any) -> NoReturn:
+    raise ConfigurationError(
+        f"{what} steps at the server, and its state lies there: optimizer.state_dict() fetches a copy; to read or change it in "
+        "the loop take allreduce or local_sgd, where each worker's own optimizer steps with the state it has"
+    )
+
+
+class StateAtServer(defaultdict[Any, Any]):
+    """In place of the state of an optimizer that steps at the server: whoever looks into it is told where it is.
+
+    >>> StateAtServer("Adam").clear()
+    Traceback (most recent call last):
+    ...
+    plesio.errors.ConfigurationError: optimizer.state: Adam steps at the server, and its state lies there: ...
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(dict)
+        self._kind = kind
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        _refuse(f"optimizer.state: {self._kind}")
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _refuse
+    keys = values = items = get = pop = popitem = clear = update = setdefault = _refuse  # type: ignore[assignment]
+
+
 class ExchangedOptimizer(Optimizer):
     """The user's optimizer as the training loop sees it.
 
@@ -27,8 +55,8 @@ class ExchangedOptimizer(Optimizer):
 
     Raises:
         StopRun: from `step`, once the run is over: it ends the training function. Let it pass.
-        ConfigurationError: from `add_param_group`, and from `load_state_dict` with state for
-            an optimizer that steps at the server.
+        ConfigurationError: from `add_param_group`; for an optimizer that steps at the server from its `state`, its class's own
+            methods, and `load_state_dict` with state; from `step`, where the next version replaces weights written by hand.
         ModelMismatchError: from `step`, where the model is no longer the one that was prepared.
     """
 
@@ -40,9 +68,11 @@ class ExchangedOptimizer(Optimizer):
         fetch: Fetch,
         one_of_several: bool = False,
     ) -> None:
-        super().__init__(optimizer.param_groups, optimizer.defaults)
         self._user = optimizer
         self._exchange = exchange
+        self._away = StateAtServer(type(optimizer).__name__)
+        self._fetched_state: States | None = None
+        super().__init__(optimizer.param_groups, optimizer.defaults)
         self._check = check
         self._fetch = fetch
         self._several = one_of_several
@@ -51,7 +81,25 @@ class ExchangedOptimizer(Optimizer):
 
     def _share(self) -> None:
         self.param_groups = self._user.param_groups
-        self.state = self._user.state
+
+    @property
+    def state(self) -> Any:
+        """The user's optimizer's, where it steps here."""
+        if self._fetched_state is not None:
+            return self._fetched_state
+        return self._user.state if self._exchange.local else self._away
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if not getattr(self, "_sealed", False):
+            return  # torch's own beginning
+        if not self._exchange.local:
+            _refuse(f"optimizer.state = ...: {type(self._user).__name__}")
+        self._user.state = state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the user's optimizer does it."""
+        self._user.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of the training loop, with the strategy's exchange.
@@ -61,6 +109,13 @@ class ExchangedOptimizer(Optimizer):
         """
         if self._several:
             self._exchange.turn_to(self._user)
+        self._exchange.stepping = True
+        try:
+            return self._step_by(closure)
+        finally:
+            self._exchange.stepping = False
+
+    def _step_by(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:
             self._step()
             return None
@@ -92,14 +147,13 @@ class ExchangedOptimizer(Optimizer):
         """The user's optimizer's: its settings, and its state, fetched from where it steps."""
         for before in self._user._optimizer_state_dict_pre_hooks.values():
             before(self._user)
-        own = self.state
-        states = own if self._exchange.local else self._fetched()
+        states = self.state if self._exchange.local else self._fetched()
         mine = {parameter for group in self.param_groups for parameter in group["params"]}
-        self.state = defaultdict(dict, {one: state for one, state in states.items() if one in mine})
+        self._fetched_state = defaultdict(dict, {one: state for one, state in states.items() if one in mine})
         try:
             state: dict[str, Any] = super().state_dict()
         finally:
-            self.state = own
+            self._fetched_state = None
         for after in self._user._optimizer_state_dict_post_hooks.values():
             state = after(self._user, state) or state
         return state
@@ -134,15 +188,13 @@ class ExchangedOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     def __getattr__(self, name: str) -> Any:
-        """The user's optimizer's attributes (`train` and `eval` of a schedule-free one), if it steps here."""
+        """The user's optimizer's attributes (`train` and `eval` of a schedule-free one); its methods, if it steps here."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if not self._exchange.local:
-            raise AttributeError(
-                f"{name!r}: {type(self._user).__name__} steps at the server, and what it has of its own is not here; take a "
-                "strategy whose optimizer stays in the worker, such as local_sgd"
-            )
-        return getattr(self._user, name)
+        found = getattr(self._user, name)
+        if callable(found) and not self._exchange.local:
+            return partial(_refuse, f"optimizer.{name}(): {type(self._user).__name__}")
+        return found
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._user!r})"

@@ -23,7 +23,7 @@ from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import Rows, put
 from plesio.worker.guards.inventory import refuse_changed
-from plesio.worker.guards.lost_writes import LostWrites, buffers_of
+from plesio.worker.guards.writes import Writes, buffers_of
 
 CLIENTS = 1 << 10
 """Room for so many clients' sum, before it could overflow where their mean does not."""
@@ -36,7 +36,7 @@ class Replica:
     """A model's tensors over an arena of this process; `ModelMismatchError` if the loop gives one other memory or shape.
 
     With `renew` it reads parameters in place, in the ring. `renew` is called with a buffer that is no longer read, and drops
-    what was written there.
+    what was written there. `versions` are the ring's buffers as the server made them, where that can be seen.
 
     Attributes:
         copies: the kinds of tensors that are copied from each version.
@@ -57,14 +57,16 @@ class Replica:
         ring: Sequence[Arena],
         slot: Arena,
         renew: Callable[[int], None] | None = None,
+        versions: Sequence[Arena] = (),
     ) -> None:
         self.layout = layout
         self.tensors = tuple(tensors)
         self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring[0]
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
-        self.writes = LostWrites(model, layout, self.tensors)
+        self.writes = Writes(model, layout, self.tensors, renew is None or bool(versions))
         self._ring = ring
+        self._versions = versions or ring
         self._sent = slot
         self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
         self._renew = renew
@@ -127,7 +129,7 @@ class Replica:
 
     def adopt(self, buffer: int, anew: bool = True) -> None:
         """Go on from the version in ring buffer `buffer`; `anew`: and from nothing that this worker had."""
-        self.writes.adopted(self._ring[buffer])
+        self.writes.adopted(self._versions[buffer])
         self.arena.copy_from(self._ring[buffer], *self._copied)
         self._copied = self._follows  # frozen parameters are there by now
         self.missing = 0

@@ -20,6 +20,7 @@ from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.given import Given
+from plesio.worker.guards.exchanged import watch
 from plesio.worker.guards.guards import Guards
 from plesio.worker.loader import Lease, LeasedLoader, is_stream
 from plesio.worker.optimizer import ExchangedOptimizer
@@ -243,7 +244,7 @@ class Worker:
 
     # Taking part
 
-    def prepare(self, *given: Any) -> tuple[Any, ...]:
+    def prepare(self, *given: Any, on_write: str = "refuse") -> tuple[Any, ...]:
         """Hand to the run what the training loop has, in any order; use what is returned, in that order, in its place.
 
             model, optimizer, loader, scheduler = worker.prepare(model, optimizer, loader, scheduler)
@@ -252,6 +253,8 @@ class Worker:
         Args:
             given: of each kind one or several; None stays None. A scheduler that is made later, with what this returned, can be
                 given to a second call.
+            on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
+                raises at the next step, "warn" warns and lets it go.
 
         What is done of each:
 
@@ -272,7 +275,7 @@ class Worker:
         Notes:
             All workers start from the weights of worker 0, or of the lowest-numbered worker that is alive. Clipping applies to
             this worker's own gradient; under all-reduce, to the mean. Where the optimizer steps at the server, `.grad` is
-            undefined after `step()`, and each version replaces what the loop wrote into parameters. docs/api.md has the rest.
+            undefined after `step()`, and what the loop writes into parameters is refused. docs/api.md has the rest.
 
         Raises:
             ConfigurationError: prepared twice, no model or optimizer, an empty loader, tensors that cannot be shared or that
@@ -281,20 +284,39 @@ class Worker:
             ModelMismatchError: this worker's model is not the other workers'.
             SharedMemoryError: the host has too little shared memory.
         """
+        if on_write not in ("refuse", "warn"):
+            raise ConfigurationError(f"prepare(on_write={on_write!r}): 'refuse' or 'warn'")
         sorted_out = Given.sorted(given)
         if self._exchange is None:
             sorted_out.check()
             self._take_part(sorted_out)
-        elif len(sorted_out.schedulers) < sum(one is not None for one in given):
-            raise ConfigurationError(
-                "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
-                "several folds call ps.run once each"
-            )
+            assert self._exchange is not None, "it takes part"
+            self._exchange.lets_writes_go = on_write == "warn"
+        else:
+            self._prepare_more(sorted_out)
         self._prepared |= {
             id(one): RunSchedule(one, lambda: self._loader, self._state, self._clients is not None)
             for one in sorted_out.schedulers
         }
         return tuple(None if one is None else self._prepared[id(one)] for one in given)
+
+    def _prepare_more(self, given: Given) -> None:
+        """What a later call may be given: schedulers, what was given before, and optimizers where any may step."""
+        assert self._exchange is not None, "it takes part"
+        optimizers = [one for one in given.optimizers if id(one) not in self._prepared]
+        if self._exchange.any_optimizer:
+            self._prepared |= {id(one): one for one in optimizers}
+        elif optimizers:
+            raise ConfigurationError(
+                f"prepare was called before, and a second {type(optimizers[0]).__name__} would train this worker alone: set "
+                "the first one's param_groups; or take allreduce, under which each worker steps optimizers of its own"
+            )
+        others = [*given.modules, *given.loaders, *given.clients]
+        if any(id(one) not in self._prepared for one in others):
+            raise ConfigurationError(
+                "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
+                "several folds call ps.run once each"
+            )
 
     def _take_part(self, given: Given) -> None:
         model, optimizer = given.model, given.optimizer
@@ -311,6 +333,8 @@ class Worker:
             for module in model.modules():
                 if next(module.children(), None) is None:
                     module.register_forward_pre_hook(_CancellationCheck(self))
+        if not self._exchange.any_optimizer:
+            watch(self._exchange.replica.trained, self._exchange)
         guards.prepared(not self._exchange.local, lambda: self.workers > 1 and not self._used.batches)
         if self.rank == 0 and not self._exchange.shares_parameters:
             guards.warn_of_outside()

@@ -160,11 +160,12 @@ class ProcessContext:
         slots = SharedBlock(descriptors[1], layout.nbytes * self._seats)
         slot = arenas(slots, layout, self._seats)[self.rank]
         renew: Callable[[int], None] | None = None
+        versions = ring
         if CopyOnWriteView.possible() and reads_in_place(self._strategy, layout, model):
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
             ring = arenas(view, layout, len(ring))
             renew = partial(view.renew, layout.nbytes)
-        replica = replica_for(self._strategy)(layout, model, tensors, ring, slot, renew)
+        replica = replica_for(self._strategy)(layout, model, tensors, ring, slot, renew, versions)
         held = Held(descriptors[3]) if len(descriptors) > 3 else None
         return ServerExchange(state, optimizer, replica, *line, self._strategy, held=held)
 

@@ -46,6 +46,9 @@ class Exchange:
         by_client: whether clients' ends are what is exchanged at, not steps.
         private: whether what leaves this worker is noised.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
+        any_optimizer: whether optimizers that were not prepared may step, too.
+        stepping: whether a step is under way.
+        lets_writes_go: whether writes that a version replaces are only warned of.
     """
 
     state: WorkerState
@@ -62,6 +65,9 @@ class Exchange:
     by_client = False
     shares_parameters = False
     private = False
+    any_optimizer = False
+    stepping = False
+    lets_writes_go = False
     _part: Optimizer | None = field(default=None, init=False)
     _closure: Callable[[], Any] | None = field(default=None, init=False)
     _loss: Any = field(default=None, init=False)

@@ -93,6 +93,8 @@ class ServerExchange(Exchange):
             raise StopRun("the run is over")
         if self.local:
             self._step_here()
+        else:
+            self.replica.writes.refuse(self.strategy.name, self.lets_writes_go)
         self.state.steps += 1
         self._steps += 1
         self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)

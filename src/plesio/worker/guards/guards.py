@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
+from plesio.tensors.model import self_limiting
 from plesio.worker.guards.inventory import Inventory
-from plesio.worker.guards.lost_writes import steady
 from plesio.worker.warn import listed, warn
 
 TRAINER = "transformers.trainer"
@@ -27,8 +27,7 @@ class Guards:
         self._inventory = Inventory(model)
         self._frozen = [(name, one) for name, one in named if id(one) in own and not one.requires_grad]
         self._outside = [name for name, one in named if id(one) not in own and one.requires_grad]
-        self._steady = steady(model, [one for _, one in named if id(one) in own and one.requires_grad])
-        self._counters: list[int] = []
+        self._limiting = [one for one in self_limiting(model) if any(p.requires_grad for p in one.parameters())]
         self._reads_alone: Callable[[], bool] = lambda: False
         self._first = True
 
@@ -39,7 +38,11 @@ class Guards:
             replaces: whether each version replaces what is written into the parameters.
             reads_alone: whether this is one of several workers, and took no batch from the prepared loader yet.
         """
-        self._counters = [one._version for _, one in self._steady] if replaces else []
+        if replaces and self._limiting:
+            warn(
+                f"{self._limiting[0]} writes into its own weights in the forward pass: the optimizer steps at the server, which "
+                "does not see that, so the result differs a little from torch's; under allreduce or local_sgd it does not"
+            )
         self._reads_alone = reads_alone
 
     def warn_of_outside(self) -> None:
@@ -68,16 +71,6 @@ class Guards:
     def _before_first_step(self) -> None:
         if self._reads_alone():
             _refuse_trainer()
-        changes = zip(self._steady, self._counters, strict=False)  # no counters where nothing is replaced
-        written = [
-            name for (name, one), counter in changes if one._version != counter
-        ]  # what `.data` writes is not seen
-        if written:
-            warn(
-                f"written to between prepare and the first step: {listed(written)}. That is lost, for the next version takes "
-                "its place; load or initialise weights before prepare (a forward pass that normalises its own weights may "
-                "ignore this)"
-            )
 
 
 def _refuse_trainer() -> None:

@@ -1,6 +1,11 @@
-"""At the end: what the training function wrote into the model, and no exchange took along.
+"""What the training function writes into the model by hand, where no exchange takes it along.
 
-Only worker 0 warns. The run's weights and `evaluate` lack such writes, so the message says where to make them instead.
+Where the optimizer steps at the server, each version replaces the worker's parameters. What the loop wrote into them since the
+last one (clipped weights, a pruning mask, loaded weights) would be lost, and torch keeps it. So it is refused at the next step. A
+tensor counts its writes; one that was written to is compared with the version. Weights that were swapped for an evaluation and
+put back are as they were.
+
+At the end worker 0 warns of what came after the last exchange: the run's weights and `evaluate` lack it.
 """
 
 from __future__ import annotations
@@ -10,21 +15,23 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from plesio.errors import ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.model import self_limiting
-from plesio.worker.warn import listed, warn_at_end
-
-NamedTensors = list[tuple[str, torch.Tensor]]
+from plesio.worker.warn import listed, warn, warn_at_end
 
 
-class LostWrites:
-    """Compares a model with the version that its worker adopted last."""
+class Writes:
+    """Compares a model with the version that its worker adopted last. `comparable`: versions stay as they were adopted."""
 
-    def __init__(self, model: nn.Module, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, tensors: Sequence[torch.Tensor], comparable: bool) -> None:
         self._specs = layout.specs
         self._tensors = tensors
-        trained = [tensor for tensor, spec in zip(tensors, layout.specs, strict=True) if spec.kind.moves]
-        self._steady = steady(model, trained)
+        self._comparable = comparable
+        moved = [index for index, spec in enumerate(layout.specs) if spec.kind.moves]
+        limited = {id(one) for module in self_limiting(model) for one in module.parameters(recurse=False)}
+        self._steady = [index for index in moved if id(tensors[index]) not in limited]
+        self._watched = [tensors[index] for index in self._steady]
         self._saved = [
             (module._buffers, name, index)
             for module, name, index in buffers_of(model, tensors)
@@ -35,7 +42,37 @@ class LostWrites:
 
     def adopted(self, version: Arena) -> None:
         self._version = version
-        self._counters = [tensor._version for _, tensor in self._steady]
+        self._counters = [tensor._version for tensor in self._watched]
+
+    def refuse(self, strategy: str, only_warn: bool) -> None:
+        """Before an exchange: refuse what was written since the last one, unless that is only to be warned of."""
+        if [tensor._version for tensor in self._watched] == self._counters or not (names := self.written()):
+            return
+        lost = (
+            f"{listed(names)} written to by hand since the last step: under {strategy} the optimizer steps at the server, whose "
+            "next version replaces that"
+        )
+        if only_warn:
+            warn(f"{lost}, as on_write='warn' accepts")
+            assert self._version is not None, "training began"
+            self.adopted(self._version)
+            return
+        raise ConfigurationError(
+            f"{lost}. Take allreduce or local_sgd, where each worker's own optimizer steps on its own weights; or "
+            "worker.prepare(..., after_step=f), where f(parameters by name) is what the server does after each step; load or "
+            "initialise weights before prepare; or say worker.prepare(..., on_write='warn') if the loss is meant"
+        )
+
+    def written(self) -> list[str]:
+        """The parameters that were written to and are not as they were adopted."""
+        assert self._version is not None, "training began"
+        changes = zip(self._steady, self._watched, self._counters, strict=True)
+        touched = [index for index, tensor, counter in changes if tensor._version != counter]
+        return [
+            self._specs[index].name
+            for index in touched
+            if not self._comparable or _differ(self._tensors[index].detach(), self._version.views[index])
+        ]
 
     def saved_buffers(self) -> dict[int, torch.Tensor]:
         """The buffers of the state_dict as they are now, by index; a forward pass may have assigned new tensors."""
@@ -60,12 +97,10 @@ class LostWrites:
         self._warn_of_frozen(self._version)
 
     def _warn_of_parameters(self) -> None:
-        """What is written by `.data` is not seen."""
-        changes = zip(self._steady, self._counters, strict=True)
-        if names := [name for (name, tensor), counter in changes if tensor._version != counter]:
+        if names := self.written():
             warn_at_end(
-                f"worker 0 wrote into parameters after its last exchange: {listed(names)}. Unless it put them back, the run's "
-                "weights and evaluate lack that, being as that exchange made them: save what you want to keep in train "
+                f"worker 0 wrote into parameters after its last exchange: {listed(names)}. The run's weights and evaluate lack "
+                "that, being as that exchange made them: save what you want to keep in train "
                 "(torch.save(model.state_dict(), ...)), or do it to run.state_dict after ps.run"
             )
 
@@ -85,13 +120,6 @@ def buffers_of(model: nn.Module, tensors: Sequence[torch.Tensor]) -> list[tuple[
     indices = {id(tensor): index for index, tensor in enumerate(tensors)}
     held = ((module, name, one) for module in model.modules() for name, one in module._buffers.items())
     return [(module, name, indices[id(one)]) for module, name, one in held if id(one) in indices]
-
-
-def steady(model: nn.Module, parameters: Sequence[torch.Tensor]) -> NamedTensors:
-    """Those of the parameters that no forward pass writes into, as `nn.Embedding(max_norm=...)` does."""
-    limited = {id(one) for module in self_limiting(model) for one in module.parameters(recurse=False)}
-    wanted = set(map(id, parameters)) - limited
-    return [(name, one) for name, one in model.named_parameters() if id(one) in wanted]
 
 
 def _differ(mine: torch.Tensor, theirs: torch.Tensor) -> bool:

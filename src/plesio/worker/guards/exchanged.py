@@ -1,0 +1,72 @@
+"""The parameters of this process that a run exchanges: who else moves them, or writes into them, is noticed.
+
+- An optimizer that the run does not know, such as a second one over the prepared model, would train this worker alone. torch
+  calls a global hook before each step of any: there it is refused.
+- A tensor counts the writes into it, but not those by its `.data`. Of these parameters `.data` is `.detach()`, which counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Protocol
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from plesio.errors import ConfigurationError
+
+
+class Stepping(Protocol):
+    """What parameters are exchanged by. `stepping`: whether a step of its own is under way."""
+
+    stepping: bool
+
+
+_exchanged: MutableMapping[torch.Tensor, ref[Stepping]] = WeakIdKeyDictionary()
+_data = torch.Tensor.data
+_watching = False
+
+
+def watch(parameters: Iterable[torch.Tensor], exchange: Stepping) -> None:
+    """From now on only steps of `exchange` move these, and writes by `.data` are counted.
+
+    >>> class Other:
+    ...     stepping = False
+    >>> weight, exchange = nn.Parameter(torch.ones(1)), Other()
+    >>> watch([weight], exchange)
+    >>> before = weight._version
+    >>> _ = weight.data.clamp_(max=0.5)
+    >>> weight._version > before
+    True
+    """
+    global _watching
+    by = ref(exchange)
+    for one in parameters:
+        _exchanged[one] = by
+    if not _watching:
+        _watching = True
+        register_optimizer_step_pre_hook(_before_step)
+        nn.Parameter.data = property(_counted, _data.__set__)  # type: ignore[assignment,attr-defined]
+
+
+def _counted(parameter: torch.Tensor) -> Any:
+    return parameter.detach() if parameter in _exchanged else _data.__get__(parameter)  # type: ignore[attr-defined]
+
+
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups if _exchanged else ():
+        for parameter in group["params"]:
+            by = _exchanged.get(parameter)
+            exchange = by() if by is not None else None
+            if exchange is not None:
+                if exchange.stepping:
+                    return
+                raise ConfigurationError(
+                    f"step() of {type(optimizer).__name__}, which moves parameters of the run and is not what prepare returned: "
+                    "this worker would train alone. Call step() of the prepared optimizer; for a restart change its "
+                    "param_groups, or take allreduce, under which each worker may step as many optimizers as it likes"
+                )
