@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from greenlet import GreenletExit, greenlet
 from torch import nn
-from torch.optim import Optimizer
 
 from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
@@ -53,7 +52,7 @@ from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.doorbell import Located, nothing
 from plesio.transport.held import Held
 from plesio.transport.memory import SharedBlock
-from plesio.worker.context import introduction
+from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
@@ -197,9 +196,10 @@ class GreenletWorker:
                 self._exchange.let_go()
                 self._exchange = self._place = None
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
+    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the model, move it into the run's memory and wait for the beginning."""
-        hello, carried, tensors = introduction(self.rank, self._strategy, model, optimizer, self._shows)
+        model, optimizer = given.model, given.optimizer
+        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
         self.model = model
         place = self._place = wait(hello)
         hand_over(optimizer, carried, tensors, place.ring, place.first)

@@ -31,10 +31,12 @@ from math import nan
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from plesio.core.events import Count as Count
 from plesio.core.events import Verdict, Whereabouts
 from plesio.core.rounds import Call, Outcome
+from plesio.tensors.after_step import AfterStep
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
@@ -52,13 +54,20 @@ Counted = dict[Name, Count]
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
-    without its tensors, pickled. It never leaves the host; empty without one. `at`: see `plesio.core.events.Joined`."""
+    without its tensors, pickled. It and the code of `after_step` never leave the host; empty without one. `at`: see
+    `plesio.core.events.Joined`."""
 
     worker: int
     model: Described
     optimizers: tuple[OptimizerSpec, ...]
     structure: bytes
     at: Whereabouts | None = None
+    after_step: AfterStep | None = None
+
+    def without_code(self) -> Hello:
+        """As it comes from another host."""
+        after = self.after_step and replace(self.after_step, code=b"")
+        return replace(self, structure=b"", after_step=after)
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):

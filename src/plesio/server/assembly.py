@@ -26,6 +26,7 @@ from plesio.protocol.worker import Hello, Welcome
 from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Codec
+from plesio.tensors.after_step import Applied, same
 from plesio.tensors.arena import PAGE, Arena, Kind, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.folding import Folder, build_folder, state_copies
@@ -64,6 +65,7 @@ class Assembly:
                 "start one there, or leave evaluate out and measure in the training function"
             )
         self.layout = Layout(self.model.specs)
+        self.after_step = same([one.after_step for one in hellos])
         self._check_privacy()
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
@@ -117,6 +119,8 @@ class Assembly:
 
     def check(self, hello: Hello) -> None:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""
+        if self.after_step is not None or hello.after_step is not None:
+            same([self.after_step, hello.after_step])
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
         if self._strategy.outer.of_user:
             check_same_optimizers(self._first.optimizers, hello.optimizers, hello.worker, self._first.worker)
@@ -163,6 +167,9 @@ class Assembly:
                 new_arena,
                 self.ring[len(self._versions.buffers) :],
                 self._threads(),
+                Applied(self.after_step, self.model.specs)
+                if self.after_step and self._strategy.steps_at_server
+                else None,
             )
             if carry and self._carried is not None:
                 self._folder.begin_from(self._carried, self.ring[1:])

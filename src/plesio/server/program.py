@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import CheckpointError
+from plesio.errors import CheckpointError, ConfigurationError
 from plesio.observe.meter import Meter
 from plesio.observe.standing import LISTED_MAX, Standing
 from plesio.observe.summary import TOLD, Incident
@@ -145,6 +145,8 @@ class Program:
         if self._checkpointer is not None:
             self.before = self._checkpointer.taken
         self.is_finite(memory.current)
+        if memory.after_step is not None:
+            self.trouble(None, f"after each step the weights go through {memory.after_step.name}")
 
     def _tell_what_is_lost(self, held: Sequence[int]) -> None:
         """Workers that had trained before the run was resumed, and whose own state did not come back, begin it anew."""
@@ -462,7 +464,10 @@ class Program:
             self._check_turns([member.worker for member in fold.members])
         if self._strategy.weigh.normalised and self._strategy.every.by_client:
             self._check_samples(fold.members)
-        self._folder.fold(fold)
+        try:
+            self._folder.fold(fold)
+        except ConfigurationError as error:  # of the function that prepare named
+            self.trouble(None, str(error), str(error), type(error).__name__)
 
     def _check_samples(self, members: Sequence[events.Member]) -> None:
         """One that says its samples and one that does not weigh by different things."""

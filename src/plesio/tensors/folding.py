@@ -16,6 +16,7 @@ import torch
 from plesio.core.events import Fold
 from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
+from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
@@ -58,8 +59,10 @@ class Folding:
         workers: int,
         new_arena: NewArena,
         packed: Sequence[Arena] = (),
+        after: Applied | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._after = after
         answers = strategy.adopt.codec
         self._shown = Shown(answers, versions, packed) if answers is not None else None
         self._versions = versions
@@ -127,6 +130,8 @@ class Folding:
             mean_into(target, *self._parts(fold))
         else:
             self._step(self._optimizer, target, current, fold, index)
+        if self._after is not None:
+            self._after(target)
         if self._correction is not None:
             self._correction.stepped(current, target)
         ring.current = index
@@ -295,10 +300,11 @@ def build_folder(
     new_arena: NewArena,
     packed: Sequence[Arena] = (),
     threads: int = 1,
+    after: Applied | None = None,
 ) -> Folder:
     """The folder for a strategy and a user's optimizers; for none, what averages parameters.
 
-    Passes over a large model are shared among `threads`.
+    Passes over a large model are shared among `threads`. `after` is done to each new version.
 
     An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
@@ -308,6 +314,6 @@ def build_folder(
         keys = momentum_keys(optimizer)
         if any(keys):
             return LookAheadFolding(
-                keys, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena
+                keys, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena, after
             )
-    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed)
+    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed, after)

@@ -28,6 +28,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
 from plesio.tensors.adam import root_of
+from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import GapDamping
@@ -77,8 +78,10 @@ class LookAheadFolding:
         scale_of: Callable[[int, int], float],
         held: int,
         new_arena: Callable[[str], Arena],
+        after: Applied | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._after = after
         optimizer.swapped = keys
         self._versions = versions
         self._slots = slots
@@ -190,6 +193,9 @@ class LookAheadFolding:
             self._step_in_one_pass(worker, gradient, then, scales)
         else:
             self._step_by_parts(worker, gradient, then, scales, absent, rows)
+        if self._after is not None:  # what was written ahead is of the weights before it
+            self._after(self._master)
+            self._ready = None
         blend_buffers(self._master, self._master, gradient, 1.0 / self._workers)
         self._steps += 1
         if self._steps % RESUM_EVERY == 0:
@@ -270,6 +276,8 @@ class LookAheadFolding:
         ready, self._ready = self._ready, None
         index = ready[0] if ready is not None and ready[1] == self._factors() else self._look_ahead()
         out = self._versions.buffers[index]
+        if self._after is not None and any(self._factors()):  # else it is the master copy
+            self._after(out)
         out.copy_from(self._master, Kind.BUFFER)
         if self._tables is not None:
             self._tables.bring_up(index, self._master)

@@ -7,6 +7,7 @@ virtual or a recorded clock (`plesio.launch.greenlets`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
+from plesio.tensors.after_step import AfterStep
 from plesio.tensors.carrying import Carried, States
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.rows import tables_of
@@ -24,6 +26,15 @@ from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
 from plesio.worker.state import WorkerState
+
+
+@dataclass(frozen=True)
+class Taking:
+    """What a worker takes part with. `after_step`: what is done to the weights after each step."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    after_step: AfterStep | None = None
 
 
 class WorkerContext(Protocol):
@@ -40,8 +51,8 @@ class WorkerContext(Protocol):
     def now_s(self) -> float:
         """The time, in seconds from any beginning."""
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
-        """Take part with this model and optimizer; returns when training begins. The model is the one to call."""
+    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
+        """Take part with this; returns when training begins. The model is the one to call."""
 
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         """Data to work on; the arguments are those of a `plesio.protocol.worker.LeaseRequest`."""
@@ -63,9 +74,10 @@ class WorkerContext(Protocol):
 
 
 def introduction(
-    rank: int, strategy: Strategy, model: nn.Module, optimizer: Optimizer, evaluates: bool
+    rank: int, strategy: Strategy, given: Taking, evaluates: bool
 ) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
     """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
+    model, optimizer = given.model, given.optimizer
     by_rows = strategy.steps_at_server and strategy.correct.spares_rows
     described, tensors = describe(model, optimizer, tables_of(model, optimizer) if by_rows else ())
     check_apart([spec.name for spec in described.specs], tensors)
@@ -75,5 +87,6 @@ def introduction(
         model=described,
         optimizers=specs,
         structure=dump_structure(model, tensors) if evaluates else b"",
+        after_step=given.after_step,
     )
     return hello, specs[0].carried, tensors

@@ -12,9 +12,10 @@ import torch
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
+from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
-from plesio.worker.context import WorkerContext
+from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
@@ -244,7 +245,7 @@ class Worker:
 
     # Taking part
 
-    def prepare(self, *given: Any, on_write: str = "refuse") -> tuple[Any, ...]:
+    def prepare(self, *given: Any, after_step: Change | None = None, on_write: str = "refuse") -> tuple[Any, ...]:
         """Hand to the run what the training loop has, in any order; use what is returned, in that order, in its place.
 
             model, optimizer, loader, scheduler = worker.prepare(model, optimizer, loader, scheduler)
@@ -253,6 +254,8 @@ class Worker:
         Args:
             given: of each kind one or several; None stays None. A scheduler that is made later, with what this returned, can be
                 given to a second call.
+            after_step: a function of the parameters by name that changes them in place, such as a clamp or a mask. The server
+                applies it to every new version, and a worker after each step of its own optimizer.
             on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
                 raises at the next step, "warn" warns and lets it go.
 
@@ -289,7 +292,7 @@ class Worker:
         sorted_out = Given.sorted(given)
         if self._exchange is None:
             sorted_out.check()
-            self._take_part(sorted_out)
+            self._take_part(sorted_out, after_step)
             assert self._exchange is not None, "it takes part"
             self._exchange.lets_writes_go = on_write == "warn"
         else:
@@ -318,8 +321,9 @@ class Worker:
                 "several folds call ps.run once each"
             )
 
-    def _take_part(self, given: Given) -> None:
+    def _take_part(self, given: Given, after_step: Change | None) -> None:
         model, optimizer = given.model, given.optimizer
+        after = AfterStep.of(after_step) if after_step is not None else None
         seed_device(device_of(model))
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
@@ -327,7 +331,9 @@ class Worker:
             self._loader = self._leased(others[0], optimizer)
             self._loader.begins = self._go_on
         guards = Guards(model, optimizer)
-        self._exchange, ours = self._context.join(model, optimizer, self._used)
+        self._exchange, ours = self._context.join(Taking(model, optimizer, after), self._used)
+        if after is not None and self._exchange.local:
+            self._exchange.after_step = Applied(after, self._exchange.replica.layout.specs)
         self._check_clients(given)
         if self._exchange.cancels:
             for module in model.modules():

@@ -204,8 +204,9 @@ class Deputy:
         message = decode_to_server(frame.body)
         if isinstance(message, messages.Hello):
             trusts = self._job.listening is not None and self._job.listening.trusts
-            structure = message.structure if trusts else b""
-            message = msgspec.structs.replace(message, worker=self._worker, structure=structure)
+            if not trusts:
+                message = message.without_code()
+            message = msgspec.structs.replace(message, worker=self._worker)
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
             self._layout = Layout(message.model.specs)

@@ -43,7 +43,7 @@ from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
 from plesio.transport.memory import CopyOnWriteView, SharedBlock
-from plesio.worker.context import introduction
+from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
@@ -109,8 +109,9 @@ class ProcessContext:
     def leave(self) -> None:
         self._doorbell.send(Farewell())
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
+    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, map the run's memory, and wait for the beginning."""
+        model, optimizer = given.model, given.optimizer
         device = device_of(model)
         if device.type != "cpu" and self._strategy.via.in_shared_memory:
             raise ConfigurationError(
@@ -118,7 +119,7 @@ class ProcessContext:
                 f"{device}; every other strategy takes a model on any device"
             )
         evaluates = self._job.evaluate is not None
-        hello, carried, tensors = introduction(self.rank, self._strategy, model, optimizer, evaluates)
+        hello, carried, tensors = introduction(self.rank, self._strategy, given, evaluates)
         self._server.send(hello)
         welcome, descriptors = self._ask(Welcome, "every worker to prepare its model")
         layout = Layout(hello.model.specs)

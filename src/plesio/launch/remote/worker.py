@@ -54,7 +54,7 @@ from plesio.transport.doorbell import nothing
 from plesio.transport.memory import SharedBlock
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
-from plesio.worker.context import introduction
+from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
@@ -269,10 +269,11 @@ class RemoteContext:
         """Tell the server."""
         self._bell.send(Farewell())
 
-    def join(self, model: nn.Module, optimizer: Optimizer, used: DataUse) -> tuple[Exchange, nn.Module]:
+    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, lay out memory of our own, and wait for the beginning."""
         strategy = self._strategy
-        self._hello, carried, tensors = introduction(self.rank, strategy, model, optimizer, self._shows)
+        model, optimizer = given.model, given.optimizer
+        self._hello, carried, tensors = introduction(self.rank, strategy, given, self._shows)
         layout = Layout(self._hello.model.specs)
         ring, slot = Arena.private(layout), Arena.private(layout)
         initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]

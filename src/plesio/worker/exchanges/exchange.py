@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import A, FromWorker
+from plesio.tensors.after_step import Applied
 from plesio.worker.data_use import DataUse
 from plesio.worker.pacer import Timer
 from plesio.worker.replica import Replica
@@ -48,6 +49,7 @@ class Exchange:
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
         any_optimizer: whether optimizers that were not prepared may step, too.
         stepping: whether a step is under way.
+        after_step: what is done to the weights after each step in this process.
         lets_writes_go: whether writes that a version replaces are only warned of.
     """
 
@@ -68,6 +70,7 @@ class Exchange:
     any_optimizer = False
     stepping = False
     lets_writes_go = False
+    after_step: Applied | None = field(default=None, init=False)
     _part: Optimizer | None = field(default=None, init=False)
     _closure: Callable[[], Any] | None = field(default=None, init=False)
     _loss: Any = field(default=None, init=False)
@@ -92,6 +95,12 @@ class Exchange:
             self.part.step()
         else:
             self._loss = self.part.step(self._closure)
+        self.moved()
+
+    def moved(self) -> None:
+        """The optimizer stepped."""
+        if self.after_step is not None:
+            self.after_step.of(self.replica.tensors)
 
     def turn_to(self, part: Optimizer) -> None:
         """The next step is of `part`, one of several optimizers."""

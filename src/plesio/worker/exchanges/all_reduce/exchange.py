@@ -214,6 +214,7 @@ class AllReduceExchange(PeerExchange):
         self._buffers.take(self._group.size)
         with self._settings.in_force() if self._group.size > 1 else nullcontext():
             self.optimizer.step()
+        self.moved()
         self._completed(self._round + 1, self._version + 1)
         return Verdict.TAKEN
 
