@@ -297,8 +297,37 @@ def unfreezing(worker: ps.Worker, own: bool) -> None:
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
 def test_a_layer_unfrozen_after_prepare_is_refused(strategy: ps.Strategy) -> None:
-    with pytest.raises(ps.ModelMismatchError, match=r"0\.weight needed no gradient when prepare .*freeze .* after it"):
+    with pytest.raises(ps.ModelMismatchError, match=r"0\.weight needed no gradient when prepare .*trainable='all'"):
         ps.run(partial(unfreezing, own=True), strategy, workers=2)
+
+
+def adapting(worker: ps.Worker | None, steps: int = 9) -> dict[str, torch.Tensor]:
+    """Two adapters take turns, as set_adapter does it: one is frozen while the other trains."""
+    inputs, labels = loops.data()
+    model = loops.mlp()
+    layers = (model[0], model[2])
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    if worker is not None:
+        model, optimizer = worker.prepare(model, optimizer, trainable="all")
+    for step in range(steps):
+        for place, layer in enumerate(layers):
+            layer.requires_grad_(place != step // 3 % 2)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return {name: one.detach().clone() for name, one in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("strategy", [*SERVER, "local_sgd"], ids=str)
+def test_adapters_that_take_turns_train_as_in_torch(strategy: Any) -> None:
+    run = ps.run(adapting, strategy, workers=1, engine=SIMULATED)
+    assert all(torch.equal(run.state_dict[name], one) for name, one in adapting(None).items())
+
+
+def test_ddp_refuses_what_is_unfrozen_later() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"trainable='all'\): DistributedDataParallel reduces what needs"):
+        ps.run(adapting, ps.allreduce("torch"), workers=1, timeout_s=30.0)
 
 
 def test_gradients_outside_the_optimizer_are_allowed() -> None:

@@ -1,7 +1,7 @@
 """What a script does to its weights after each step (a clamp, a mask, a unit norm), where it is to be done of every version.
 
-The function is named at `prepare`. The server applies it to each new version, or a worker after each step of its own optimizer. It
-is code: it goes to processes of the same host only, as cloudpickle makes it.
+The function is named at `prepare`. The server applies it to each new version, or a worker after each step of its own optimizer.
+It is code: it goes to processes of the same host only, as cloudpickle makes it.
 """
 
 from __future__ import annotations

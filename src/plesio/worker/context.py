@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import Hello, LeaseReply
 from plesio.strategy import Strategy
@@ -30,11 +31,13 @@ from plesio.worker.state import WorkerState
 
 @dataclass(frozen=True)
 class Taking:
-    """What a worker takes part with. `after_step`: what is done to the weights after each step."""
+    """What a worker takes part with. `after_step`: what is done to the weights after each step; `frozen_too`: what the optimizer
+    holds may be unfrozen later."""
 
     model: nn.Module
     optimizer: Optimizer
     after_step: AfterStep | None = None
+    frozen_too: bool = False
 
 
 class WorkerContext(Protocol):
@@ -79,7 +82,12 @@ def introduction(
     """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
     model, optimizer = given.model, given.optimizer
     by_rows = strategy.steps_at_server and strategy.correct.spares_rows
-    described, tensors = describe(model, optimizer, tables_of(model, optimizer) if by_rows else ())
+    if given.frozen_too and strategy.via.by_collective:
+        raise ConfigurationError(
+            "prepare(trainable='all'): DistributedDataParallel reduces what needs a gradient when it is built; take allreduce on "
+            "one host, or sync_sgd"
+        )
+    described, tensors = describe(model, optimizer, tables_of(model, optimizer) if by_rows else (), given.frozen_too)
     check_apart([spec.name for spec in described.specs], tensors)
     specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
     hello = Hello(

@@ -245,7 +245,9 @@ class Worker:
 
     # Taking part
 
-    def prepare(self, *given: Any, after_step: Change | None = None, on_write: str = "refuse") -> tuple[Any, ...]:
+    def prepare(
+        self, *given: Any, after_step: Change | None = None, trainable: str = "now", on_write: str = "refuse"
+    ) -> tuple[Any, ...]:
         """Hand to the run what the training loop has, in any order; use what is returned, in that order, in its place.
 
             model, optimizer, loader, scheduler = worker.prepare(model, optimizer, loader, scheduler)
@@ -256,6 +258,8 @@ class Worker:
                 given to a second call.
             after_step: a function of the parameters by name that changes them in place, such as a clamp or a mask. The server
                 applies it to every new version, and a worker after each step of its own optimizer.
+            trainable: "now": what needs a gradient; "all": whatever the optimizer holds, so that it may be unfrozen later
+                (adapters that take turns, gradual unfreezing).
             on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
                 raises at the next step, "warn" warns and lets it go.
 
@@ -289,10 +293,12 @@ class Worker:
         """
         if on_write not in ("refuse", "warn"):
             raise ConfigurationError(f"prepare(on_write={on_write!r}): 'refuse' or 'warn'")
+        if trainable not in ("now", "all"):
+            raise ConfigurationError(f"prepare(trainable={trainable!r}): 'now' or 'all'")
         sorted_out = Given.sorted(given)
         if self._exchange is None:
             sorted_out.check()
-            self._take_part(sorted_out, after_step)
+            self._take_part(sorted_out, after_step, trainable == "all")
             assert self._exchange is not None, "it takes part"
             self._exchange.lets_writes_go = on_write == "warn"
         else:
@@ -321,7 +327,7 @@ class Worker:
                 "several folds call ps.run once each"
             )
 
-    def _take_part(self, given: Given, after_step: Change | None) -> None:
+    def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> None:
         model, optimizer = given.model, given.optimizer
         after = AfterStep.of(after_step) if after_step is not None else None
         seed_device(device_of(model))
@@ -330,8 +336,8 @@ class Worker:
         if others:
             self._loader = self._leased(others[0], optimizer)
             self._loader.begins = self._go_on
-        guards = Guards(model, optimizer)
-        self._exchange, ours = self._context.join(Taking(model, optimizer, after), self._used)
+        guards = Guards(model, optimizer, frozen_too)
+        self._exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
         if after is not None and self._exchange.local:
             self._exchange.after_step = Applied(after, self._exchange.replica.layout.specs)
         self._check_clients(given)

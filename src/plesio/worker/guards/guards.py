@@ -21,11 +21,11 @@ TRAINER = "transformers.trainer"
 class Guards:
     """What a training function does to its model that would give wrong results silently: refused or warned of."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, frozen_too: bool) -> None:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = list(model.named_parameters())
         self._inventory = Inventory(model)
-        self._frozen = [(name, one) for name, one in named if id(one) in own and not one.requires_grad]
+        self._frozen = [(name, one) for name, one in named if id(one) in own and not (one.requires_grad or frozen_too)]
         self._outside = [name for name, one in named if id(one) not in own and one.requires_grad]
         self._limiting = [one for one in self_limiting(model) if any(p.requires_grad for p in one.parameters())]
         self._reads_alone: Callable[[], bool] = lambda: False
@@ -64,8 +64,7 @@ class Guards:
             if parameter.requires_grad:
                 raise ModelMismatchError(
                     f"{name} needed no gradient when prepare was called, and needs one now: it has no place in the exchange "
-                    "and would not be trained; call prepare with all trainable that ever is to be, and freeze "
-                    "(requires_grad_(False)) after it"
+                    "and would not be trained; say worker.prepare(..., trainable='all') for what is unfrozen later"
                 )
 
     def _before_first_step(self) -> None:
