@@ -31,7 +31,7 @@ from plesio.protocol.worker import Contribution, Ready
 from plesio.server.lines import Line
 from plesio.transport.channel import Channel, channel_pair
 from plesio.transport.doorbell import framed
-from plesio.worker.context import introduction
+from plesio.worker.context import Taking, introduction
 
 ROOT = Path(ps.__file__).parent
 WORKERS, WARM_UP = 2, 20
@@ -75,7 +75,7 @@ def server_of(strategy: ps.Strategy, folder: Path) -> tuple[Server, list[int]]:
     model = torch.nn.Linear(100, 100)
     for worker, line in enumerate(lines):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        ends[worker].send(introduction(worker, strategy, model, optimizer, evaluates=False)[0])
+        ends[worker].send(introduction(worker, strategy, Taking(model, optimizer), evaluates=False)[0])
         server._from_channel(line)
     for end, line in zip(ends, lines, strict=True):
         end.send(Ready())

@@ -36,7 +36,7 @@ from plesio.protocol.worker import (
 from plesio.tensors.arena import Layout
 from plesio.transport.connect import connect
 from plesio.transport.wire import Kind
-from plesio.worker.context import introduction
+from plesio.worker.context import Taking, introduction
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
 from support.remote import TOKEN, Head, head
@@ -48,7 +48,9 @@ class Wrong:
     def __init__(self, head: Head) -> None:
         self._dial = lambda ticket: connect("127.0.0.1", head.port, TOKEN, None, ticket)
         model = nn.Linear(FEATURES, CLASSES)
-        self.hello = introduction(1, ps.async_sgd(), model, torch.optim.SGD(model.parameters(), lr=0.05), False)[0]
+        self.hello = introduction(
+            1, ps.async_sgd(), Taking(model, torch.optim.SGD(model.parameters(), lr=0.05)), False
+        )[0]
         layout = Layout(self.hello.model.specs)
         self.whole = memoryview(bytearray(layout.nbytes))
         self.moving = memoryview(bytearray(layout.stretches(())[-1][1]))

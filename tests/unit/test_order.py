@@ -34,12 +34,12 @@ from plesio.protocol.worker import (
     WorkDone,
 )
 from plesio.strategy import Strategy
-from plesio.worker.context import introduction
+from plesio.worker.context import Taking, introduction
 
 
 def hello(strategy: Strategy) -> Hello:
     model = nn.Linear(2, 1)
-    return introduction(0, strategy, model, torch.optim.SGD(model.parameters(), lr=0.1), False)[0]
+    return introduction(0, strategy, Taking(model, torch.optim.SGD(model.parameters(), lr=0.1)), False)[0]
 
 
 def made(number: int, **fields: Any) -> Contribution:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,8 @@ from plesio.tensors.carrying import States
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import warn
 
+MOVER = "lightning.fabric.utilities.optimizer"
+"""Lightning moves every optimizer's state to a device."""
 Fetch = Callable[[Sequence[torch.Tensor]], States | None]
 """Brings the state of an optimizer that steps at the server."""
 
@@ -40,11 +43,15 @@ class StateAtServer(defaultdict[Any, Any]):
         super().__init__(dict)
         self._kind = kind
 
+    def items(self) -> Any:
+        """Nothing, for who moves all states to a device."""
+        return () if sys._getframe(1).f_globals.get("__name__") == MOVER else self._refuse()
+
     def _refuse(self, *_: Any) -> NoReturn:
         _refuse(f"optimizer.state: {self._kind}")
 
     __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _refuse
-    keys = values = items = get = pop = popitem = clear = update = setdefault = _refuse  # type: ignore[assignment]
+    keys = values = get = pop = popitem = clear = update = setdefault = _refuse  # type: ignore[assignment]
 
 
 class ExchangedOptimizer(Optimizer):
