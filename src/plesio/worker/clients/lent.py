@@ -13,8 +13,8 @@ from torch import nn
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply
+from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients
-from plesio.worker.clients.spending import Spending
 from plesio.worker.clients.turn import Client
 from plesio.worker.context import WorkerContext
 from plesio.worker.data_use import DataUse
@@ -48,9 +48,10 @@ class LeasedClients:
         self._model = model
         self._begins = begins
         privacy = exchange.strategy.send.privacy
-        self._spending = Spending(privacy, clients, context) if privacy is not None else None
-        self._places = clients.per_round if self._spending is None else self._spending.places
-        self._rounds = clients.rounds if self._spending is None else self._spending.rounds
+        self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
+        if privacy is not None:
+            self._accountant = Accountant(privacy, clients, context)
+            self._places, self._rounds = self._accountant.places, self._accountant.rounds
         self._skips = clients.on_client_error == "skip" or (clients.on_client_error is None and context.lenient)
         self._digest = clients.digest(context.seed)
         self._drawn: tuple[int, list[int]] = (-1, [])
@@ -97,8 +98,8 @@ class LeasedClients:
                 self._end()
             more = self._round < self._rounds or self._used.batches > 0  # somebody died in the last round
             if self._over or not more:
-                if self._spending is not None:
-                    self._spending.tell()
+                if self._accountant is not None:
+                    self._accountant.tell()
                 return
             self._end_round()
 
@@ -109,7 +110,7 @@ class LeasedClients:
         made say which round the run is in, also after this worker was away."""
         made, self._version = self._context.state.version - self._version, self._context.state.version
         while self._exchange.in_rounds and made > 0 and self._round < self._rounds:
-            made -= self._spending is not None or bool(self._of(self._round))
+            made -= self._accountant is not None or bool(self._of(self._round))
             self._round += 1
 
     def _end_round(self) -> None:
@@ -155,14 +156,14 @@ class LeasedClients:
             self._used.batches += 1
             if place >= len(drawn):
                 continue  # no more were drawn
-            if of_round == self._round or self._spending is None:
+            if of_round == self._round or self._accountant is None:
                 yield of_round, drawn[place]
             else:  # it could be in this round twice
                 warn(f"client {drawn[place]} is left out of round {of_round}: its worker died")
 
     def _of(self, round: int) -> list[int]:
         if self._drawn[0] != round:
-            alike = self._spending is not None
+            alike = self._accountant is not None
             self._drawn = round, self._clients.drawn(self._context.seed, round, alike)
         return self._drawn[1]
 
@@ -223,7 +224,7 @@ class LeasedClients:
         if not self._exchange.in_rounds:
             self._exchange.contribute(client.samples or None)
             return self._exchange.taken
-        if not client.samples and self._spending is None:
+        if not client.samples and self._accountant is None:
             raise ConfigurationError(
                 f"client {client.id}: none of its steps followed one of its batches, and it weighs nothing; loop over the client"
             )

@@ -59,18 +59,10 @@ class Client:
         return self._samples
 
     def __iter__(self) -> Iterator[Any]:
-        self._check_open()
         if not torch.is_grad_enabled():
             return self._give(self._pass(LOOKING))
         ready, self._ready = self._ready or self._pass(TRAINING), None
         return self._give(ready)
-
-    def _check_open(self) -> None:
-        if self.over:
-            raise ConfigurationError(
-                f"client {self.id}, round {self.round}: its turn is over, for the loop over clients has gone on: train each "
-                "client before the next one is taken (no list(clients), no second loop inside the first)"
-            )
 
     def _pass(self, kind: int) -> Pass:
         first, epochs = self._epochs[kind], self._clients.epochs
@@ -83,7 +75,11 @@ class Client:
         _, self._given = self.samples, 0  # no step followed what the pass before gave last: it was a look
         with self.spared():
             for indices, batch in batches:
-                self._check_open()
+                if self.over:
+                    raise ConfigurationError(
+                        f"client {self.id}, round {self.round}: its turn is over, for the loop over clients has gone on: train "
+                        "each client before the next one is taken (no list(clients), no second loop inside the first)"
+                    )
                 _, self._given = self.samples, self._given + len(indices)
                 yield batch
 
