@@ -86,7 +86,7 @@ class Run:
 
     Attributes:
         summary: everything measured, see `plesio.observe.summary.Summary`.
-        state_dict: the final global parameters and buffers under their PyTorch names.
+        state_dict: the final global parameters, buffers and shared tables under their PyTorch names.
         folder: where it was written, or None.
         returned: what `train` returned, by worker; None for one that died, was still training when the run ended, or joined from
             elsewhere, and for what cannot be pickled or takes more than 16 MB.

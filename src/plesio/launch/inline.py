@@ -56,7 +56,8 @@ class Seating:
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
         kept = [view.clone() for view in self._memory.current.views]
-        return {name: kept[index] for name, index in self._memory.model.names}
+        tables = {name: one.clone() for name, one in self._memory.tables.items()}
+        return {name: kept[index] for name, index in self._memory.model.names} | tables
 
     def seat(self, worker: GreenletWorker, now_s: float) -> bool:
         """Bring a worker up to where training can begin; False if its function ended before it took part."""

@@ -38,7 +38,7 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.held import Held
-from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room
+from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 
 
 class Assembly:
@@ -66,6 +66,7 @@ class Assembly:
             )
         self.layout = Layout(self.model.specs)
         self.after_step = same([one.after_step for one in hellos])
+        self.tables = tables_at(self.model.tables)
         self._check_privacy()
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
@@ -97,8 +98,8 @@ class Assembly:
         self._folder: Folder | None = None
 
     def _check_privacy(self) -> None:
-        if self._strategy.send.privacy is not None and self.layout.buffer_segments:
-            names = [spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER]
+        names = [*(spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER), *self.tables]
+        if self._strategy.send.privacy is not None and names:
             raise ConfigurationError(
                 f"privacy=: the model's buffers ({', '.join(names[:3])}) would be sent as they are, neither clipped nor noised; "
                 "use layers without running statistics (GroupNorm in place of BatchNorm)"

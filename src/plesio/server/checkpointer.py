@@ -16,7 +16,6 @@ from plesio.protocol.worker import Counters
 from plesio.server.assembly import Assembly
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Layout
 from plesio.transport.held import Held
 
 
@@ -122,7 +121,7 @@ class Checkpointer:
             workers=self._workers,
             seed=self._keeping.seed,
             train_hash=self._keeping.train_hash,
-            layout=_words(built.layout),
+            layout=_words(built),
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(self._made),
@@ -227,7 +226,7 @@ def _reason(error: CheckpointError) -> str:
 
 
 def _load_weights(saved: Saved, built: Assembly) -> None:
-    wanted, got = saved.manifest.layout, _words(built.layout)
+    wanted, got = saved.manifest.layout, _words(built)
     if wanted != got:
         differ = (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b)
         first = next(differ, f"{len(wanted)} tensors, got {len(got)}")
@@ -236,6 +235,8 @@ def _load_weights(saved: Saved, built: Assembly) -> None:
     views = built.ring[0].views
     for name, index in built.model.names:
         views[index].copy_(weights[name])
+    for name, table in built.tables.items():
+        table.copy_(weights[name])
     for index, view in enumerate(views):
         if f"tensor {index}" in state:
             view.copy_(state[f"tensor {index}"])
@@ -261,12 +262,14 @@ def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.
     views = built.current.views
     named: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in built.model.names}
     known = {index for _, index in built.model.names}
+    named |= {name: table.clone() for name, table in built.tables.items()}
     return named, {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
 
 
-def _words(layout: Layout) -> tuple[str, ...]:
-    return tuple(
+def _words(built: Assembly) -> tuple[str, ...]:
+    tensors = [
         f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {spec.kind.name.lower()}"
         + (f" in group {spec.group}" if spec.group >= 0 else "")
-        for spec in layout.specs
-    )
+        for spec in built.layout.specs
+    ]
+    return (*tensors, *(f"{name}: {place.what}" for name, place in built.model.tables.items()))

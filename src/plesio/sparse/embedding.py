@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plesio.errors import ConfigurationError, SharedMemoryError, unknown_name
+from plesio.errors import ConfigurationError, unknown_name
 from plesio.sparse.settings import number, whole
+from plesio.tensors.model import Place
 from plesio.transport.memory import SharedBlock
 
 OPTIMIZERS = ("adagrad", "sgd")
@@ -23,14 +26,17 @@ SPREAD = 0.1
 class SharedEmbedding(nn.Module):
     """An embedding whose table lies in memory that every worker process of a run writes, without locks.
 
-    Make it outside the training function. Its table is no parameter: `worker.prepare` leaves it alone and no strategy
-    exchanges it. Instead `backward` steps the rows that were looked up, in place and at once (Niu, Recht, Ré and
-    Wright, 2011), while the rest of the model keeps step as the strategy says. For a row whose gradients in the batch sum to g:
+    Make it outside the training function. Its table is no parameter: no strategy exchanges it. Instead `backward` steps the
+    rows that were looked up, in place (Niu, Recht, Ré and Wright, 2011); in a run they step once the `optimizer.step()` that
+    follows counts, so that data which is given to another worker steps them once. The rest of the model keeps step as the
+    strategy says. For a row whose gradients in the batch sum to g:
 
         G += mean(g²);  row -= lr g / √G             "adagrad", by row (Duchi, Hazan and Singer, 2011)
         row -= lr g                                  "sgd"
 
     G is shared too. A gradient that is not finite is left out. After the run, the process that made the table has it trained.
+    It is in the model's state_dict, in checkpoints and in `run.state_dict`, under the module's name and `_extra_state`. A copy
+    of the module (`copy.deepcopy`, `AveragedModel`) is the same table.
 
     Args:
         rows, width: of the table.
@@ -53,22 +59,21 @@ class SharedEmbedding(nn.Module):
     0.1...
     """
 
+    waiting: list[Callable[[], None]] | None = None
+    """Steps that a run holds back until they count."""
+
     def __init__(self, rows: int, width: int, *, lr: float = 0.05, optimizer: str = "adagrad", seed: int = 0) -> None:
         super().__init__()
-        rows, width, lr, seed = (
-            whole("rows", rows, 1),
-            whole("width", width, 1),
-            number("lr", lr),
-            whole("seed", seed, 0),
-        )
-        if not 0 < lr < float("inf"):
+        self.rows, self.width = rows, width = whole("rows", rows, 1), whole("width", width, 1)
+        self.lr, self.optimizer, self.seed = number("lr", lr), optimizer, whole("seed", seed, 0)
+        if not 0 < self.lr < float("inf"):
             raise ConfigurationError(f"lr={lr!r}: allowed is a finite number above 0.")
         if optimizer not in OPTIMIZERS:
             raise ConfigurationError(unknown_name("optimizer", optimizer, OPTIMIZERS))
-        self.rows, self.width, self.lr, self.optimizer, self.seed = rows, width, lr, optimizer, seed
-        block = SharedBlock.create(4 * rows * (width + 1), f"a table of {rows:,} rows of {width}")
+        what, nbytes = f"the table of {rows:,} rows of {width}", 4 * rows * (width + 1)
+        block = SharedBlock.create(nbytes, what)
         made = os.fstat(block.fd)
-        self._origin = os.getpid(), block.fd, made.st_dev, made.st_ino
+        self.place = Place(what, os.getpid(), block.fd, made.st_dev, made.st_ino, nbytes)
         self._map(block)
         self.reset()
 
@@ -81,8 +86,14 @@ class SharedEmbedding(nn.Module):
         """The rows, of shape (*indices.shape, width); in training, their gradients go into the table."""
         rows = F.embedding(indices, self.table)
         if self.training and torch.is_grad_enabled():
-            rows.requires_grad_().register_hook(lambda gradient: self._step(indices, gradient))  # type: ignore[no-untyped-call]
+            rows.requires_grad_().register_hook(lambda gradient: self._wait_or_step(indices, gradient))  # type: ignore[no-untyped-call]
         return rows
+
+    def _wait_or_step(self, indices: torch.Tensor, gradient: torch.Tensor) -> None:
+        if self.waiting is None:
+            self._step(indices, gradient)
+        else:  # by then the loop may have written into both
+            self.waiting.append(partial(self._step, indices.clone(), gradient.clone()))
 
     @torch.no_grad()
     def _step(self, indices: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -98,32 +109,29 @@ class SharedEmbedding(nn.Module):
         steps = self.lr / (self.squares[touched].sqrt() + EPSILON)
         self.table.index_add_(0, touched, total.mul_(steps[:, None]), alpha=-1)
 
+    def get_extra_state(self) -> torch.Tensor:
+        """The entry of `state_dict`: table and squares."""
+        return self._numbers
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """From `load_state_dict`; every process has it then."""
+        self._numbers.copy_(state)
+
     def extra_repr(self) -> str:
         """The text within the brackets of its `repr`."""
         return f"{self.rows}, {self.width}, lr={self.lr:g}, optimizer={self.optimizer!r}"
 
     def _map(self, block: SharedBlock) -> None:
-        numbers = block.memory.view(torch.float32)
-        self.table = numbers[: self.rows * self.width].view(self.rows, self.width)
-        self.squares = numbers[self.rows * self.width :]
+        self._numbers = block.memory.view(torch.float32)
+        self.table = self._numbers[: self.rows * self.width].view(self.rows, self.width)
+        self.squares = self._numbers[self.rows * self.width :]
         weakref.finalize(self, block.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in any process is the same table, opened by the owner's descriptor, as its memory has no name."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("table", "squares")}
+        left_out = ("table", "squares", "_numbers", "waiting")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        maker, descriptor, *file = self._origin
-        what = f"the table of {self.rows:,} rows of {self.width}"
-        try:
-            mine = os.open(f"/proc/{maker}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise SharedMemoryError(
-                f"{what} cannot be reached ({error}): process {maker}, which made it, must be running, on this host, a Linux."
-            ) from error
-        found = os.fstat(mine)
-        if [found.st_dev, found.st_ino] != file:
-            os.close(mine)
-            raise SharedMemoryError(f"{what} is gone: process {maker}, which made it, has let go of it; keep it there.")
-        self._map(SharedBlock(mine, 4 * self.rows * (self.width + 1)))
+        self._map(SharedBlock.at(self.place))

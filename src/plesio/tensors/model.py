@@ -19,11 +19,24 @@ from plesio.errors import ConfigurationError, ModelMismatchError
 from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where a table in shared memory lies: a file that the process `maker` has open. A module has it as its `place`."""
+
+    what: str
+    maker: int
+    descriptor: int
+    device: int
+    inode: int
+    nbytes: int
+
+
 class Described(msgspec.Struct, frozen=True):
-    """A model's tensors; `names` maps each key of its state_dict, in order, to one of them: tied weights share one."""
+    """A model's tensors; `names` maps each key of its state_dict, in order, to one of them: tied weights share one. `tables`:
+    by such keys those that no strategy exchanges."""
 
     specs: tuple[TensorSpec, ...]
     names: tuple[tuple[str, int], ...]
+    tables: dict[str, Place] = {}
 
 
 class Models(nn.ModuleList):
@@ -58,7 +71,15 @@ def describe(
         )
     if optimizer is not None and not any(spec.kind.moves for spec in specs):
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
-    return Described(tuple(specs), _state_names(model, tensors)), tensors
+    places = {key: module.place for key, module in tables_in(model).items()}
+    return Described(tuple(specs), _state_names(model, tensors), places), tensors
+
+
+def tables_in(model: nn.Module) -> dict[str, Any]:
+    """The modules with a table in shared memory, by each key that it has in the state_dict."""
+    named = model.named_modules(remove_duplicate=False)
+    tables = [(name, one) for name, one in named if isinstance(getattr(one, "place", None), Place)]
+    return {_plain(f"{name}._extra_state").lstrip("."): one for name, one in tables}
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -22,6 +22,7 @@ import torch
 from rich.filesize import decimal
 
 from plesio.errors import SharedMemoryError
+from plesio.tensors.model import Place
 
 SHM = Path("/dev/shm")
 PAGEMAP = Path("/proc/self/pagemap")
@@ -49,6 +50,19 @@ class SharedBlock:
         """A new block for `what`, zero at first; `SharedMemoryError` if there is not that much memory to be had."""
         return cls(anonymous_file(nbytes, what), nbytes)
 
+    @classmethod
+    def at(cls, place: Place) -> SharedBlock:
+        """A table's memory, which has no name, by its maker's descriptor."""
+        with contextlib.suppress(OSError):
+            mine = os.open(f"/proc/{place.maker}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            found = os.fstat(mine)
+            if (found.st_dev, found.st_ino) == (place.device, place.inode):
+                return cls(mine, place.nbytes)
+            os.close(mine)
+        raise SharedMemoryError(
+            f"{place.what} cannot be reached: process {place.maker}, which made it, must run and keep it, on this host, a Linux."
+        )
+
     def close(self) -> None:
         """Let go of the descriptor; the memory goes when the last tensor over it does."""
         if self.fd >= 0:
@@ -57,6 +71,11 @@ class SharedBlock:
 
     def __del__(self) -> None:
         self.close()
+
+
+def tables_at(places: dict[str, Place]) -> dict[str, torch.Tensor]:
+    """The numbers of tables, where they lie."""
+    return {name: SharedBlock.at(place).memory.view(torch.float32) for name, place in places.items()}
 
 
 class CopyOnWriteView:

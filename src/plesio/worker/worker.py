@@ -28,6 +28,7 @@ from plesio.worker.optimizer import ExchangedOptimizer
 from plesio.worker.parts import StreamLoader, own_part
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.seeding import seed_device
+from plesio.worker.shared_tables import SharedTables
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn_at_end
 
@@ -202,6 +203,7 @@ class Worker:
         except StepCancelled:
             assert self._exchange is not None, "only an exchange is cancelled"
             self._exchange.abandon()
+            self._tables.settle()
         finally:
             self._in_step = False
 
@@ -337,6 +339,7 @@ class Worker:
             self._loader = self._leased(others[0], optimizer)
             self._loader.begins = self._go_on
         guards = Guards(model, optimizer, frozen_too)
+        self._tables = SharedTables(model, self._state, self.server_pid)
         self._exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
         if after is not None and self._exchange.local:
             self._exchange.after_step = Applied(after, self._exchange.replica.layout.specs)
@@ -365,6 +368,8 @@ class Worker:
             **{id(one): self._stream(one) for one in streams},
             **{id(one): self._lent(one, model) for one in given.clients},
         }
+        for one in given.optimizers:
+            self._prepared[id(one)].register_step_post_hook(self._tables.settle)
 
     def _check_clients(self, given: Given) -> None:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""

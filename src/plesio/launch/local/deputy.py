@@ -206,7 +206,8 @@ class Deputy:
             trusts = self._job.listening is not None and self._job.listening.trusts
             if not trusts:
                 message = message.without_code()
-            message = msgspec.structs.replace(message, worker=self._worker)
+            model = msgspec.structs.replace(message.model, tables={})  # of another host: nothing to look for here
+            message = msgspec.structs.replace(message, worker=self._worker, model=model)
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
             self._layout = Layout(message.model.specs)

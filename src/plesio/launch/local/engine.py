@@ -33,7 +33,7 @@ from plesio.server.assembly import arenas
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
-from plesio.transport.memory import SharedBlock
+from plesio.transport.memory import SharedBlock, tables_at
 
 log = logging.getLogger("plesio")
 
@@ -392,6 +392,7 @@ class LocalEngine:
         block = SharedBlock(descriptors[0], layout.nbytes * message.buffers)
         kept = [view.clone() for view in arenas(block, layout, message.buffers)[message.buffer].views]
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
+        self._outcome.state_dict |= {name: one.clone() for name, one in tables_at(message.model.tables).items()}
         block.close()
         if all_died and not self._patience.asked:
             raised = next((f"; {what}" for what in self._raised.values()), "")

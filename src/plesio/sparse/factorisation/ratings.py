@@ -56,14 +56,12 @@ def column(ids: Any, what: str) -> NDArray[Any]:
     if np.ma.is_masked(ids) or (array.dtype.kind in "mM" and np.isnat(array).any()):
         raise ConfigurationError(f"{what} holds missing ids (NaT, or masked); leave those rows out.")
     if array.dtype.kind == "f":
-        whole = array.astype(np.int64) if np.isfinite(array).all() else None
-        if whole is None or (whole != array).any():
-            raise ConfigurationError(f"{what} holds numbers that are not whole, such as NaN; ids are whole or words.")
-        if len(whole) and np.abs(whole).max() > (exact := 2 ** (np.finfo(array.dtype).nmant + 1)):
+        exact = 2.0 ** (np.finfo(array.dtype).nmant + 1)
+        if not (np.abs(array) <= exact).all() or (array != np.floor(array)).any():
             raise ConfigurationError(
-                f"{what} holds {array.dtype} beyond {exact}, which are not exact; give whole numbers."
+                f"{what} holds numbers that are not whole, such as NaN, or not exact: give whole numbers."
             )
-        return whole
+        return array.astype(np.int64)
     return array
 
 
@@ -178,7 +176,7 @@ class Ids:
         rows = self.rows(ids)
         if rows.min() < 0:
             raise ConfigurationError(
-                f"{self._what} holds {ids[rows.argmin()]!r}, which is not equal to itself; name it."
+                f"{self._what} holds {ids[rows.argmin()]!r}, which is not equal to itself: name it."
             )
         return rows.astype(np.uint32)
 
@@ -219,6 +217,5 @@ class Ids:
         elif _type_of(names) == _type_of(ids):
             return ids
         raise ConfigurationError(
-            f"{self._what} are {_type_of(ids)}, those learnt are {_type_of(names)}: none would be found; give ids of the type "
-            "that fit was given."
+            f"{self._what} are {_type_of(ids)}, those learnt are {_type_of(names)}: give ids of that type."
         )

@@ -32,20 +32,8 @@ PENALTIES = ("elasticnet", "l1", "l2", None)
 _SPARSE_INTERCEPT_RATE = 0.01  # an intercept is in every row, a sparse feature in few: scikit-learn's factor
 _COPIED_AT_ONCE = 1 << 17  # non-zeros
 _LONGEST_DECAY = 8.0  # a chunk may shrink the weights by e^-8, or float32 would not hold them unshrunk
-_MUST_AGREE = (
-    "loss",
-    "penalty",
-    "alpha",
-    "l1_ratio",
-    "epsilon",
-    "fit_intercept",
-    "average",
-    "shuffle",
-    "learning_rate",
-    "eta0",
-    "power_t",
-    "decay",
-)
+_MUST_AGREE = ("loss", "penalty", "alpha", "l1_ratio", "epsilon", "fit_intercept", "average", "shuffle", "learning_rate", "eta0",
+               "power_t", "decay")  # fmt: skip
 _LIMITS = {
     "alpha": (0, math.inf),
     "l1_ratio": (0, 1),
