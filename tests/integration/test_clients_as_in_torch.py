@@ -350,6 +350,11 @@ def test_a_site_weighs_by_the_samples_that_it_says_and_by_none_if_it_says_0() ->
         assert float(run.state_dict["bias"]) == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(ps.ConfigurationError, match="nobody in this round trained on any sample"):
         simulated(partial(site, told=(0, 0)), workers=2)
+    with pytest.warns(
+        RuntimeWarning, match=r"samples=5\) without an optimizer.step\(\) since the last: it counts for nothing"
+    ):
+        run = simulated(lambda worker: (site(worker, (100, 300)), worker.contribute(samples=5)), workers=2)
+    assert float(run.state_dict["bias"]) == pytest.approx(-0.5, abs=1e-5)
     with pytest.raises(ps.ConfigurationError, match=r"worker 0 says no samples, .* on every worker or on none"):
         simulated(partial(site, told=(None, 300)), workers=2)
 

@@ -18,7 +18,7 @@ from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.own import OwnState
 from plesio.worker.replica import ParameterReplica
-from plesio.worker.warn import warn_at_end, warn_not_finite
+from plesio.worker.warn import warn, warn_at_end, warn_not_finite
 
 
 class SeatLostError(ServerLostError):
@@ -118,6 +118,10 @@ class ServerExchange(Exchange):
         if self.state.stopped:
             raise StopRun("the run is over")
         if samples is not None:
+            if samples and not self._steps:
+                warn(
+                    f"worker.contribute(samples={samples}) without an optimizer.step() since the last: it counts for nothing"
+                )
             self.used.samples, self._says_samples = samples, True
             self._steps = self._steps if samples else 0  # no samples are no work
         version = self.state.version
