@@ -26,10 +26,9 @@ from plesio.config.until import MetricMissingError, Until
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
-from plesio.observe.comparison import notes
 from plesio.observe.finding import finding
 from plesio.observe.folders import make_folder
-from plesio.observe.repeats import middle
+from plesio.observe.repeats import middle, notes
 from plesio.observe.report import write_report
 from plesio.observe.summary import GONE, Summary, telling
 from plesio.observe.tables import Failed, compare_table

@@ -16,9 +16,9 @@ from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.live import terminal
 from plesio.errors import ConfigurationError
 from plesio.observe.amounts import duration, number, percent, rate
-from plesio.observe.comparison import notes
 from plesio.observe.finding import finding
 from plesio.observe.history import Kept, history, kept, read_summary, remove, to_prune, write_notes
+from plesio.observe.repeats import notes
 from plesio.observe.report import write_report
 from plesio.observe.tables import compare_table
 

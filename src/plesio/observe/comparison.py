@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf, isfinite
 
 from plesio.observe.amounts import byte_size, number, of_ideal, percent, rate
@@ -66,21 +65,6 @@ def _between(spread: tuple[float, float] | None) -> str:
     if spread is None or spread[0] == inf:
         return ""
     return f" ({spread[0]:.2f}-{spread[1]:.2f})" if spread[1] < inf else f" (from {spread[0]:.2f})"
-
-
-def notes(summaries: Sequence[Summary], target: Target | None, metric: str | None, repeats: int = 1) -> list[str]:
-    """What readers of the columns ask; `repeats`: how many runs there are of each strategy."""
-    found = []
-    if repeats > 1:
-        found.append(
-            f"Each strategy ran {repeats} times. In brackets: the least and the greatest time. All other figures are of one run: "
-            f"the median by {'time to the target' if target else 'steps a second'}."
-        )
-    if target and metric == target[0]:
-        found.append(
-            f"Time is until a snapshot first reached {metric} {target[1]:g}; the last snapshot may be below it."
-        )
-    return [*found, *dict.fromkeys(note for one in summaries for note in on_staleness(one.recipe))]
 
 
 def on_staleness(recipe: str) -> list[str]:

@@ -32,7 +32,7 @@ def finding(summaries: Sequence[Summary], target: Target | None, repeats: Sequen
     ties = tied(repeats, winner, target)
     others = [k for k in order if k != winner and k not in ties]
     sentence = _tie([summaries[k] for k in sorted([winner, *ties])], target) if ties else _won(best, target)
-    return f"{sentence}{_of_runs(repeats)}{_against(best, [summaries[k] for k in others], target)}."
+    return f"{sentence}{_of_runs(repeats)}{_against(best, [summaries[k] for k in others], target)}.{_unranked(summaries, target)}"
 
 
 def _goal(target: Target) -> str:
@@ -49,7 +49,24 @@ def _tie(runs: Sequence[Summary], target: Target | None) -> str:
     names = _listed([one.strategy for one in runs])
     if target is None:
         return f"{names} tie: {_listed([number(one.steps_per_s) for one in runs])} steps a second"
-    return f"{names} tie: they reached {_goal(target)} in {_listed([number(cost(one, target)) for one in runs])} s"
+    times = [cost(one, target) for one in runs]
+    words = [
+        number(time) if time < inf else f"more than {number(one.wall_s)}" for one, time in zip(runs, times, strict=True)
+    ]
+    return f"{names} tie: they reached {_goal(target)} in {_listed(words)} s"
+
+
+def _unranked(summaries: Sequence[Summary], target: Target | None) -> str:
+    """How to compare by quality, where only speeds are compared."""
+    if target is not None:
+        return ""
+    metrics = [name for one in summaries for evaluation in one.history for name in evaluation.metrics]
+    how = (
+        f"--until {metrics[0]}=VALUE"
+        if metrics
+        else "a function evaluate(model) in the script, and --until METRIC=VALUE"
+    )
+    return f" This is speed, and ranks nothing by quality: that takes {how}."
 
 
 def _of_runs(repeats: Sequence[Sequence[Summary]]) -> str:

@@ -223,6 +223,7 @@ class Meter:
         self.discarded: Counter[str] = Counter()
         self.missing_gradients = 0
         self.exchanges = 0  # contributions received
+        self.served_s = 0.0  # what the server computed for them, with the answers
         self.answers = 0  # parameters sent back, also after a cancellation
         self.zero_s = 0.0
         self.begun = False

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from plesio.observe.comparison import Target, time_of
+from plesio.observe.comparison import Target, on_staleness, time_of
 from plesio.observe.summary import Summary
 
-ALONE = 1.1
-"""By what factor single runs have to differ for one to be better: seeds alone make about as much."""
+FEWEST = 3
+"""Runs of each strategy from which their own spread tells what chance makes."""
+SEEDS = 2.5
+"""By what factor fewer runs have to differ in time to the target: of 40 seeds of one strategy the slowest takes up to 2.4 times
+as long as the fastest, on the digits (benchmarks/winners.py)."""
+SPEEDS = 1.1
+"""The same without a target, by steps a second, which hardly depend on seeds."""
+GAP = 0.5
+"""How far apart the times of three runs each have to be, as a share of the wider spread. Without a gap chance alone parts two
+equal strategies in one comparison of ten; of four runs each, in one of 35."""
 
 
 def cost(run: Summary, target: Target | None) -> float:
@@ -49,8 +57,38 @@ def first(repeats: Sequence[Sequence[Summary]], target: Target | None) -> list[i
 
 
 def tied(repeats: Sequence[Sequence[Summary]], best: int, target: Target | None) -> list[int]:
-    """Which strategies are no worse than the `best`, as far as these runs can tell: their middle run reached the target, too, and
-    their spreads overlap. A single run is taken to spread by `ALONE`."""
-    most = spread(repeats[best], target)[1] * (ALONE if len(repeats[best]) == 1 else 1.0)
-    others = [k for k in range(len(repeats)) if k != best and cost(middle(repeats[k], target), target) < inf]
-    return [k for k in others if spread(repeats[k], target)[0] <= most]
+    """Which strategies are no worse than the `best`, as far as these runs can tell."""
+    return [k for k in range(len(repeats)) if k != best and not _apart(repeats[best], repeats[k], target)]
+
+
+def _apart(best: Sequence[Summary], other: Sequence[Summary], target: Target | None) -> bool:
+    """Whether all runs of one are better than all of the other, and by so much that it is hardly chance. A run that missed the
+    target took as long as it lasted, at least."""
+    least, most = spread(best, target)
+    known = [min(cost(one, target), one.wall_s) if target else cost(one, target) for one in other]
+    runs = min(len(best), len(other))
+    if runs < FEWEST:
+        return min(known) > max(most, least * (SEEDS if target else SPEEDS))
+    gap = GAP * max(most - least, max(known) - min(known)) if runs == FEWEST and most < inf else 0.0
+    return min(known) > most + gap
+
+
+def notes(summaries: Sequence[Summary], target: Target | None, metric: str | None, repeats: int = 1) -> list[str]:
+    """What readers of the columns ask; `repeats`: how many runs there are of each strategy."""
+    found = []
+    if repeats < FEWEST and target and len(summaries) > 1:
+        found.append(
+            f"Seeds alone make times differ, by up to 2.4 times on the digits (benchmarks/winners.py): of fewer than {FEWEST} "
+            f"runs the best is named only where it is {SEEDS:g} times better. plesio compare --repeats {FEWEST} measures your "
+            "own spread."
+        )
+    if repeats > 1:
+        found.append(
+            f"Each strategy ran {repeats} times. In brackets: the least and the greatest time. All other figures are of one run: "
+            f"the median by {'time to the target' if target else 'steps a second'}."
+        )
+    if target and metric == target[0]:
+        found.append(
+            f"Time is until a snapshot first reached {metric} {target[1]:g}; the last snapshot may be below it."
+        )
+    return [*found, *dict.fromkeys(note for one in summaries for note in on_staleness(one.recipe))]

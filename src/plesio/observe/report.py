@@ -17,10 +17,10 @@ from typing import Any
 from plesio.errors import as_utf8
 from plesio.observe import figures
 from plesio.observe.amounts import number
-from plesio.observe.comparison import Target, cells, headings, in_a_line, notes
+from plesio.observe.comparison import Target, cells, headings, in_a_line
 from plesio.observe.encoding import as_json
 from plesio.observe.finding import finding, setting
-from plesio.observe.repeats import first, times_of
+from plesio.observe.repeats import first, notes, times_of
 from plesio.observe.summary import Summary
 from plesio.observe.tables import of_clients
 

@@ -200,6 +200,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     shared_bytes: int = 0
     plain_bytes: int = 0
+    served_s: float = 0.0
+    """What the server computed for all contributions, from their arrival to the answers; 0 where time is virtual."""
     staleness: Staleness
     history: tuple[Evaluation, ...] = ()
     logged: tuple[Logged, ...] = ()

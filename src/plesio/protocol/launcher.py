@@ -100,6 +100,7 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     bytes: int
     shared_bytes: int
     plain_bytes: int
+    served_s: float
     staleness: Staleness
     workers: tuple[WorkerSummary, ...]
     timeline: tuple[Span, ...]

@@ -257,6 +257,7 @@ class Program:
             batches_unvisited=self.sequencer.leases.unvisited,
             bytes=self._bytes(memory) if memory else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
+            served_s=meter.served_s,
             plain_bytes=self.memory.layout.payload_bytes if self.memory and not self._folder.row_bytes else 0,
             staleness=meter.staleness(),
             workers=tuple(one.summary() for one in meter.seated),
@@ -335,6 +336,7 @@ class Program:
             self._folder.came(worker, of_bits(made.absent), made.rows)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
+        self._meter.served_s += meter.held_since_s - now_s
         self._meter.missing_gradients += made.missing
         self._meter.exchanges += 1
         if not made.finite:

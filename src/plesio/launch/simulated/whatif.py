@@ -2,9 +2,10 @@
 
 Every worker takes the steps that were measured of it, in that order, and from then on steps drawn from them. A step that was
 cancelled would have taken longer: one drawn from the longer steps takes its place (without, the prediction is biased: it is
-the slowest steps that are cancelled). The real sequencer decides who waits for whom. The server folds one contribution after
-the other, so the server's link carries an exchange in the time the server took for one. A worker that died dies again after
-as long; one whose training function returned while the others had much left to do is done after as many steps.
+the slowest steps that are cancelled). The real sequencer decides who waits for whom. Each worker's link has the latency that was
+measured of it, and the server's carries a message in the time the server takes for one (`plesio.observe.links`). Where these do
+not explain the exchanges, or the replay of what ran takes another time, nothing is recommended. A worker that died dies again
+after as long; one whose training function returned while the others had much left to do is done after as many steps.
 
 What is not modelled: another strategy may need another number of samples for the same accuracy, and workers that share cores
 disturb each other differently when fewer of them wait. Work is assumed to be shared out, so that fast workers do more of it;
@@ -29,7 +30,7 @@ from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.amounts import duration, percent
 from plesio.observe.summary import Summary
-from plesio.observe.times import Measured, StepTimes, measured, useful_share
+from plesio.observe.times import Measured, StepTimes, measured
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, async_sgd, local_sgd, sync_sgd
@@ -42,6 +43,9 @@ MUCH = 1.5  # times faster: worth a line
 CLOSE = 1.1
 """Strategies that take up to so many times the shortest time are as good: the tightest of them is recommended."""
 UNEVEN = 1.5  # times as long as the others: a worker to be named as the reason
+FITS, EXPLAINS = 1.2, 0.2
+"""How many times too long or too short the replay of what ran may be, and how much of a cycle its exchanges may differ from what
+the model says, for a recommendation."""
 
 EVERYBODY = -1
 
@@ -165,13 +169,13 @@ def _predict(
             for one, last in zip(steps, _lasts(crew, part), strict=True)
         ],
         push_nbytes=push,
-        answer_nbytes=answer if bytes_per_s is not None or ring else 0,
+        answer_nbytes=answer,
         limits=Limits(steps=min(run.steps, steps_max)),
         timeline=False,
     )
     final = virtual.run()
-    useful = final.steps * useful_share(final.folded, final.discarded)
-    if not useful:
+    useful = final.steps - sum(one.in_vain for one in final.workers)
+    if useful <= 0 or not final.folded:
         raise ConfigurationError(
             f"{strategy.name}: nothing it does would count, of {run.steps:.0f} steps; run for longer"
         )
@@ -179,7 +183,7 @@ def _predict(
     left_out = _left_out(strategy, final, crew, useful)
     return Prediction(
         strategy=strategy.name,
-        time_s=final.wall_s * run.steps / useful,
+        time_s=final.wall_s * run.steps / useful + _end_s(strategy, crew),
         steps_per_s=final.steps / final.wall_s,
         waiting_share=sum(one.wait_s for one in final.workers) / total_s if total_s else 0.0,
         staleness=final.staleness.mean,
@@ -198,6 +202,11 @@ def _left_out(strategy: Strategy, final: Final, crew: Sequence[StepTimes], usefu
     return tuple(k for k, one in enumerate(final.workers) if one.compute_s > 2 * one.folded * steps * crew[k].mean_s)
 
 
+def _end_s(strategy: Strategy, crew: Sequence[StepTimes]) -> float:
+    """How long the one farthest away still takes when the others are done: it is answered."""
+    return 2 * max(one.latency_s for one in crew) if strategy.via.at_server else 0.0
+
+
 def _lasts(crew: Sequence[StepTimes], part: float) -> list[float]:
     """How many steps each takes at most; as many as it likes where nobody would be left to go on."""
     if all(one.last is not None or one.died_s is not None for one in crew):
@@ -208,14 +217,15 @@ def _lasts(crew: Sequence[StepTimes], part: float) -> list[float]:
 def _cluster(
     run: Measured, crew: Sequence[StepTimes], ring: bool, nbytes: int, bytes_per_s: float | None, part: float
 ) -> Cluster:
-    """Links on which an exchange takes what was measured; a ring takes as long as an exchange with the server did."""
+    """Links on which an exchange takes what was measured; a ring takes as long as the longest exchange with the server."""
     carried = bytes_per_s or float("inf")
     served = nbytes / run.service_s if run.service_s else float("inf")
-    hops = 2 * (len(crew) - 1) or 1
-    latency_s = (run.service_s + 2 * run.latency_s) / hops if ring else run.latency_s
+    latencies = [one.latency_s for one in crew]
+    if ring:
+        latencies = [2 * (run.service_s + max(latencies)) / (2 * (len(crew) - 1) or 1)] * len(crew)
     deaths = [Crash(worker=place, at_s=part * one.died_s) for place, one in enumerate(crew) if one.died_s is not None]
     return Cluster(
-        (Group(len(crew), Constant(1.0), Link(latency_s, carried)),),
+        tuple(Group(1, Constant(1.0), Link(own_s, carried)) for own_s in latencies),
         Link(bytes_per_s=min(served, carried)),
         tuple(deaths) if len(deaths) < len(crew) else (),
     )
@@ -265,6 +275,8 @@ def _off(ran: Prediction, others: Sequence[Prediction]) -> float:
 
 def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
     """What to run and why, in words; where other workers or links are assumed, `ran` is one of the `others`, its replay."""
+    if why := misfit(run, ran, others):
+        return f"No recommendation: {why}. The forecasts may be off by more; simulate the strategies, or try them."
     best = choose(ran, others)
     if best is ran:
         off = _off(ran, others)
@@ -284,8 +296,27 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
     )
 
 
+def misfit(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
+    """Why the model is not to be trusted with this run, if it is not."""
+    if run.unexplained > EXPLAINS:
+        return (
+            f"exchanges differ by {percent(run.unexplained)} of the time from one to the next, which neither a fixed latency of "
+            "each worker nor a queue at the server explains"
+        )
+    if _off(ran, others) > FITS:
+        replayed, took = duration(_replay(ran, others).time_s, 1), duration(ran.time_s, 1)
+        return f"the measured times do not fit the model, for the replay of what ran takes {replayed} instead of {took}"
+    return ""
+
+
 def _cause(run: Measured) -> str:
-    """Who is slow, if somebody is, or that the server is."""
+    """Who is far away or slow, if somebody is, or that the server is."""
+    usual_s, near_s = median(one.mean_s for one in run.workers), median(one.latency_s for one in run.workers)
+    far = [one for one in run.workers if one.latency_s > max(UNEVEN * near_s, usual_s / 2)]
+    if far:
+        more = f" and {len(far) - 1} more" if len(far) > 1 else ""
+        longest_s = 2 * max(one.latency_s for one in far)
+        return f"An exchange of worker {far[0].worker}{more} takes {longest_s * 1e3:.2g} ms, more than a usual step: "
     means = {one.worker: one.mean_s for one in run.workers}
     slow = max(means, key=lambda worker: means[worker])
     others = [mean_s for worker, mean_s in means.items() if worker != slow]
@@ -315,6 +346,8 @@ def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
     except (ConfigurationError, StrategyError):
         return None  # too little was measured
     ran = as_it_was(summary)
+    if why := misfit(run, ran, others):
+        return f"Whether another strategy is faster cannot be told: {why}."
     if choose(ran, others).time_s * MUCH > min(ran.time_s, _replay(ran, others).time_s):
         return None
     return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"
