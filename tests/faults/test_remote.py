@@ -23,10 +23,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from conformance.table import strategies
 from plesio.core.events import Joined
+from plesio.launch.remote.link import _answer_to
+from plesio.protocol import remote as messages
 from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Round
 from plesio.transport.certificates import make_certificates
+from plesio.transport.connect import connect
 from plesio.transport.limits import LEASE_S, RETURN_S
 from support import remote
 from support.loops import CLASSES, FEATURES, data
@@ -140,6 +143,10 @@ def counting(worker: Any, into: Path, epochs: int, pause_s: float = 0.004) -> No
             optimizer.step()
             schedule.step()
             (into / f"at-{os.getpid()}").write_text(str(worker.version))
+
+
+def dies(worker: ps.Worker) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -312,6 +319,50 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
     assert head.warned.count("the run went back from version ") == 2
     assert str(ps.replay(done.folder, train)) == f"bit-identical: {done.version} versions, all computed again"
     assert joined(done)[-2:] == [(0, 2), (1, 2)] or joined(done)[-2:] == [(1, 2), (0, 2)]
+
+
+def gathers(worker: ps.Worker, into: Path) -> None:
+    """Worker 0 prepares, worker 1 raises when it is told to, and worker 2 prepares when the run is over."""
+    until(lambda: worker.rank == 0 or (into / f"go {worker.rank}").exists())
+    if worker.rank == 1:
+        raise ValueError("no data here")
+    one_step(worker, 1.0, into)
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+def test_workers_are_told_why_training_did_not_begin_and_a_long_name_is_cut(
+    far: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with remote.head(far) as head:
+        for rank in range(3):
+            head.fork(functools.partial(gathers, into=tmp_path), rank=rank)
+
+        def knock() -> None:
+            until(lambda: "3 of 4 are here" in caplog.text)
+            wire = connect("127.0.0.1", head.port, remote.TOKEN, None, messages.NO_TICKET)
+            _answer_to(messages.Knock("x" * 40_000, "y" * 40_000, options={"z" * 40_000: "z" * 40_000}), wire)
+            wire.close()
+            (tmp_path / "go 1").touch()
+
+        with caplog.at_level("INFO", "plesio"), meanwhile(knock), pytest.raises(ps.WorkerError, match="no data here"):
+            head.run("sync_sgd", workers=4)
+        (tmp_path / "go 2").touch()
+        assert head.end() == [1, 1, 1]
+    assert head.warned.count("plesio.errors.WorkerError: worker 1 raised ValueError: no data here") == 2
+    assert "last checkpoint" not in head.warned
+    (refused,) = (one.getMessage() for one in caplog.records if "was refused" in one.getMessage())
+    assert refused.startswith("xxx")
+    assert len(refused) < 1200
+
+
+@pytest.mark.parametrize(("train", "how"), [(dies, "died"), (str, "finished")])
+def test_a_head_whose_workers_all_go_before_the_others_come_says_that_training_did_not_begin(
+    train: Callable[..., object], how: str
+) -> None:
+    with remote.head(rejoin_s=0.5) as head:
+        head.fork(train, rank=0)
+        with pytest.raises(ps.WorkerLostError, match=f"training did not begin: worker 0 {how}, worker 1 did not come;"):
+            head.run("sync_sgd", workers=2)
 
 
 @pytest.mark.slow

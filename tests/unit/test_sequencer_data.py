@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plesio.core.events import Abandoned, Grant, Joined, Leased, LeaseWanted, Left, Reported, Verdict
+from plesio.core.events import Abandoned, Evict, Grant, Joined, Leased, LeaseWanted, Left, Reported, Scaled, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import recipes
@@ -18,6 +18,18 @@ def test_a_dead_workers_batches_are_visited_by_others() -> None:
     assert len(rest) == 6
     run.push(1, batches=6)
     assert (run.leases.done, run.leases.unvisited) == (6, 0)
+
+
+def test_batches_of_a_frozen_worker_that_is_to_leave_are_for_whoever_finds_nothing_else() -> None:
+    run = Run(recipes.async_sgd(), workers=2)
+    held = run.lease(1, most=2)
+    run.sequencer.receive(Scaled(1), 0.0)
+    assert run.lease(0, most=10) == tuple(one for one in [(0, batch) for batch in range(6)] if one not in held)
+    assert run.lease(0, most=10) == (), "it may be at its last step"
+    run.now_s = 2.0
+    effects = run.sequencer.receive(LeaseWanted(0, 1, 0, 6, 10), 2.0)
+    assert only(Evict, effects) == [Evict(1, 1, 2.0)]
+    assert only(Leased, effects)[0].batches == held
 
 
 def test_batches_of_a_worker_that_never_came_are_visited_by_others() -> None:

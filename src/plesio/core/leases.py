@@ -174,6 +174,10 @@ class DataLeases:
                 return of_epoch, batch
         return None
 
+    def holds(self, worker: int) -> bool:
+        """Whether `worker` has batches that are in no contribution yet."""
+        return bool(self._outstanding[worker])
+
     def consume(self, worker: int, count: int) -> tuple[Batch, ...]:
         """The `count` oldest batches `worker` holds: they are now in its contribution."""
         held = self._outstanding[worker]

@@ -128,9 +128,10 @@ class Membership:
             self.slowest = min(clocks)
             self._at_slowest = clocks.count(self.slowest)
 
-    def silent(self, now_s: float) -> list[Seat]:
-        """Members that are computing, and were last heard more than `silence_s` ago."""
-        return [seat for seat in self.seats.values() if seat.waiting is None and now_s - seat.heard_s > self.silence_s]
+    def silent(self, now_s: float, for_s: float | None = None) -> list[Seat]:
+        """Members that are computing, and were last heard more than `for_s` (`silence_s`) ago."""
+        least_s = self.silence_s if for_s is None else for_s
+        return [seat for seat in self.seats.values() if seat.waiting is None and now_s - seat.heard_s > least_s]
 
     def left_over(self, now_s: float) -> list[Seat]:
         """All members, if all of them are silent and others have finished, the last of these more than `silence_s` ago."""

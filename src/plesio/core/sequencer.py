@@ -45,6 +45,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.questions import Arrival
 
 NEVER_S = float("inf")
+LEAVE_S = 1.0
+"""How long a worker that was told to leave may be silent while others want its data."""
 _TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to build an effect
 
 
@@ -192,10 +194,13 @@ class Sequencer:
         left_over = self.members.left_over(self._now_s)
         for seat in left_over or self.members.silent(self._now_s):
             if left_over or self._waited_for(seat):
-                self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
-                self._left(seat.worker, seat.incarnation)
+                self._evict(seat)
         if self._now_s >= self.grace_until_s:
             self._fold()
+
+    def _evict(self, seat: Seat) -> None:
+        self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
+        self._left(seat.worker, seat.incarnation)
 
     @property
     def waited_for(self) -> list[int]:
@@ -218,7 +223,17 @@ class Sequencer:
         self.leases.unused(event.worker, event.unused)
         epoch = self.leases.progress(event.worker)
         batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
+        if not batches and event.most and event.worker < self.workers and self._take_from_leaving():
+            batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
         self._effects.append(events.Leased(event.worker, batches, epoch))
+
+    def _take_from_leaving(self) -> bool:
+        """Nothing else is left: do not wait for those who were told to leave and are silent; whether there are any with data."""
+        seats = [seat for seat in self.members.silent(self._now_s, LEAVE_S) if seat.worker >= self.workers]
+        held = [seat for seat in seats if self.leases.holds(seat.worker)]
+        for seat in held:
+            self._evict(seat)
+        return bool(held)
 
     def _abandoned(self, event: events.Abandoned) -> None:
         seat = self.members.seat(event.worker, event.incarnation)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from plesio.errors import PlesioError
 
 M = TypeVar("M")
 encode = msgspec.msgpack.Encoder().encode
+SAID_MAX = 500
+"""How many characters of a text somebody else says are logged and shown."""
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are no message."""
 
@@ -42,3 +45,18 @@ def decoder_of(kinds: type[M] | object) -> Callable[[bytes], M]:
             raise ProtocolError(f"{len(data)} bytes are no message: {error}") from None
 
     return decoded
+
+
+def cut(said: Any) -> Any:
+    """What somebody else said, with each text in it at most `SAID_MAX` characters long.
+
+    >>> len(cut(["x" * 100_000])[0])
+    521
+    """
+    if isinstance(said, str):
+        return said if len(said) <= SAID_MAX else f"{said[:SAID_MAX]}... ({len(said):,} characters)"
+    if isinstance(said, dict):
+        return {cut(name): cut(one) for name, one in said.items()}
+    if isinstance(said, (list, tuple)):
+        return type(said)(map(cut, said))
+    return replace(said, **cut(asdict(said))) if isinstance(said, msgspec.Struct) else said

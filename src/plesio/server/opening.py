@@ -77,5 +77,8 @@ class Opening:
         return self.assembly is not None and bool(live) and not self.vacant() and all(line.ready for line in live)
 
     def lacking(self) -> str:
+        """Who is not as far as the others, and how far."""
         late = [line.worker for line in self.live() if line.hello is None or (line.welcomed and not line.ready)]
-        return ", ".join(f"worker {worker}" for worker in sorted([*late, *self.vacant()]))
+        how = {"did not come": self.vacant(), "did not get as far as prepare": late}
+        told = {why: ", ".join(f"worker {one}" for one in workers) for why, workers in how.items() if workers}
+        return " and ".join(f"{workers} {why}" for why, workers in told.items())

@@ -39,6 +39,7 @@ from plesio.errors import CheckpointError, ConfigurationError
 from plesio.observe.meter import Meter
 from plesio.observe.standing import LISTED_MAX, Standing
 from plesio.observe.summary import TOLD, Incident
+from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
@@ -295,7 +296,7 @@ class Program:
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
         """Tell what happened (to `worker`); `fatal`: and why that ends the run, by an error of class `kind`."""
         time_s = self._replies.now_s() - self._meter.zero_s if self._meter.begun else 0.0
-        self._tell(Trouble(Incident(time_s, worker, what), fatal, kind, died))
+        self._tell(Trouble(Incident(time_s, worker, cut(what)), fatal, kind, died))
 
     # What a worker says
 

@@ -242,7 +242,10 @@ class Deputy:
 
     def _from_launcher(self) -> None:
         """The worker is there again, on another connection, which may be lost before all is said: then it comes again."""
-        _, descriptors = self._launcher.receive(LEASE_S)
+        message, descriptors = self._launcher.receive(LEASE_S)
+        if isinstance(message, remote.Refused):  # the run ended, for this reason
+            self._session.send(FrameKind.SESSION, encode(message))
+            raise ChannelClosedError("the launcher")
         wire = opened(self._job, descriptors[0])
         if wire is None:
             return

@@ -28,7 +28,7 @@ from plesio.launch.resume import resumable
 from plesio.launch.returned import unpacked
 from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
-from plesio.protocol.coding import ProtocolError
+from plesio.protocol.coding import ProtocolError, cut
 from plesio.server.assembly import arenas
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
@@ -36,6 +36,8 @@ from plesio.transport.limits import LEASE_S
 from plesio.transport.memory import SharedBlock, tables_at
 
 log = logging.getLogger("plesio")
+LINES_MAX = 100
+"""How many lines of a traceback are taken from a worker that somebody else started."""
 
 
 class LocalEngine:
@@ -82,8 +84,9 @@ class LocalEngine:
             if self._ctrl_c.pressed > 1:
                 raise
         finally:
+            told = self._seats.tell(self._error) if self._error is not None else 0
             try:
-                self._processes.end(0.0 if self._error else self._patience.left_s())
+                self._processes.end(0.0 if self._error and not told else self._patience.left_s())
             except BaseException:  # a second Ctrl-C while they were given time
                 self._processes.end(0.0)
                 raise
@@ -178,6 +181,11 @@ class LocalEngine:
             return False
         if process is self._processes.server:
             self._patience.heard_s = time.monotonic()
+        elif self._job.listening is not None:  # it may be anybody who knows the token
+            lines = message.traceback.splitlines()[-LINES_MAX:] if isinstance(message, launcher.Failed) else []
+            message = cut(message)
+            if isinstance(message, launcher.Failed):
+                message = replace(message, traceback="\n".join(cut(lines)))
         match message:
             case launcher.Begun():
                 self._patience.begun_s = time.monotonic()
@@ -278,7 +286,8 @@ class LocalEngine:
         process.done = process.gone = True
 
     def _happened(self, worker: int | None, what: str, time_s: float | None = None) -> None:
-        """Keep it for the summary, and tell whoever listens while the run goes on."""
+        """Keep it for the summary, and tell whoever listens while the run goes on. Others' words may be in it."""
+        what = cut(what)
         incident = Incident(self._live.time_s if time_s is None else time_s, worker, what)
         self._outcome.incidents.append(incident)
         self._live.events.append(incident)
@@ -383,10 +392,10 @@ class LocalEngine:
         all_died = "died" in left and left <= {"died", TOLD}
         if message.model is None:
             if all_died:
-                self._fail(WorkerLostError(f"all {len(message.workers)} workers died before training began"))
+                self._fail(WorkerLostError(f"training did not begin: all {len(message.workers)} workers died before"))
             elif self._job.listening is not None and not self._stopping:
-                how = [f"worker {one.worker} {one.left or 'never came'}" for one in message.workers]
-                self._fail(WorkerLostError(f"training did not begin: {', '.join(how)}; start the workers again"))
+                how = ", ".join(f"worker {one.worker} {one.left or 'did not come'}" for one in message.workers)
+                self._fail(WorkerLostError(f"training did not begin: {how}; start the head and its workers again"))
             return
         layout = Layout(message.model.specs)
         block = SharedBlock(descriptors[0], layout.nbytes * message.buffers)

@@ -73,7 +73,7 @@ class Patience:
         now_s = time.monotonic()
         if workers_left:
             self._worked_s = now_s
-        if workers_left and self.begun_s is None:
+        if self.begun_s is None:  # workers may be still to come
             allowed_s = START_S + self._timeout_s
         else:  # workers who wait for it say so after twice the time; there are those that never do
             allowed_s = GRACE_S + self._timeout_s * (2 if workers_left and not self.asked else 1)

@@ -17,6 +17,7 @@ from plesio.errors import ConfigurationError, words_of
 from plesio.launch.job import Job
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.unpicklable import culprit
 from plesio.launch.provenance import begun
 from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, channel_pair, close_quietly
@@ -109,8 +110,8 @@ class Processes:
             packed: bytes = cloudpickle.dumps(job)
         except Exception as error:
             raise ConfigurationError(
-                f"the training function cannot be sent to another process: {words_of(error)}; open files, locks and CUDA "
-                "tensors cannot travel: make them inside the function"
+                f"the training function cannot be sent to another process: {culprit(job)}{words_of(error)}; open files, locks "
+                "and CUDA tensors cannot travel: make them inside the function"
             ) from error
         with open(anonymous_file(len(packed), "what the training function refers to"), "wb") as file:
             file.write(packed)

@@ -28,10 +28,11 @@ from typing import Any
 
 import msgspec
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, PlesioError, ServerLostError
 from plesio.launch.job import Job
 from plesio.launch.local.processes import Process, Processes, line
 from plesio.protocol import launcher, remote
+from plesio.protocol.coding import cut
 from plesio.strategy import Strategy
 from plesio.transport.channel import ChannelClosedError, close_quietly
 
@@ -92,7 +93,16 @@ class Seats:
             else:
                 refusal = refusal or self._taken(knock)
                 process.channel.send(refusal)
-                log.info("%s was refused: %s", knock.who, refusal.why)
+                log.info("%s was refused: %s", knock.who, cut(refusal.why))
+
+    def tell(self, error: PlesioError) -> int:
+        """Tell workers that somebody else started why the run ended; how many. Where the server is lost, they may come back to
+        another."""
+        holders = [one for one in self._holders.values() if not one.gone and not isinstance(error, ServerLostError)]
+        for process in holders:
+            with suppress(ChannelClosedError):
+                process.channel.send(remote.Refused(type(error).__name__, str(error)))
+        return len(holders)
 
     def _seat(self, process: Process, worker: int, knock: remote.Knock) -> None:
         config, ticket = self._job.config, secrets.token_bytes(16)

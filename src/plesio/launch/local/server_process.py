@@ -198,7 +198,7 @@ class Server(Replies):
             return
         self._next_tick_s = now_s + TICK_S
         if not program.begun and now_s - self._started_s > self._timeout_s:
-            why = f"{self._opening.lacking()} did not get as far as prepare within {self._timeout_s:g} s"
+            why = f"{self._opening.lacking()} within {self._timeout_s:g} s"
             program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
         if self._peers is not None:
             self._peers.tick(now_s)

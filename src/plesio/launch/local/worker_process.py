@@ -55,6 +55,7 @@ from plesio.worker.seeding import seed_everything
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, taking_part
 
+BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"
 Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven)
 
 
@@ -120,7 +121,8 @@ class ProcessContext:
             )
         evaluates = self._job.evaluate is not None
         hello, carried, tensors = introduction(self.rank, self._strategy, given, evaluates)
-        self._server.send(hello)
+        with suppress(ChannelClosedError):  # the answer's end of file tells
+            self._server.send(hello)
         welcome, descriptors = self._ask(Welcome, "every worker to prepare its model")
         layout = Layout(hello.model.specs)
         block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
@@ -176,8 +178,8 @@ class ProcessContext:
             reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         except ChannelClosedError:
             raise ServerLostError(
-                f"the server is gone: worker {self.rank} waited for {waiting_for}; go on from its last checkpoint "
-                "with resume=, or start the run again"
+                f"the server is gone: worker {self.rank} waited for {waiting_for}; "
+                + ("go on from its last checkpoint with resume=, or start the run again" if self._begun_s else BEFORE)
             ) from None
         if isinstance(reply, Refused):
             self.refused = reply.alone

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plesio.config import RunConfig
-from plesio.errors import ConfigurationError, is_own, traceback_of, words_of
+from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
 from plesio.launch.local.children import keep_to_itself
 from plesio.launch.local.worker_process import ProcessContext
@@ -37,6 +37,8 @@ from plesio.worker.seeding import seed_everything
 from plesio.worker.warn import warn
 from plesio.worker.worker import Worker, taking_part
 
+REASON_S = 1.0
+"""How long the launcher may take to say why the server is gone."""
 REJOIN_S = 60.0
 """How long a worker whose connection is lost, or whose head died, tries to come back."""
 
@@ -128,6 +130,9 @@ def join(
         with threads_among(here), taking_part(worker):
             yield worker
     except Exception as error:
+        reason = context.reason() if isinstance(error, ServerLostError) else None
+        if reason is not None:
+            raise reason from error
         if context.refused:
             context.drop()
         else:
@@ -185,6 +190,15 @@ class NeighbourContext(ProcessContext):
     """The context of a process that somebody else started on the server's host: it maps the run's memory itself."""
 
     hang_up: Callable[[], None]
+
+    def reason(self) -> Exception | None:
+        """Why the run ended, if the launcher said so."""
+        try:
+            return refusal(self._engine.receive(REASON_S)[0])  # type: ignore[arg-type]
+        except (ChannelClosedError, DeadlineError):
+            return None
+        finally:
+            self.hang_up()
 
     def drop(self) -> None:
         """This process was told to end in the middle of anything: to the run that is a death."""

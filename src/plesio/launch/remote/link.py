@@ -71,6 +71,7 @@ class Link:
         self._parting = False
         self._reconnecting = threading.Lock()
         self._given_up = False  # the seat; another has to be taken
+        self._refused = False  # for good
         self._take_seat()
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _let_go(here()))
@@ -102,6 +103,7 @@ class Link:
                 frame = self._session.receive(min(max(0.0, end_s - time.monotonic()), BEAT_S))
                 if frame is not None:
                     if frame.kind is Kind.SESSION:
+                        self._refused = True
                         raise refusal(decode(frame.body))
                     if frame.payload_bytes:
                         self._session.read_payload(place(frame))
@@ -119,6 +121,9 @@ class Link:
 
     def part(self, kind: Kind, body: bytes) -> None:
         """Say this last, see that all has come, and hang up. A seat that is lost by then is not taken again."""
+        if self._refused:
+            self.close()
+            return
         self._parting, self._rejoin_s = True, LEASE_S
         end_s = time.monotonic() + PART_S
         with suppress(Reseated, PlesioError, ConnectionLostError):  # nobody is left to tell
@@ -142,8 +147,11 @@ class Link:
             self._session.beat()
         elif self._reconnecting.acquire(blocking=False):
             try:
+                wire = self._dial(
+                    self.seated.ticket
+                )  # first: a head that is gone may have said why, which is still to be read
                 self._session.close()
-                self._resume()
+                self._resume(wire)
             finally:
                 self._reconnecting.release()
 
@@ -166,9 +174,9 @@ class Link:
             self._take_seat()
         raise Reseated
 
-    def _resume(self) -> bool:
+    def _resume(self, wire: Wire | None = None) -> bool:
         """Go on with the deputy where it was; False if it is gone."""
-        wire = self._dial(self.seated.ticket)
+        wire = wire or self._dial(self.seated.ticket)
         reply = _answer_to(remote.Resume(self._session.received), wire)
         if not isinstance(reply, remote.Resumed):
             wire.close()

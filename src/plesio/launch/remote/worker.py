@@ -322,6 +322,7 @@ class RemoteContext:
                 return self._introduce(initial)
 
     def _introduce(self, initial: Sequence[Arena]) -> None:
+        self._bell.waiting()  # the run may be over by now: what its head said last is lost when it is sent something
         self._bell.say(FrameKind.CHANNEL, self._hello)
         welcome = self._ask(Welcome, "every worker to prepare its model")
         self._bell.say(
@@ -379,6 +380,9 @@ class RemoteContext:
             raise (error_class(reply.kind) or PlesioError)(reply.why)
         assert isinstance(reply, kind), "a worker knows what comes next"
         return reply
+
+    def reason(self) -> Exception | None:
+        return None  # its link told it
 
     def drop(self) -> None:
         """This process was told to end in the middle of anything: to the run that is a death."""

@@ -267,7 +267,8 @@ class _Replay(Replies):
     def _take(self, record: records.Record) -> None:
         if isinstance(record, records.Received):
             if isinstance(record.event, (events.Evict, events.Ticked)):
-                self._program.receive(events.Ticked(), record.time_s)
+                if isinstance(record.event, events.Ticked) or self._is_member(record.event):
+                    self._program.receive(events.Ticked(), record.time_s)
             elif isinstance(record.event, events.Scaled):
                 self._program.scale(record.event.workers, record.time_s)
             else:
@@ -287,6 +288,10 @@ class _Replay(Replies):
         for seat, answer in answered:  # they run up to their next requests
             if seat.worker is not None and not seat.lost:
                 seat.request = seat.worker.resume(answer)
+
+    def _is_member(self, evict: events.Evict) -> bool:
+        """Whether that is still to be done: the event before it may have led to it."""
+        return self._program.sequencer.members.seat(evict.worker, evict.incarnation) is not None
 
     def _resume(self, held: tuple[int, ...]) -> None:
         """The run was interrupted after its checkpoint; do what restoring that does. `held`: whose own state came back."""

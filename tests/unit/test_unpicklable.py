@@ -1,0 +1,59 @@
+"""What cannot be sent to another process is named by its path."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import plesio as ps
+from plesio.launch.local.unpicklable import culprit
+
+settings = SimpleNamespace(cache={"inner": [threading.Lock()], "other": 1})
+
+
+def of_a_global(worker: ps.Worker) -> object:
+    return settings
+
+
+def of_an_argument(worker: ps.Worker, given: Any) -> None: ...
+
+
+def of_a_closure() -> Callable[[ps.Worker], object]:
+    cache = {3: (1, threading.Lock())}
+    return lambda worker: cache
+
+
+class Trains:
+    def __init__(self) -> None:
+        self.held = [{"x": threading.Lock()}]
+        self.held.append({"itself": self})  # type: ignore[dict-item]
+
+    def train(self, worker: ps.Worker) -> None: ...
+
+    def __call__(self, worker: ps.Worker) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("train", "path"),
+    [
+        (of_a_global, 'settings.cache["inner"][0]'),
+        (functools.partial(of_an_argument, given=settings), 'given.cache["inner"][0]'),
+        (of_a_closure(), "cache[3][1]"),
+        (Trains().train, 'self.held[0]["x"]'),
+        (Trains(), 'held[0]["x"]'),
+    ],
+    ids=["global", "argument", "closure", "method", "object"],
+)
+def test_what_cannot_be_pickled_is_named_by_its_path(train: Any, path: str) -> None:
+    assert culprit(train) == f"{path} is a lock: "
+
+
+def test_a_run_says_it() -> None:
+    cache = {"inner": [threading.Lock()]}
+    with pytest.raises(ps.ConfigurationError, match=r'another process: cache\["inner"\]\[0\] is a lock: cannot pickle'):
+        ps.run(lambda worker: cache, "sync_sgd", workers=1)
