@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,18 +9,13 @@ from hypothesis import strategies as st
 
 from plesio.errors import StrategyError
 from plesio.strategy.answers import Cast, Codec, Int4, Int8, TopK
-from plesio.tensors.codecs import packer, packer_for
+from plesio.tensors.codecs import packer_for
+from plesio.tensors.codecs.packer import Packer
+from support.codec_twins import twin_of
 
 CODECS: list[Codec] = [Cast(), Cast("fp16"), Int8(), Int4(), TopK(0.01), TopK(0.3)]
 SIZES = [1, 2, 255, 256, 257, 1000]
 DRAWS = ["normal", "tiny", "zero", "one large", "equal", "denormal"]
-
-
-@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
-def compiled(request: pytest.FixtureRequest) -> Iterator[bool]:
-    packer.compiled = request.param
-    yield request.param
-    packer.compiled = True
 
 
 def drawn(kind: str, size: int, seed: int = 0) -> torch.Tensor:
@@ -40,9 +33,11 @@ def drawn(kind: str, size: int, seed: int = 0) -> torch.Tensor:
     return numbers
 
 
-def packed_by(codec: Codec, delta: torch.Tensor, held: torch.Tensor | None = None) -> torch.Tensor:
+def packed_by(
+    codec: Codec, delta: torch.Tensor, held: torch.Tensor | None = None, by: Packer | None = None
+) -> torch.Tensor:
     """The bytes; `held` is changed."""
-    one = packer_for(codec)
+    one = by or packer_for(codec)
     into = torch.full((one.room(delta.numel()) + 64,), 77, dtype=torch.uint8)
     start = torch.zeros_like(delta)
     size = one.pack(start, -delta, into, held)
@@ -52,9 +47,11 @@ def packed_by(codec: Codec, delta: torch.Tensor, held: torch.Tensor | None = Non
     return into[:size]
 
 
-def unpacked(codec: Codec, packed: torch.Tensor, size: int, share: float = 1.0) -> torch.Tensor:
+def unpacked(
+    codec: Codec, packed: torch.Tensor, size: int, share: float = 1.0, by: Packer | None = None
+) -> torch.Tensor:
     out = torch.zeros(size)
-    packer_for(codec).add_into(packed, out, share)
+    (by or packer_for(codec)).add_into(packed, out, share)
     return out
 
 
@@ -72,7 +69,7 @@ def bound(codec: Codec, delta: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_what_is_unpacked_is_near_what_was_packed(codec: Codec, kind: str, size: int, compiled: bool) -> None:
+def test_what_is_unpacked_is_near_what_was_packed(codec: Codec, kind: str, size: int) -> None:
     delta = drawn(kind, size)
     got = unpacked(codec, packed_by(codec, delta), size)
     assert bool(((got - delta).abs() <= bound(codec, delta)).all())
@@ -90,17 +87,16 @@ def test_compiled_kernels_and_torch_give_the_same_bits(
     codec: Codec, kind: str, size: int, seed: int, share: float
 ) -> None:
     found = []
-    for packer.compiled in (True, False):
+    for by in (packer_for(codec), twin_of(packer_for(codec))):
         delta, held = drawn(kind, size, seed), drawn("normal", size, seed + 1) * 0.01
-        packed = packed_by(codec, delta, held)
-        found.append((packed, held, unpacked(codec, packed, size, share)))
-    packer.compiled = True
+        packed = packed_by(codec, delta, held, by)
+        found.append((packed, held, unpacked(codec, packed, size, share, by)))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_what_was_sent_and_what_is_held_are_what_was_given(codec: Codec, compiled: bool) -> None:
+def test_what_was_sent_and_what_is_held_are_what_was_given(codec: Codec) -> None:
     given, held, sent = torch.zeros(600), torch.zeros(600), torch.zeros(600)
     for seed in range(5):
         delta = drawn("normal", 600, seed)
@@ -112,7 +108,7 @@ def test_what_was_sent_and_what_is_held_are_what_was_given(codec: Codec, compile
 @pytest.mark.parametrize("part", [0.001, 0.01, 0.5])
 @pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.parametrize("size", SIZES)
-def test_exactly_the_largest_are_kept(part: float, kind: str, size: int, compiled: bool) -> None:
+def test_exactly_the_largest_are_kept(part: float, kind: str, size: int) -> None:
     delta = drawn(kind, size)
     count = max(1, round(part * size))
     packed = packed_by(TopK(part), delta)

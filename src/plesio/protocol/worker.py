@@ -26,7 +26,6 @@ While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 
 from __future__ import annotations
 
-from enum import IntEnum
 from math import nan
 from typing import Annotated, TypeVar
 
@@ -132,24 +131,6 @@ ToWorker = Welcome | Refused | LeaseReply | Regrouped | StateGiven
 # On the pipes
 
 
-class Form(IntEnum):
-    """How a segment's numbers are packed."""
-
-    PLAIN = 0
-    """As they lie in an arena (`plesio.tensors.arena`)."""
-
-
-class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of the payload: how it is packed, and its bytes."""
-
-    form: Form
-    nbytes: int
-
-
-Payload = tuple[Segment, ...]
-"""What a message says of the tensors beside it: the segments in order. Without any, they are a whole arena in plain form."""
-
-
 class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
     """One that a worker's pipes carry."""
 
@@ -178,7 +159,6 @@ class Contribution(Message):
     counted: Counted = {}
     worked_s: Seconds = 0.0
     loss: float = nan
-    payload: Payload = ()
 
 
 class DroppedStep(Message):
@@ -262,7 +242,6 @@ class Beginning(Message):
     calls: int = 0
     counters: Counters = {}
     steps_granted: Count = 0
-    payload: Payload = ()
 
 
 class GoOn(Message):
@@ -276,7 +255,6 @@ class GoOn(Message):
     staleness: int = 0
     counters: Counters = {}
     steps_granted: Count = 0
-    payload: Payload = ()
 
 
 class RollCalled(Message):

@@ -10,7 +10,7 @@ the packing left out is held in the worker and goes into the next one.
 | `Int4` | .516 n | .5/7 of its block's largest |
 | `TopK` | 8 k | those left out |
 
-Compiled kernels (Numba) are used where they can be had; without them torch does the same, to the bit, with finite numbers.
+Kernels are compiled by Numba, and compute what torch's operations would, to the bit, with finite numbers.
 """
 
 from __future__ import annotations

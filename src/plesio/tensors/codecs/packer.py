@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import warnings
 from types import ModuleType
 
 import torch
@@ -33,26 +32,10 @@ class Packer:
         return packed.numel() == self.room(numel)
 
 
-compiled = True
-"""Whether to use compiled kernels; tests compare both."""
-
-
-def kernels() -> ModuleType | None:
-    """The compiled kernels; None where Numba is not installed."""
-    return _loaded() if compiled else None
-
-
 @functools.cache
-def _loaded() -> ModuleType | None:
-    try:
-        return importlib.import_module("plesio.tensors.codecs.kernels")
-    except ImportError:
-        warnings.warn(
-            "codecs without Numba take up to 28 times as long; pip install numba",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+def kernels() -> ModuleType:
+    """The compiled kernels, loaded when a codec is used."""
+    return importlib.import_module("plesio.tensors.codecs.kernels")
 
 
 def moved(start: torch.Tensor, now: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:

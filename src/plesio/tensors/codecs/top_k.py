@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from plesio.tensors.codecs.packer import Packer, kernels, moved
+from plesio.tensors.codecs.packer import Packer, kernels
 
 
 class Largest(Packer):
@@ -20,23 +20,11 @@ class Largest(Packer):
         return min(numel, max(1, round(self._part * numel)))
 
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
-        numel, count = start.numel(), self._count(start.numel())
-        places, values = into[: 4 * count].view(torch.int32), into[4 * count : 8 * count].view(torch.float32)
-        if (fast := kernels()) is not None:
-            left = held if held is not None else torch.empty_like(start)
-            given = (one.numpy() for one in (start, now, left))
-            fast.pack_largest(*given, held is not None, places.numpy(), values.numpy())
-            return 8 * count
-        delta = moved(start, now, held)
-        size = delta.abs()
-        limit = size.kthvalue(numel - count + 1).values
-        kept = size > limit
-        ties = (size == limit).nonzero().view(-1)[: count - int(kept.sum())]
-        kept[ties] = True
-        places.copy_(kept.nonzero().view(-1))
-        values.copy_(delta[kept])
-        if held is not None:
-            held.copy_(delta.masked_fill_(kept, 0.0))
+        count = self._count(start.numel())
+        places, values = self._parts(into[: 8 * count])
+        left = held if held is not None else torch.empty_like(start)
+        given = (one.numpy() for one in (start, now, left))
+        kernels().pack_largest(*given, held is not None, places.numpy(), values.numpy())
         return 8 * count
 
     def add_into(self, packed: torch.Tensor, out: torch.Tensor, share: float) -> None:
