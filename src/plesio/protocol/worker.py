@@ -8,6 +8,7 @@ Beside training, on a channel (`plesio.transport.channel`):
 | Ready         | its memory is mapped                       | Beginning, by its pipe       |
 | LeaseRequest  | its loop wants data                        | LeaseReply, or Refused       |
 | StateWanted   | the loop saves the optimizer               | StateGiven                   |
+| GroupWanted   | the loop is in a collective of torch's     | GroupGiven                   |
 |               | it checked in and its group is a new one   | Regrouped                    |
 
 While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
@@ -109,6 +110,21 @@ class StateGiven(msgspec.Struct, tag=True, frozen=True):
     carried: Carried
 
 
+class GroupWanted(msgspec.Struct, tag=True, frozen=True):
+    """A worker of this host: where do workers meet for collectives of `torch.distributed`, and who is left?"""
+
+
+class GroupGiven(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker: there, by the store at `port`. Workers that `died`, and that `ended`; whether others wait for
+    this one's contribution (`awaited`), and whether the run is to `stop`."""
+
+    port: int
+    died: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    awaited: bool = False
+    stop: bool = False
+
+
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`: as in `Leased`."""
 
@@ -124,8 +140,8 @@ class Regrouped(msgspec.Struct, tag=True, frozen=True):
     port: int
 
 
-ToServer = Hello | Ready | LeaseRequest | StateWanted
-ToWorker = Welcome | Refused | LeaseReply | Regrouped | StateGiven
+ToServer = Hello | Ready | LeaseRequest | StateWanted | GroupWanted
+ToWorker = Welcome | Refused | LeaseReply | Regrouped | StateGiven | GroupGiven
 
 
 # On the pipes

@@ -57,6 +57,15 @@ def connected_store(host: str, port: int, timeout_s: float) -> TCPStore:
     return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
+def gloo_among(store: Store, rank: int, size: int, patience: timedelta, host: str) -> Any:
+    """torch's gloo with the others that come to `store`; this one is at the address `host`. RuntimeError: not everybody came."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = patience
+    options._devices = [gloo.create_device(hostname=host)]
+    return gloo(store, rank, size, options)
+
+
 class Group:
     """The members of one generation, this one the `rank`-th of `size`; of one member, a group that has nothing to do.
 
@@ -93,13 +102,9 @@ class Group:
         self._begun: list[Future[torch.Tensor]] = []
         self._gloo: Any = None
         if store is not None and size > 1:
-            gloo: Any = dist.ProcessGroupGloo
-            options = gloo._Options()
             patience = timedelta(seconds=min(timeout_s, (CONNECT_S + CONNECT_EACH_S * size) * 2**tries))
             store.set_timeout(patience)
-            options._timeout = patience
-            options._devices = [gloo.create_device(hostname=host)]
-            self._gloo = gloo(PrefixStore(str(generation), store), rank, size, options)
+            self._gloo = gloo_among(PrefixStore(str(generation), store), rank, size, patience, host)
             threading.Thread(target=self._run, name=f"group {generation}", daemon=True).start()
 
     @property

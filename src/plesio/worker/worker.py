@@ -9,6 +9,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
@@ -30,7 +31,7 @@ from plesio.worker.schedule import RunSchedule
 from plesio.worker.seeding import seed_device
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.state import WorkerState
-from plesio.worker.warn import warn_at_end
+from plesio.worker.warn import listed, warn_at_end
 
 LOG_S = 0.1
 """How often logged numbers are sent on."""
@@ -41,6 +42,12 @@ ALL_TAKEN = (
 )
 TWICE = "mark a variable ready only once"
 """DistributedDataParallel raises this if a parameter gets a gradient after its bucket was reduced."""
+NO_GROUP = "Default process group has not been initialized"
+"""torch raises this where a collective is called, and there is no group of processes."""
+IN_LOCK_STEP = (
+    "for that workers are a process group under strategies in lock step (sync_sgd, allreduce, local_sgd), where ps.run starts "
+    "two or more as processes; not under others, in simulated runs, in replays and where workers join a run"
+)
 ONE_FORWARD = (
     "Under all-reduce, return tensors, or tuples, lists or dicts of them, from forward (no object of another class), use all "
     "parameters that the loss needs inside one forward pass of the prepared model (not a model.scale read outside of it), and "
@@ -332,6 +339,8 @@ class Worker:
     def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> None:
         model, optimizer = given.model, given.optimizer
         after = AfterStep.of(after_step) if after_step is not None else None
+        if self.workers > 1 and not dist.is_initialized():
+            _refuse_synchronised(model)
         seed_device(device_of(model))
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
@@ -581,8 +590,19 @@ def _explain(error: Exception, worker: Worker) -> None:
         error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
     elif isinstance(error, RuntimeError) and TWICE in str(error):
         error.args = (f"{error}\n{ONE_FORWARD}",)
+    elif isinstance(error, ValueError) and NO_GROUP in str(error):
+        error.args = (f"{error} In plesio, {IN_LOCK_STEP}",)
     if worker._clients is not None and (client := worker._clients.turn) is not None:
         error.add_note(f"(in the turn of client {client.id}, round {client.round})")
+
+
+def _refuse_synchronised(model: torch.nn.Module) -> None:
+    named = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+    if named:
+        raise ConfigurationError(
+            f"the model has SyncBatchNorm ({listed(named)}), which takes the statistics of all workers' batches; {IN_LOCK_STEP}. "
+            "Take such a strategy, or BatchNorm (leave convert_sync_batchnorm out)"
+        )
 
 
 def cut_off(worker: Worker) -> None:

@@ -35,7 +35,7 @@ from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
-from plesio.transport.collective import LOOPBACK
+from plesio.transport.collective import LOOPBACK, rendezvous_store
 from plesio.transport.doorbell import Lookout, write_answer
 
 TICK_S = 0.1
@@ -86,6 +86,7 @@ class Server(Replies):
         )
         self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
         self._peers: Peers | None = None
+        self._store: Any = None
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._hear: dict[type, Callable[[int, int, Any, float], None]] = {
@@ -288,6 +289,9 @@ class Server(Replies):
             line.say(protocol.StateGiven(carried), (block.fd,))
             block.close()
             return
+        if isinstance(message, protocol.GroupWanted):
+            line.say(self._group_for(line.worker))
+            return
         if isinstance(message, protocol.Hello):
             line.hello = message
             line.late = self._opening.assembly is not None
@@ -305,6 +309,15 @@ class Server(Replies):
             self._late.append(line)
         else:
             line.say(*self._memory.welcome(first=False))
+
+    def _group_for(self, worker: int) -> protocol.GroupGiven:
+        """Where workers meet for collectives of torch's, and who is left."""
+        self._store = self._store or rendezvous_store()
+        lines = [line for line in self._lines if line is not None]
+        died = tuple(line.worker for line in lines if line.gone and not line.finished)
+        ended = tuple(line.worker for line in lines if line.finished)
+        awaited = worker in self._program.sequencer.waited_for
+        return protocol.GroupGiven(self._store.port, died, ended, awaited, self._program.stopping)
 
     def _seat_late(self) -> None:
         """Let those take part that came late, once what the one before has left in their slot is folded."""

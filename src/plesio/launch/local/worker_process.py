@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from plesio.observe.clients import Visit
 from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest, Visited
 from plesio.protocol.worker import (
     Farewell,
+    GroupGiven,
+    GroupWanted,
     LeaseReply,
     LeaseRequest,
     Ready,
@@ -43,6 +45,7 @@ from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
 from plesio.transport.memory import CopyOnWriteView, SharedBlock
+from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
@@ -56,7 +59,7 @@ from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, taking_part
 
 BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"
-Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven)
+Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven, GroupGiven)
 
 
 class ProcessContext:
@@ -209,6 +212,19 @@ class ProcessContext:
         block.close()
         return states
 
+    def group(self) -> AbstractContextManager[None]:
+        """Inside, workers in lock step are the default group of `torch.distributed`."""
+        if self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
+            return nullcontext()
+        return default_group(self.rank, self.workers, self._group_given, self._make_way, self._timeout_s)
+
+    def _group_given(self) -> GroupGiven:
+        self._server.send(GroupWanted())
+        return self._ask(GroupGiven, "who is left for a collective")[0]
+
+    def _make_way(self) -> bool:
+        return self._exchange is not None and self._exchange.make_way()
+
     def _regrouped(self) -> Regrouped:
         return self._ask(Regrouped, "the group it is in from now on")[0]
 
@@ -223,8 +239,9 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     keep_to_itself(descriptors, engine, server)
     speak_as(rank, job.config.workers, job.log_level)
     with reported_to(engine):
-        worker = Worker(ProcessContext(job, rank, server_pid, engine, server, doorbell))
-        with taking_part(worker):
+        context = ProcessContext(job, rank, server_pid, engine, server, doorbell)
+        worker = Worker(context)
+        with context.group(), taking_part(worker):
             value = packed(job.function(worker), rank)
             if value:  # before the server hears of the end: when that has ended, nobody waits for this
                 engine.send(Returned(value))

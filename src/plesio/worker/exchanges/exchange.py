@@ -131,6 +131,11 @@ class Exchange:
             "trains alone, such as local_sgd or fedavg"
         )
 
+    def make_way(self) -> bool:
+        """Others wait in a round for this worker, which waits for them elsewhere, between two steps: let them go on without it;
+        whether that is possible."""
+        return False
+
     def report(self) -> None:
         """Tell the server what was done without it."""
 

@@ -133,6 +133,13 @@ class ServerExchange(Exchange):
                 "where there are no data left"
             )
 
+    def make_way(self) -> bool:
+        if self.state.stopped or (self.used.batches and not self.local):
+            return False
+        self._push()  # what was trained since the last one, or nothing
+        self.pacer.begin()
+        return True
+
     def begin_client(self) -> None:
         """The model is the version's again, and the optimizer has no state."""
         self.optimizer.state.clear()
