@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.sparse import HogwildClassifier, MatrixFactorization, SkipGram
+from support.long_forms import but_slow
 
 WORKERS = 2
 
@@ -83,7 +84,9 @@ def trained(task: Task) -> tuple[torch.nn.Module, Any]:
     return twin, run
 
 
-@pytest.mark.parametrize("family", [linear, factorisation, skipgram], ids=lambda family: family.__name__)
+@pytest.mark.parametrize(
+    "family", but_slow([linear, factorisation, skipgram], {linear}), ids=lambda family: family.__name__
+)
 def test_a_dense_copy_keeps_learning_in_two_processes(family: Callable[[], Task]) -> None:
     task = family()
     twin, run = trained(task)

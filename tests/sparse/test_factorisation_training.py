@@ -180,6 +180,7 @@ def test_two_threads_match_one_and_visit_every_rating(loss: str) -> None:
     assert two.history_[-1].loss == pytest.approx(one.history_[-1].loss, rel=0.1)
 
 
+@pytest.mark.slow  # Kernel's thousand fits go through the same pool
 def test_a_thousand_fits_leave_no_thread_behind() -> None:
     users, items, numbers = ratings(12, 8, 40)
     model(threads=2, model="shared").fit(users, items, numbers)

@@ -69,6 +69,7 @@ def test_slices_of_rows_equal_the_whole():
     assert tail.labels.tolist() == train.labels[70:].tolist()
 
 
+@pytest.mark.slow
 def test_clicks_are_reproducible_and_learnable():
     from sklearn.linear_model import LogisticRegression
 

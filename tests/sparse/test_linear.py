@@ -32,17 +32,25 @@ EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": UNLIKE for kind i
 
 
 @parametrize_with_checks(
+    [HogwildClassifier(threads=2, max_iter=20), HogwildRegressor(threads=1, max_iter=20)],
+    expected_failed_checks=lambda _: EXPECTED,
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_estimators_pass_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
     [
         HogwildClassifier(threads=1, max_iter=50),
-        HogwildClassifier(threads=2, max_iter=50),
         HogwildClassifier(threads=2, loss="log_loss", deterministic=True, model="shared", max_iter=20),
-        HogwildRegressor(threads=1, max_iter=50),
         HogwildRegressor(threads=2, max_iter=50),
     ],
     expected_failed_checks=lambda _: EXPECTED,
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_estimators_pass_scikit_learns_checks(estimator, check):
+def test_estimators_pass_scikit_learns_checks_in_every_way(estimator, check):
     check(estimator)
 
 
@@ -421,6 +429,7 @@ def test_empty_rows_train_only_the_intercept():
     assert not model.coef_.any()
 
 
+@pytest.mark.slow  # Kernel's thousand fits go through the same pool
 def test_a_thousand_fits_visit_every_row():
     X, margins = problem(rows=64)
     model = HogwildClassifier(max_iter=1, tol=None, threads=2, model="shared", random_state=0)

@@ -133,10 +133,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not limit a process's private memory")
-@pytest.mark.parametrize(
-    "name",
-    ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("early stopping", "kernel", "skipgram"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
 def test_data_larger_than_memory_gives_the_same_bits(name: str, folder: Path) -> None:
     family = FAMILIES[name]
     family.write(folder / "small", SMALL)

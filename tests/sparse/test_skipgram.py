@@ -271,6 +271,7 @@ def test_words_below_min_count_are_dropped() -> None:
     assert wv.index_to_key == ["too", "often"]
 
 
+@pytest.mark.slow  # Kernel's thousand fits go through the same pool
 def test_a_thousand_fits_visit_every_word() -> None:
     corpus = read_corpus(text(sentences=50))
     for seed in range(1000):
