@@ -155,8 +155,9 @@ class Clients:
     def divided(self, client: int, seed: int) -> tuple[Any, Any]:
         """The indices that a client trains on, and those that it holds out."""
         part = self.split[client]
-        rng = np.random.default_rng((seed, CLIENTS + client))
-        return split_off(part, len(part) - self._trains_on(part), self._labels, rng)
+        if not (count := len(part) - self._trains_on(part)):
+            return part, part[:0]
+        return split_off(part, count, self._labels, np.random.default_rng((seed, CLIENTS + client)))
 
     def drawn(self, seed: int, round: int, alike: bool = False) -> list[int]:
         """The clients of a round; fewer than `per_round` where no more are available. `alike`: each takes part with the same

@@ -18,7 +18,7 @@ def split_off(part: Any, count: int, labels: Any, rng: np.random.Generator) -> t
     order = rng.permutation(len(part))
     if labels is not None:
         order = order[np.argsort(labels[part][order], kind="stable")]
-    places = (np.arange(count) + rng.random()) * (len(part) / max(1, count))  # evenly spaced, so in proportion
+    places = (np.arange(count) + rng.random()) * (len(part) / count)  # evenly spaced, so in proportion
     out = np.zeros(len(part), dtype=bool)
     out[order[np.minimum(places.astype(np.int64), len(part) - 1)]] = True
     return part[~out], part[out]
