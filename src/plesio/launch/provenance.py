@@ -42,6 +42,7 @@ def head_of(job: Job, threads: int) -> JournalHead:
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         script=source_of(job.train),
         train_hash=train_hash(job.train),
+        local_steps=str(config.strategy.every),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
 

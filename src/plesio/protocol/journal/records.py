@@ -130,9 +130,9 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         versions: of python, torch, numpy and plesio.
         cpu_capability: which kernels torch chose, such as "AVX2".
         script: the file of the training function; its path is for people, `train_hash` is what counts.
-        train_hash: of that file, or of the function's code.
+        train_hash: of that file, or of the function's code. layout_hash: kept empty.
         torch: its settings, as `plesio.launch.torch_settings` has them.
-        platform: for people: the machine.
+        platform, local_steps: for people: the machine; how long workers go alone, in words ("every step", "every 0.3 s").
     """
 
     format: int = FORMAT
@@ -149,6 +149,8 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     cpu_capability: str = ""
     script: str = ""
     train_hash: str = ""
+    layout_hash: str = ""
+    local_steps: str = ""
     torch: dict[str, Any] = {}
 
     @property
