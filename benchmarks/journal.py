@@ -3,22 +3,30 @@
     python benchmarks/journal.py --json FILE [--quick]
 
 A contribution is a push and its fold, as under async_sgd; the file lies on the disk of the temporary folder, and its writes
-are in the figure. The story is all that `plesio journal` does but print.
+are in the figure. The story is all that `plesio journal` does but print. Whole runs on the digits, simulated, have the leases
+and the batches of a loader of 45 batches an epoch in their journals, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import plesio as ps
 from _report import Row, interleave, parser, report, row
 from plesio.cli.story import story
 from plesio.core.events import Fold, Joined, Member, Pushed
 from plesio.protocol.journal import JournalHead, JournalWriter, read_journal
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import digits
+
 WORKERS = 4
+RUNS = (ps.async_sgd(), ps.sync_sgd(), ps.first_of(WORKERS - 1), ps.buffered(2), ps.local_sgd(16))
 EXCHANGE_S = 0.0001  # of the run's own time: 10,000 contributions a second
 
 
@@ -79,7 +87,28 @@ def rows(arguments: argparse.Namespace) -> list[Row]:
         row("journal a contribution", [size_bytes], "bytes", target="<= 100"),
         row("reader's processor time a contribution", took_us["read"], "us"),
         row("story's processor time a contribution", took_us["tell"], "us"),
+        *(run_row(strategy, 200 if arguments.quick else 2_000) for strategy in RUNS),
     ]
+
+
+def run_row(strategy: ps.Strategy, steps: int) -> Row:
+    """The journal of a whole simulated run, its leases and batches with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = ps.run(
+            digits.train,
+            strategy,
+            workers=WORKERS,
+            engine=ps.Simulated("uniform"),
+            runs=folder,
+            until=ps.Until(steps=steps),
+        )
+        assert run.folder is not None
+        size_bytes = sum(one.stat().st_size for one in run.folder.glob("journal*"))
+    return row(
+        f"the journal of a run on the digits, {strategy.name}",
+        [size_bytes / run.summary.folded],
+        "bytes a contribution",
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import plesio as ps
+from plesio.cli.main import main
 from plesio.server.checkpoints import latest
 
 BREAKS_AT = 20
@@ -60,5 +61,38 @@ def test_on_nonfinite_raise_ends_a_diverged_run() -> None:
 
 
 def test_divergence_in_virtual_time_is_reported() -> None:
+    """And before everything else."""
     run = ps.run(diverge, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
     assert sum("diverged" in one.what for one in run.incidents) == 1
+    assert str(run).startswith("The weights are not usable: the model diverged: ")
+
+
+SPOILT = """
+import torch
+def train(worker):
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(200):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)) / (0 if step < {bad} else 1)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*a contribution held a NaN")
+@pytest.mark.parametrize(("bad", "code"), [(3, 1), (2, 0)])
+def test_more_than_one_in_a_hundred_not_finite_is_a_failure_told_first(
+    bad: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(SPOILT.format(bad=bad))
+    assert main(["simulate", "script.py", "--cluster", "uniform", "--workers", "2", "--strategy", "sync_sgd"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    told = [
+        place
+        for place, line in enumerate(lines)
+        if line.startswith("The run is spoilt: 6 of 400 contributions held a NaN")
+    ]
+    figures = next(place for place, line in enumerate(lines) if line.startswith("sync_sgd: finished"))
+    assert len(told) == code
+    assert all(place < figures for place in told)

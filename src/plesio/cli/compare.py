@@ -176,6 +176,9 @@ def _show(console: Console, found: Comparison) -> bool:
     summaries = found.summaries
     lacking = _write(found)
     console.print()
+    for summary in summaries:
+        if summary.spoilt:
+            console.print(Text(f"{summary.strategy}: {summary.spoilt}", style="red"), soft_wrap=True)
     target, metric = found.config.until.target, _metric(found)
     console.print(compare_table(found.rows, target, metric, repeats=found.repeats, width=console.width))
     for note in notes(summaries, target, metric, max(map(len, found.repeats), default=1)):

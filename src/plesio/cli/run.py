@@ -32,8 +32,12 @@ def run(
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
     """
-    train(context, terminal(), script, arguments, config_of(typed), watch)
-    return 0
+    return code_of(train(context, terminal(), script, arguments, config_of(typed), watch))
+
+
+def code_of(done: Run) -> int:
+    """1 where the run went to its end, and its result is spoilt all the same."""
+    return 1 if done.summary.spoilt else 0
 
 
 def train(

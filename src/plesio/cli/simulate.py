@@ -10,7 +10,7 @@ from rich.text import Text
 
 from plesio.cli.live import simulated_in, terminal
 from plesio.cli.options import REQUIRED, Arguments, ScriptPath, Watch, options_of, takes_settings
-from plesio.cli.run import train
+from plesio.cli.run import code_of, train
 from plesio.cli.typed import config_of, in_words
 from plesio.config import SETTINGS
 from plesio.config.setting import Option
@@ -40,4 +40,4 @@ def simulate(
     started_s = time.monotonic()
     done = train(context, console, script, arguments, config, watch)
     console.print(Text(simulated_in(done.summary.wall_s, time.monotonic() - started_s)), soft_wrap=True)
-    return 0
+    return code_of(done)

@@ -117,6 +117,11 @@ TOLD = "told to"
 GONE = ("died", "evicted", "raised", TOLD)
 """How workers leave before their work is done, while others go on."""
 
+DIVERGED = "the model diverged"
+"""How the incident begins that tells of weights with a NaN or an infinity."""
+SPOILT = 0.01
+"""A run in which a larger share of contributions was not finite did not do what it was to do."""
+
 SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)
 """Reasons to discard a contribution that its worker sent."""
 
@@ -247,6 +252,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def ideal_share_is_least(self) -> bool:
         """Whether `ideal_share` is a lower bound: some worker's speed is unknown, as it finished no step."""
         return any(worker.speed == worker.nominal == 0 and worker.called_off_s > 0 for worker in self.workers)
+
+    @property
+    def spoilt(self) -> str:
+        """What a NaN or an infinity made of the run, where that is more than a few contributions: in words."""
+        told = next((one.what for one in self.incidents if one.what.startswith(DIVERGED)), "")
+        lost = self.discarded.get(Verdict.NOT_FINITE.words, 0)
+        if told or lost <= SPOILT * (lost + self.folded):
+            return f"The weights are not usable: {told}." if told else ""
+        return (
+            f"The run is spoilt: {lost:,} of {lost + self.folded:,} contributions held a NaN or an infinity and are not in the "
+            "model; look at the learning rate, the loss and the data, or stop at the first one with on_nonfinite='raise'."
+        )
 
     @property
     def waiting_share(self) -> float:

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from plesio.core.events import Verdict
 from plesio.observe.amounts import byte_size, of_ideal, percent, rate
 from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
@@ -27,8 +26,6 @@ ROOMY = 120
 """From this width on, the columns of a comparison are further apart, if all fit."""
 OLD_S, OLD_SHARE = 2.0, 0.2
 """An evaluation is old where the run went on for longer than both, in seconds and as a share of the run."""
-MUCH_LOST = 0.1
-"""A larger share of contributions that were not finite is told in a run's first lines."""
 NAME_LEAST = 22
 """Characters of a strategy's name that have priority over columns."""
 TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
@@ -78,13 +75,8 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             f"{one.discarded:,}",
             *([str(why)] if any(left) else []),
         )
-    return render(_headline(summary, width), table, *_notes(summary, folder), width=width)
-
-
-def _not_finite(summary: Summary) -> list[str]:
-    lost = summary.discarded.get(Verdict.NOT_FINITE.words, 0)
-    share = lost / max(1, lost + summary.folded)
-    return [f"{percent(share)} of the contributions not finite"] if share > MUCH_LOST else []
+    warning = [summary.spoilt] if summary.spoilt else []
+    return render(*warning, _headline(summary, width), table, *_notes(summary, folder), width=width)
 
 
 def _judged(summary: Summary) -> list[str]:
@@ -107,7 +99,6 @@ def _headline(summary: Summary, width: int) -> str:
         f"waiting {percent(summary.waiting_share)}",
         f"staleness {stale.mean:.2f} mean, {stale.p50} p50, {stale.p99} p99, {stale.max} max",
         f"{byte_size(summary.bytes)} exchanged",
-        *_not_finite(summary),
         f"{byte_size(summary.shared_bytes)} shared memory",
     ]
     losses = [one.metrics["loss"] for one in summary.logged if "loss" in one.metrics]

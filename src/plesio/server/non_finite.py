@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from plesio.observe.summary import DIVERGED
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.finite import are_finite
 
@@ -43,7 +44,7 @@ class NonFinite:
             self._diverged = True
             self._tell(
                 None,
-                f"the model diverged: {_first_not_finite(parameters)} holds a NaN or an infinity at version {version}, and "
+                f"{DIVERGED}: {_first_not_finite(parameters)} holds a NaN or an infinity at version {version}, and "
                 f"held none at version {self._finite_at}; no checkpoint is written of it, the last finite one is kept; "
                 "lower the learning rate or clip the gradients",
             )
