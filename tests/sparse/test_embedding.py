@@ -252,6 +252,17 @@ def test_a_step_that_does_not_count_steps_no_row(strategy: ps.Strategy, tmp_path
     assert torch.equal((before - table.table).round(), torch.ones(ROWS, 1))
 
 
+def test_a_simulated_run_trains_the_table_and_has_it_in_its_result(tmp_path: Path) -> None:
+    table = SharedEmbedding(ROWS, 1, lr=1.0, optimizer="sgd")
+    before = table.table.clone()
+    run = ps.run(counting(table, tmp_path / "none"), ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
+    assert torch.equal((before - table.table).round(), torch.ones(ROWS, 1))
+    assert torch.equal(run.state_dict["table._extra_state"][:ROWS], table.table.flatten())
+    before = table.table.clone()
+    table(torch.tensor([0])).sum().backward()  # steps at once again
+    assert (before - table.table)[0].round() == 1
+
+
 def test_a_worker_cannot_have_a_table_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a SharedEmbedding of its own"):
         ps.run(lambda worker: counting(SharedEmbedding(ROWS, 1), tmp_path)(worker), ps.async_sgd(), workers=1)

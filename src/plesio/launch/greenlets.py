@@ -118,7 +118,7 @@ class GreenletWorker:
     goes as far as the run did.
     """
 
-    server_pid = 0
+    server_pid, inline = 0, True
 
     def __init__(
         self,

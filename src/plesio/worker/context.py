@@ -47,6 +47,8 @@ class WorkerContext(Protocol):
     workers: int
     seed: int
     server_pid: int
+    inline: bool
+    """Whether all workers of the run are in this process."""
     lenient: bool
     """Whether the run goes on without a worker that raises."""
     state: WorkerState

@@ -14,9 +14,8 @@ from plesio.worker.state import WorkerState
 class SharedTables:
     """Those of one worker's model. A worker that dies, or whose step is not folded, leaves them as they were."""
 
-    def __init__(self, model: nn.Module, state: WorkerState, server_pid: int) -> None:
-        inline = server_pid == os.getpid()  # one process for all workers has one queue: there rows step at once
-        self._tables = [] if inline else list(tables_in(model).values())
+    def __init__(self, model: nn.Module, state: WorkerState, inline: bool) -> None:
+        self._tables = [] if inline else list(tables_in(model).values())  # in one process they would share what waits
         self._state, self._discarded = state, state.discarded
         if any(table.place.maker == os.getpid() for table in self._tables):
             raise ConfigurationError(

@@ -348,7 +348,7 @@ class Worker:
             self._loader = self._leased(others[0], optimizer)
             self._loader.begins = self._go_on
         guards = Guards(model, optimizer, frozen_too)
-        self._tables = SharedTables(model, self._state, self.server_pid)
+        self._tables = SharedTables(model, self._state, self._context.inline)
         self._exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
         if after is not None and self._exchange.local:
             self._exchange.after_step = Applied(after, self._exchange.replica.layout.specs)

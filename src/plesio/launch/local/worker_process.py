@@ -66,6 +66,7 @@ class ProcessContext:
     """The context of a worker process."""
 
     hosts = Hosts()
+    inline = False
 
     def __init__(
         self,

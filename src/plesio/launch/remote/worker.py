@@ -229,7 +229,7 @@ class RemoteContext:
         link: the connection with its deputy.
     """
 
-    server_pid = 0
+    server_pid, inline = 0, False
 
     def __init__(self, link: Link) -> None:
         terms = link.seated.terms
