@@ -107,6 +107,12 @@ def test_each_workers_latency_is_told_from_the_servers_time(strategy: ps.Strateg
     assert found.unexplained < 0.05
 
 
+def test_a_far_worker_is_named_with_the_time_of_its_exchanges() -> None:
+    run = measured_on(0.0, 0.0, 0.0, 0.05, service_s=0.0001, strategy=ps.sync_sgd())
+    sync, free = what_if(run, [ps.sync_sgd(), ps.async_sgd()])
+    assert recommendation(run, sync, [sync, free]).startswith("An exchange of worker 3 takes 0.1")
+
+
 def test_what_the_server_computes_is_its_time_at_least() -> None:
     """One process folds for all; to the workers it looks as if each were far away."""
     summary = msgspec.structs.replace(synchronous(exchange_s=0.02), served_s=100 * 0.01)

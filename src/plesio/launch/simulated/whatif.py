@@ -316,7 +316,7 @@ def _cause(run: Measured) -> str:
     if far:
         more = f" and {len(far) - 1} more" if len(far) > 1 else ""
         longest_s = 2 * max(one.latency_s for one in far)
-        return f"An exchange of worker {far[0].worker}{more} takes {longest_s * 1e3:.2g} ms, more than a usual step: "
+        return f"An exchange of worker {far[0].worker}{more} takes {duration(longest_s, 3)}, more than a usual step: "
     means = {one.worker: one.mean_s for one in run.workers}
     slow = max(means, key=lambda worker: means[worker])
     others = [mean_s for worker, mean_s in means.items() if worker != slow]
