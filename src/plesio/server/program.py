@@ -354,7 +354,7 @@ class Program:
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         if step.reason:
-            self._meter.dropped(worker, step.reason)
+            self._meter.dropped(worker, cut(step.reason))
         self._meter.workers[worker].heard(step.worked_s)
         self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
 

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 
-DEPTH_MAX = 50
 
-
-class _Nowhere(io.RawIOBase):
-    def write(self, data: Any) -> int:
-        return memoryview(data).nbytes
-
-
-def culprit(value: Any) -> str:
+def culprit(value: Any, path: str = "", seen: tuple[int, ...] = ()) -> str:
     """Of what `value` refers to, the innermost that cannot be pickled: its path and its type; empty if it is `value` itself."""
-    path, seen = "", {id(value)}
-    for _ in range(DEPTH_MAX):
-        odd = ((step, part) for step, part in _parts(value) if id(part) not in seen and not _travels(part))
-        step, part = next(odd, ("", None))
-        if not step:
-            break
-        value = part
-        seen.add(id(value))
-        path = path + step if step[0] in ".[" else step  # a variable's name begins anew
+    for step, part in _parts(value):
+        if id(part) not in seen and not _travels(part):  # a variable's name begins anew
+            return culprit(part, path + step if step[0] in ".[" else step, (*seen, id(value), id(part)))
     return f"{path.removeprefix('.')} is a {type(value).__name__}: " if path else ""
 
 
 def _travels(value: Any) -> bool:
     try:
-        cloudpickle.dump(value, _Nowhere())
+        cloudpickle.dumps(value)
     except Exception:
         return False
     return True
