@@ -246,7 +246,7 @@ def test_a_model_that_changes_after_prepare_is_refused(how: str, words: str) -> 
     [
         ("empty loader", "the loader is empty"),
         ("no optimizer", r"given no optimizer; it takes .*worker\.prepare\(model, optimizer, loader\)"),
-        ("twice", r"prepare was called before.*for several folds call ps\.run once each"),
+        ("twice", "prepare was called before, and a second ExchangedOptimizer would train this worker alone"),
         ("group", "add_param_group after prepare: .* one that is to join later with lr=0"),
         ("foreign optimizer", "parameters of the optimizer are not in the model"),
         ("text", r"worker\.log\(loss=\.\.\.\): str is not one number"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
@@ -130,7 +130,7 @@ def joined(done: ps.Run) -> list[tuple[int, int]]:
 
 def counting(worker: Any, into: Path, epochs: int, pause_s: float = 0.004) -> None:
     """Trains, and leaves how many of its steps were taken."""
-    model: nn.Module = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Dropout(0.1))
+    model = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.998)
     loader = DataLoader(TensorDataset(*data(960)), batch_size=4, shuffle=True)
@@ -138,7 +138,7 @@ def counting(worker: Any, into: Path, epochs: int, pause_s: float = 0.004) -> No
     for _ in range(epochs):
         for inputs, labels in loader:
             optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
+            cross_entropy(model(dropout(inputs, 0.1)), labels).backward()
             time.sleep(pause_s)
             optimizer.step()
             schedule.step()
