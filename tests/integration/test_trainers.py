@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import plesio as ps
 
@@ -26,13 +26,17 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 EPOCHS, ROWS = 3, 64
-ASYNCHRONOUS = ["async_sgd", "local_sgd", "hogwild"]
+ALONE = ps.Simulated("uniform")
+"""One worker in this process, which has imported the trainers already."""
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
+def as_in_a_new_process() -> None:
     for name in ("lightning.pytorch", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    pl.pytorch.utilities.rank_zero.rank_zero_only.rank = 0
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
 
 
 def inputs() -> torch.Tensor:
@@ -84,7 +88,7 @@ def by_lightning(worker: ps.Worker | None, batch: int, folder: str, clip: float 
 
         trainer = Trainer(worker, **settings)
         trainer.fit(module, loader(batch))
-        assert (trainer.logger is None) == (worker.rank > 0)
+        assert trainer.is_global_zero == (worker.rank == 0)
     return module
 
 
@@ -171,22 +175,33 @@ def train(worker: ps.Worker, loop: Loop, **settings: Any) -> None:
 def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> None:
     alone = loop(None, batch=8, folder=str(tmp_path / "alone"), clip=0.5).state_dict()
     part = partial(train, loop=loop, batch=8, folder=str(tmp_path / "run"), clip=0.5)
-    run = ps.run(part, "sync_sgd", workers=1, timeout_s=60.0)
+    run = ps.run(part, "sync_sgd", workers=1, engine=ALONE)
     assert all(torch.equal(value, alone[name]) for name, value in run.state_dict.items())
     assert run.samples == EPOCHS * ROWS
 
 
 @ALL
-def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch(loop: Loop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["sync_sgd", ps.allreduce("torch")], ids=str)
+def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch_and_one_saves(
+    loop: Loop, strategy: Any, tmp_path: Path
+) -> None:
     """Clipping is left out: each worker clips its own gradient."""
     alone = loop(None, batch=8, folder=str(tmp_path / "alone"), clip=None).state_dict()
     part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=None)
-    run = ps.run(part, "sync_sgd", workers=2, timeout_s=60.0)
+    run = ps.run(part, strategy, workers=2, timeout_s=60.0)
     assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in run.state_dict.items())
+    found = (tmp_path / "run").rglob("*")
+    kept = [one for one in found if one.suffix == ".ckpt" or one.name.startswith("checkpoint-")]
+    assert len(kept) == {by_lightning: 1, by_transformers: EPOCHS, by_accelerate: 0}[loop]
+    if loop is by_lightning:
+        saved = torch.load(kept[0], weights_only=False)
+        assert len(saved["optimizer_states"][0]["state"]) == 4, "with the state, fetched from the server"
 
 
-@ALL
-@pytest.mark.parametrize("strategy", ASYNCHRONOUS)
+@pytest.mark.parametrize(
+    ("loop", "strategy"),
+    [(by_lightning, "hogwild"), (by_transformers, "async_sgd"), (by_accelerate, "local_sgd")],
+)
 def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str, tmp_path: Path) -> None:
     part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=0.5)
     run = ps.run(part, strategy, workers=2, timeout_s=60.0)
@@ -194,27 +209,204 @@ def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str,
     assert run.batches_unvisited <= 2, "what is accumulated when the data ends makes no step"
 
 
-@pytest.mark.parametrize("loop", [by_transformers, by_accelerate])
-def test_all_reduce_equals_lock_step(loop: Loop, tmp_path: Path) -> None:
-    part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=None)
-    one, other = (
-        ps.run(part, strategy, workers=2, timeout_s=60.0).state_dict for strategy in (ps.allreduce("torch"), "sync_sgd")
-    )
-    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+# Lightning's callbacks and options
 
 
-def test_lightning_under_all_reduce_is_refused(tmp_path: Path) -> None:
-    part = partial(train, loop=by_lightning, batch=4, folder=str(tmp_path), clip=None)
-    with pytest.raises(ps.ConfigurationError, match="Lightning calls training_step; take sync_sgd"):
-        ps.run(part, ps.allreduce("torch"), workers=2, timeout_s=60.0)
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for row in inputs()[:24]:
+            yield row, row.sum(0, keepdim=True)
 
 
-@pytest.mark.parametrize("loop", [by_lightning, by_transformers])
-def test_one_worker_saves_checkpoints(loop: Loop, tmp_path: Path) -> None:
-    part = partial(train, loop=loop, batch=4, folder=str(tmp_path), clip=None)
-    ps.run(part, "sync_sgd", workers=2, timeout_s=60.0)
-    kept = [one for one in tmp_path.rglob("*") if one.suffix == ".ckpt" or one.name.startswith("checkpoint-")]
-    assert len(kept) == (1 if loop is by_lightning else EPOCHS)
-    if loop is by_lightning:
-        saved = torch.load(kept[0], weights_only=False)
-        assert len(saved["optimizer_states"][0]["state"]) == 4, "with the state, fetched from the server"
+class Watched(Module):
+    """It remembers what it was shown; `data` makes the loader to train from."""
+
+    def __init__(self, data: Callable[[], Any], manual: bool = False) -> None:
+        super().__init__()
+        self.data, self.seen, self.validated = data, list[float](), 0
+        self.automatic_optimization = not manual
+
+    def train_dataloader(self) -> Any:
+        return self.data()
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        self.seen.extend(batch[0][:, 0].tolist())
+        loss = (self.net(batch[0]) - batch[1]).square().mean()
+        self.log("loss", loss, on_epoch=True)
+        if not self.automatic_optimization:
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.validated += len(batch[0])
+        loss = (self.net(batch[0]) - batch[1]).square().mean()
+        self.log("judged", loss, sync_dist=True)  # each worker validates on all of the data, so there is nothing to ask
+        self.log("never", 1.0)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [CosineAnnealingLR(optimizer, 10)]
+
+
+def rows(number: int, batch: int, **settings: Any) -> DataLoader[Any]:
+    data = TensorDataset(inputs()[:number], inputs()[:number].sum(1, keepdim=True))
+    return DataLoader(data, batch_size=batch, **settings)
+
+
+def by_watched(
+    worker: ps.Worker | None,
+    folder: str,
+    data: Callable[[], Any] = lambda: rows(24, 4),
+    callbacks: Callable[[], list[Any]] = list,
+    manual: bool = False,
+    **settings: Any,
+) -> Any:
+    settings |= {"default_root_dir": folder, "callbacks": callbacks(), "enable_model_summary": False}
+    module = Watched(data, manual)
+    if worker is None:
+        trainer = pl.Trainer(accelerator="cpu", **settings)
+    else:
+        from plesio.integrations.lightning import Trainer
+
+        trainer = Trainer(worker, **settings)
+    trainer.fit(module, val_dataloaders=rows(8, 4))
+    return module.seen, module.validated, trainer.global_step, trainer.current_epoch, module.state_dict()
+
+
+def stopped_early() -> list[Any]:
+    return [pl.pytorch.callbacks.EarlyStopping("never", patience=1)]
+
+
+OPTIONS: dict[str, Settings] = {
+    "overfit_batches": {"max_epochs": 3, "overfit_batches": 2},
+    "limit_train_batches=3": {"max_epochs": 3, "limit_train_batches": 3},
+    "limit_train_batches=.5": {"max_epochs": 3, "limit_train_batches": 0.5},
+    "validation within an epoch": {"max_epochs": 2, "val_check_interval": 2, "limit_val_batches": 1},
+    "a stream": {"max_epochs": 2, "data": lambda: DataLoader(Stream(), batch_size=4), "limit_train_batches": 4},
+    "max_steps": {"max_epochs": -1, "max_steps": 9},
+    "early stopping": {"max_epochs": 9, "callbacks": stopped_early},
+    "manual optimisation": {"max_epochs": 2, "manual": True},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_one_worker_goes_by_lightnings_options(option: Settings, tmp_path: Path) -> None:
+    quiet: Settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **option}
+    *alone, weights = by_watched(None, str(tmp_path), **quiet)
+    run = ps.run(partial(by_watched, folder=str(tmp_path), **quiet), "sync_sgd", workers=1, engine=ALONE)
+    assert run.returned[0][:-1] == tuple(alone)
+    assert all(torch.equal(value, weights[name]) for name, value in run.state_dict.items())
+
+
+def every_callback() -> list[Any]:
+    kinds = pl.pytorch.callbacks
+    return [
+        kinds.ModelCheckpoint(monitor="judged", save_top_k=-1, filename="{epoch}"),
+        kinds.LearningRateMonitor(),
+        kinds.TQDMProgressBar(),
+        kinds.DeviceStatsMonitor(),
+        kinds.Timer(),
+        *stopped_early(),
+    ]
+
+
+def test_lightnings_callbacks_work_on_all_workers_and_each_reads_its_part(tmp_path: Path) -> None:
+    part = partial(by_watched, folder=str(tmp_path), callbacks=every_callback, max_epochs=9, limit_train_batches=2)
+    run = ps.run(part, "sync_sgd", workers=2, engine=ALONE)
+    (one, *same, _), (other, *others, _) = (run.returned[rank] for rank in range(2))
+    assert same == others == [3 * 8, 4, 2], "sanity check and two epochs; stopped together"
+    first = inputs()[:16, 0].tolist()
+    assert sorted(one + other) == sorted(2 * first)
+    assert {file.name for file in tmp_path.rglob("*.ckpt")} == {"epoch=0.ckpt", "epoch=1.ckpt"}
+
+
+def test_what_starts_processes_in_lightning_is_refused(tmp_path: Path) -> None:
+    for settings in ({"strategy": "ddp"}, {"devices": 2}, {"num_nodes": 2}):
+        with pytest.raises(
+            ps.ConfigurationError, match=r"leave them out, and say ps\.run\(train, strategy, workers=2\)"
+        ):
+            ps.run(partial(by_watched, folder=str(tmp_path), **settings), "sync_sgd", workers=1, engine=ALONE)
+
+
+# Hugging Face's callbacks and options
+
+
+class NamedStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for place in range(24):
+            yield Rows()[place]
+
+
+class Stopping(transformers.TrainerCallback):  # type: ignore[misc]
+    """Stops after 5 steps, and wants to save wherever it is."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        control.should_training_stop = state.global_step == 5
+        control.should_save = True
+
+
+def by_arguments(
+    worker: ps.Worker | None,
+    folder: str,
+    data: Callable[[], Any] = Rows,
+    callbacks: Callable[[], list[Any]] = list,
+    **settings: Any,
+) -> Any:
+    usual: Settings = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 4}
+    args = transformers.TrainingArguments(folder, **{**usual, **settings})
+    model = Scored()
+    given: Settings = {"model": model, "args": args, "train_dataset": data(), "callbacks": callbacks()}
+    given["eval_dataset"] = torch.utils.data.Subset(Rows(), range(10))
+    if worker is None:
+        trainer = transformers.Trainer(**given)
+    else:
+        from plesio.integrations.transformers import Trainer
+
+        trainer = Trainer(worker, **given)
+    trainer.train()
+    trainer.save_model()
+    judged = [one["eval_loss"] for one in trainer.state.log_history if "eval_loss" in one]
+    return trainer.state.global_step, judged, model.state_dict()
+
+
+class Lengths(Rows):
+    def __getitem__(self, place: int) -> Any:
+        return {"input_ids": [0] * (1 + place % 7), **super().__getitem__(place)}
+
+
+def without_ids(items: list[Any]) -> Any:
+    return transformers.default_data_collator([{name: one[name] for name in ("x", "labels")} for one in items])
+
+
+ARGUMENTS: dict[str, Settings] = {
+    "its own shuffling": {"num_train_epochs": 2},
+    "dataloader options": {"num_train_epochs": 1, "dataloader_drop_last": True, "per_device_train_batch_size": 7},
+    "max_steps": {"max_steps": 20},
+    "a stream": {"max_steps": 8, "data": NamedStream},
+    "evaluation": {
+        "max_steps": 6,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("option", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_one_worker_goes_by_training_arguments(option: Settings, tmp_path: Path) -> None:
+    *alone, weights = by_arguments(None, str(tmp_path / "alone"), **option)
+    run = ps.run(partial(by_arguments, folder=str(tmp_path / "run"), **option), "sync_sgd", workers=1, engine=ALONE)
+    assert run.returned[0][:-1] == tuple(alone)
+    assert all(torch.equal(value, weights[name]) for name, value in run.state_dict.items())
+
+
+def test_callbacks_of_the_hugging_face_trainer_save_once_and_stop_all(tmp_path: Path) -> None:
+    part = partial(by_arguments, folder=str(tmp_path), callbacks=lambda: [Stopping()], num_train_epochs=9)
+    run = ps.run(part, "sync_sgd", workers=2, engine=ALONE)
+    assert [run.returned[rank][0] for rank in range(2)] == [5, 5]
+    assert len(list(tmp_path.glob("checkpoint-*/rng_state.pth"))) == 5
+    assert run.ended.endswith("stopped the run: Hugging Face's Trainer was told to stop")

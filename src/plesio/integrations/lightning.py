@@ -7,7 +7,8 @@
     ps.run(train, "async_sgd", workers=2)
 
 As under Lightning's own strategies, each worker reads an equal share of the batches, and what counts steps (a schedule by
-`estimated_stepping_batches`, `max_steps`) counts those of one worker. Worker 0 logs, checkpoints and shows progress.
+`estimated_stepping_batches`, `max_steps`) counts those of one worker. Worker 0 logs, checkpoints and shows progress. Each worker
+validates on all of the data. If one stops training early, that is the end of the run.
 """
 
 from __future__ import annotations
@@ -15,87 +16,99 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as pl
+from lightning.fabric.utilities.distributed import _all_gather_ddp_if_available, _sync_ddp_if_available
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero
-from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError
-from plesio.integrations.part import Part
+from plesio.integrations.part import Part, check_lock_step
 from plesio.worker.worker import Worker
 
 
 class Trainer(pl.Trainer):
-    """A Lightning Trainer whose `fit` takes part in the run; automatic optimisation only.
+    """A Lightning Trainer whose `fit` takes part in the run.
 
     Args:
         worker: what the training function is given.
-        settings: Lightning's.
+        settings: Lightning's, but for those that start processes.
 
     Raises:
-        ConfigurationError: from `fit`: no DataLoader to train from, manual optimisation, or a module without optimizers.
+        ConfigurationError: a strategy, devices or nodes of Lightning's; from `fit`: nothing that can be shared out.
     """
 
     def __init__(self, worker: Worker, **settings: Any) -> None:
         rank_zero.rank_zero_only.rank = worker.rank
-        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-        silent = dict.fromkeys(quiet, False) if worker.rank else {}
-        super().__init__(**{"accelerator": "cpu", "devices": 1, **settings, **silent})
+        if settings.pop("strategy", "auto") not in ("auto", "single_device") or settings.get("num_nodes", 1) != 1:
+            raise ConfigurationError(OWN_PROCESSES)
+        strategy = _Workers(worker)
+        super().__init__(**{"accelerator": "cpu", "devices": 1, **settings}, strategy=strategy)
+        if len(strategy.parallel_devices) > 1:
+            raise ConfigurationError(OWN_PROCESSES)
         self._worker = worker
 
-    def fit(self, model: pl.LightningModule, train_dataloaders: Any = None, *rest: Any, **named: Any) -> None:
+    def fit(self, *given: Any, **named: Any) -> None:
         """As Lightning's."""
-        if not model.automatic_optimization:
-            raise ConfigurationError(
-                "automatic_optimization=False: call worker.prepare in your own loop, without a Trainer"
-            )
-        source = named.get("datamodule") or model
-        if train_dataloaders is None:
-            if source is not model:
-                source.setup("fit")
-            train_dataloaders = source.train_dataloader()
-        part = Part(self._worker, train_dataloaders)
-        configure = model.configure_optimizers
-
-        def prepared() -> Any:
-            return self._prepared(model, configure(), part)
-
-        model.configure_optimizers = prepared
-        try:
-            super().fit(model, part, *rest, **named)
-        finally:
-            model.configure_optimizers = configure
-
-    def _prepared(self, model: pl.LightningModule, configured: Any, part: Part) -> Any:
-        """What Lightning gets for what the module configured: the same, with optimizers that exchange."""
-        optimizers = _optimizers_in(configured)
-        if not optimizers:
-            raise ConfigurationError(f"{type(model).__name__}.configure_optimizers returned no optimizer")
-        ours, part.prepared, *exchanged = self._worker.prepare(model, part.whole, *optimizers)
-        if ours is not model:
-            raise ConfigurationError(
-                "torch's all-reduce exchanges after forward(), and Lightning calls training_step; take sync_sgd instead"
-            )
-        return _replaced(configured, dict(zip(map(id, optimizers), exchanged, strict=True)))
+        super().fit(*given, **named)
+        if self.should_stop:
+            self._worker.stop("Lightning's Trainer was told to stop")
 
 
-def _optimizers_in(configured: Any) -> list[Optimizer]:
-    """The optimizers in one of the forms that `configure_optimizers` may return."""
-    if isinstance(configured, Optimizer):
-        return [configured]
-    if isinstance(configured, dict):
-        return _optimizers_in(configured["optimizer"])
-    return [one for part in configured or () for one in _optimizers_in(part)] if _is_list(configured) else []
+class _Workers(SingleDeviceStrategy):
+    """What Lightning does differently as one of several workers."""
+
+    optimizers: Any
+    parallel_devices: Any = None
+    """Lightning says which."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self.global_rank = worker.rank
+        self._parts: list[Part] = []
+
+    @property
+    def root_device(self) -> Any:
+        return self.parallel_devices[0]
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self._worker.rank == 0
+
+    def reduce(self, tensor: Any, *given: Any, **named: Any) -> Any:
+        """Over all workers, if `self.log(sync_dist=True)` asks; Lightning itself asks how long loaders are, without a group."""
+        return _sync_ddp_if_available(tensor, **named) if "group" in named and self._asks("sync_dist=True") else tensor
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Of all workers."""
+        return _all_gather_ddp_if_available(tensor, group, sync_grads) if self._asks("all_gather") else tensor
+
+    def _asks(self, what: str) -> bool:
+        """Whether others know more than this worker; each validates on all of the data."""
+        training = bool(self.lightning_module.trainer.training)
+        if training:
+            check_lock_step(self._worker, f"{what} in Lightning's training")
+        return training
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """This worker's part, if it is to train from."""
+        if not self.lightning_module.trainer.training:
+            return dataloader
+        self._parts.append(Part(self._worker, dataloader, self._take_part))
+        return self._parts[-1]
+
+    def _take_part(self) -> None:
+        """Prepare what Lightning has set up."""
+        module, plain = self.lightning_module, list(self.optimizers)
+        if not plain:
+            raise ConfigurationError(f"{type(module).__name__}.configure_optimizers returned no optimizer")
+        data = [part.cut(module.trainer.limit_train_batches) for part in self._parts]
+        self.model, *prepared = self._worker.prepare(module, *data, *plain)
+        for part, shared in zip(self._parts, prepared, strict=False):
+            part.prepared = shared
+        self.optimizers = prepared[len(data) :]
 
 
-def _is_list(configured: Any) -> bool:
-    return isinstance(configured, (list, tuple))
-
-
-def _replaced(configured: Any, by: dict[int, Any]) -> Any:
-    """The same with other optimizers; schedulers are told of theirs."""
-    if _is_list(configured):
-        return [_replaced(one, by) for one in configured]
-    if isinstance(configured, dict):
-        return {key: _replaced(value, by) for key, value in configured.items()}
-    if id(getattr(configured, "optimizer", None)) in by:
-        configured.optimizer = by[id(configured.optimizer)]
-    return by.get(id(configured), configured)
+OWN_PROCESSES = (
+    "strategy=, devices= and num_nodes= of Lightning's Trainer start processes of its own: leave them out, and say "
+    "ps.run(train, strategy, workers=2); one device of several is accelerator='gpu', devices=[worker.rank]"
+)

@@ -2,32 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from itertools import islice
+from math import ceil
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
 
+from plesio.errors import ConfigurationError
 from plesio.worker.worker import Worker
 
 
-class Part:
-    """This worker's batches of `loader`, which is prepared later: as many as everybody's, or one more.
+def check_lock_step(worker: Worker, what: str) -> None:
+    """Refuse `what` asks all workers where they do not go in lock step."""
+    if worker.workers > 1 and not dist.is_initialized():
+        raise ConfigurationError(
+            f"{what} asks all workers, and they answer only in lock step, as processes of one host: take sync_sgd or allreduce, "
+            "or leave it out; each worker may evaluate on all of the data, by a loader that was not prepared"
+        )
 
-    Its other attributes are the loader's.
+
+class Part:
+    """This worker's batches of `loader`: as many as everybody's, or one more. Its other attributes are the loader's.
+
+    Args:
+        worker: whose.
+        loader: all of the data.
+        begin: called before the first batch, unless something has set `prepared` by then: to do that.
     """
 
-    def __init__(self, worker: Worker, loader: DataLoader[Any]) -> None:
+    def __init__(self, worker: Worker, loader: DataLoader[Any], begin: Callable[[], None]) -> None:
         self.whole = loader
         self.prepared: Any = None
-        self._number = len(range(worker.rank, len(loader), worker.workers))
+        self.given = 0
+        """How many batches the last iteration gave."""
+        self._worker = worker
+        self._begin = begin
+        self._streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
 
     def __len__(self) -> int:
-        return self._number
+        return self._share(self._worker.rank)
+
+    def _share(self, rank: int) -> int:
+        batches, workers = len(self.whole), self._worker.workers
+        return ceil(batches / workers) if self._streams else len(range(rank, batches, workers))
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.prepared  # not before the first batch is asked for: trainers look whether there is an iterator
+        if self.prepared is None:  # not before the first batch is asked for: trainers look whether there is an iterator
+            self._begin()
+        self.given = 0
+        for batch in self.prepared:
+            self.given += 1
+            yield batch
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.whole, name)
+
+    def cut(self, most: float) -> Any:
+        """The loader with what workers read that stop after `most` batches of an epoch, or after that part of theirs."""
+        if not isinstance(self.whole, DataLoader) or self._streams:
+            return self.whole
+        shares = map(self._share, range(self._worker.workers))
+        number = sum(min(one, most) if isinstance(most, int) else int(one * most) for one in shares)
+        return self.whole if number >= len(self.whole) else _first(self.whole, number)
+
+
+class _First:
+    """The first `number` batches, or samples, of a sampler; its other attributes are the sampler's."""
+
+    def __init__(self, sampler: Any, number: int) -> None:
+        self._inner, self._number = sampler, number
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._inner, self._number)
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def _first(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
+    cut = copy(loader)
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    vars(cut)[name] = _First(getattr(loader, name), number)  # a DataLoader does not let it be set
+    return cut

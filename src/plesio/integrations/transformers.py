@@ -7,16 +7,18 @@
     ps.run(train, "async_sgd", workers=2)
 
 As under `torchrun`, each worker reads an equal share of the batches, and what counts steps (`max_steps`, the schedule) counts
-those of one worker. Worker 0 saves, logs and shows progress.
+those of one worker. Worker 0 saves, logs and shows progress. Each worker evaluates on all of the data. If a callback stops the
+training of one, that is the end of the run.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import transformers
-from torch.utils.data import DataLoader
+from transformers.training_args import ParallelMode
 
+from plesio.errors import ConfigurationError
 from plesio.integrations.part import Part
 from plesio.worker.worker import Worker
 
@@ -27,49 +29,74 @@ class Trainer(transformers.Trainer):
     Args:
         worker: what the training function is given.
         settings: the Trainer's.
+
+    Raises:
+        ConfigurationError: `args` that distribute the training, too.
     """
 
     model: Any
+    optimizer: Any
 
-    def __init__(self, worker: Worker, **settings: Any) -> None:
+    def __init__(self, worker: Worker, *given: Any, **settings: Any) -> None:
         self._worker = worker
         self._part: Part | None = None
-        args = settings.get("args")
-        if worker.rank and args is not None:
-            args.save_strategy, args.logging_strategy = (
-                type(args.save_strategy)("no"),
-                type(args.logging_strategy)("no"),
+        super().__init__(*given, **settings)
+        mode = self.args.parallel_mode
+        if mode is not ParallelMode.NOT_PARALLEL or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ConfigurationError(
+                f"TrainingArguments with parallel_mode={mode.value}, deepspeed={self.args.deepspeed!r}, fsdp={self.args.fsdp!r}: "
+                "plesio has the workers, each with one device. Leave these out, and let a worker see one GPU"
             )
-            args.report_to, args.disable_tqdm = [], True
-        super().__init__(**settings)
-        if worker.rank:
-            self.remove_callback(transformers.trainer_callback.PrinterCallback)
+        # whatever a subclass has made of these methods
+        self.__dict__.update(get_train_dataloader=self._share_out, create_optimizer=self._prepare)
 
-    def get_train_dataloader(self) -> Any:
+    def train(self, *given: Any, **named: Any) -> Any:
+        """As the Trainer's."""
+        result = super().train(*given, **named)
+        if (
+            self.control.should_training_stop
+            and self.state.global_step < self.state.max_steps
+            and not _starved(self._part)
+        ):
+            self._worker.stop("Hugging Face's Trainer was told to stop")
+        return result
+
+    def _share_out(self) -> Part:
         """This worker's part of the data."""
-        args = self.args
-        self._part = Part(
-            self._worker,
-            DataLoader(
-                self.train_dataset,
-                batch_size=self._train_batch_size,
-                sampler=self._get_train_sampler(self.train_dataset),
-                drop_last=args.dataloader_drop_last,
-                num_workers=args.dataloader_num_workers,
-                pin_memory=args.dataloader_pin_memory and args.n_gpu > 0,
-                collate_fn=self.data_collator,
-            ),
-        )
+        whole = type(self).get_train_dataloader(self)
+        self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), _unprepared)
         return self._part
 
-    def create_optimizer(self, *arguments: Any, **named: Any) -> Any:
+    def _prepare(self, *given: Any, **named: Any) -> Any:
         """The Trainer's optimizer, with a step that exchanges."""
-        optimizer = super().create_optimizer(*arguments, **named)
-        if self._part is not None and self._part.prepared is None:
-            ours, optimizer, self._part.prepared = self._worker.prepare(self.model, optimizer, self._part.whole)
+        self.optimizer = type(self).create_optimizer(self, *given, **named) or self.optimizer
+        part = self._part
+        if part is not None and part.prepared is None:
+            ours, self.optimizer, part.prepared = self._worker.prepare(self.model, self.optimizer, part.whole)
             self.model = self.model_wrapped = ours
-            self.optimizer = optimizer
-        return optimizer
+        return self.optimizer
 
     def is_world_process_zero(self) -> bool:
         return self._worker.rank == 0
+
+    is_local_process_zero = is_world_process_zero
+
+    def save_model(self, *given: Any, **named: Any) -> None:
+        """As the Trainer's, by worker 0."""
+        if self.is_world_process_zero():
+            super().save_model(*given, **named)
+
+    def _save_checkpoint(self, *given: Any, **named: Any) -> None:
+        if self.is_world_process_zero():
+            super()._save_checkpoint(*given, **named)
+
+
+def _starved(part: Part | None) -> bool:
+    """Whether the Trainer stopped because others had taken the whole epoch."""
+    return part is not None and part.given == 0
+
+
+def _unprepared() -> NoReturn:
+    raise ConfigurationError(
+        "the Trainer began without create_optimizer, where the model is prepared: call it, as train() does"
+    )

@@ -359,7 +359,9 @@ class Worker:
                     module.register_forward_pre_hook(_CancellationCheck(self))
         if not self._exchange.any_optimizer:
             watch(self._exchange.replica.trained, self._exchange)
-        guards.prepared(not self._exchange.local, lambda: self.workers > 1 and not self._used.batches)
+        guards.prepared(
+            not self._exchange.local, lambda: self.workers > 1 and not (self._used.batches or self._used.samples)
+        )
         if self.rank == 0 and not self._exchange.shares_parameters:
             guards.warn_of_outside()
         several = len(given.optimizers) > 1
