@@ -410,3 +410,47 @@ def test_callbacks_of_the_hugging_face_trainer_save_once_and_stop_all(tmp_path: 
     assert [run.returned[rank][0] for rank in range(2)] == [5, 5]
     assert len(list(tmp_path.glob("checkpoint-*/rng_state.pth"))) == 5
     assert run.ended.endswith("stopped the run: Hugging Face's Trainer was told to stop")
+
+
+# What asks all workers
+
+
+class Asking(Watched):
+    """Its logged value of a step is the mean over workers."""
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        self.log("first", batch[0][0, 0], sync_dist=True)
+        return super().training_step(batch, number)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.answers = [*getattr(self, "answers", []), float(self.trainer.callback_metrics["first"])]
+
+
+def asking(worker: ps.Worker) -> Any:
+    from plesio.integrations.accelerate import Accelerator
+    from plesio.integrations.lightning import Trainer
+
+    quiet: Settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    module = Asking(lambda: rows(16, 4))
+    Trainer(worker, max_epochs=1, **quiet).fit(module, val_dataloaders=rows(8, 4))
+    accelerator = Accelerator(worker)
+    mine = torch.tensor([1.0 + worker.rank])
+    counted = sum(len(accelerator.gather_for_metrics(one)) for (one, _) in accelerator.prepare_data_loader(rows(18, 4)))
+    if worker.rank == 1:
+        accelerator.set_trigger()
+    gathered = accelerator.gather(mine).tolist(), accelerator.reduce(mine, "sum").tolist()
+    return module.answers, counted, gathered, accelerator.check_trigger()
+
+
+def test_in_lock_step_questions_are_answered_by_all_workers() -> None:
+    run = ps.run(asking, "sync_sgd", workers=2, timeout_s=60.0)
+    answers, *rest = run.returned[0]
+    assert run.returned[1] == run.returned[0]
+    first = inputs()[:, 0]
+    assert answers == pytest.approx([float(first[0] + first[4]) / 2, float(first[8] + first[12]) / 2])
+    assert rest == [18, ([1.0, 2.0], [3.0]), True]
+
+
+def test_where_nobody_answers_questions_are_refused_by_name() -> None:
+    with pytest.raises(ps.ConfigurationError, match="sync_dist=True in Lightning's training asks all workers"):
+        ps.run(asking, "async_sgd", workers=2, engine=ALONE)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as pl
+import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _all_gather_ddp_if_available, _sync_ddp_if_available
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero
@@ -41,7 +42,9 @@ class Trainer(pl.Trainer):
         if settings.pop("strategy", "auto") not in ("auto", "single_device") or settings.get("num_nodes", 1) != 1:
             raise ConfigurationError(OWN_PROCESSES)
         strategy = _Workers(worker)
-        super().__init__(**{"accelerator": "cpu", "devices": 1, **settings}, strategy=strategy)
+        super().__init__(
+            **{"accelerator": "cpu", "devices": 1, **settings, "use_distributed_sampler": False}, strategy=strategy
+        )
         if len(strategy.parallel_devices) > 1:
             raise ConfigurationError(OWN_PROCESSES)
         self._worker = worker
@@ -58,12 +61,14 @@ class _Workers(SingleDeviceStrategy):
 
     optimizers: Any
     parallel_devices: Any = None
-    """Lightning says which."""
+    _layer_sync: Any = None
+    """Lightning sets both; the second for sync_batchnorm=True."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
         self.global_rank = worker.rank
+        self.is_distributed = worker.workers > 1  # so that sync_dist asks
         self._parts: list[Part] = []
 
     @property
@@ -101,6 +106,13 @@ class _Workers(SingleDeviceStrategy):
         module, plain = self.lightning_module, list(self.optimizers)
         if not plain:
             raise ConfigurationError(f"{type(module).__name__}.configure_optimizers returned no optimizer")
+        if self._layer_sync is not None and self._worker.workers > 1:
+            self._layer_sync.apply(module)
+        for one in module.modules():
+            if hasattr(
+                one, "distributed_available_fn"
+            ):  # a metric of torchmetrics, which would count validation data N times
+                one.distributed_available_fn = lambda: dist.is_initialized() and module.trainer.training
         data = [part.cut(module.trainer.limit_train_batches) for part in self._parts]
         self.model, *prepared = self._worker.prepare(module, *data, *plain)
         for part, shared in zip(self._parts, prepared, strict=False):
