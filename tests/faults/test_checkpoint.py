@@ -20,12 +20,19 @@ from plesio.core.sequencer import Sequencer
 from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, latest, read
 from plesio.strategy import Strategy
+from support.long_forms import but_slow
 from support.replayed import chancy, fills_the_disk
 
-ON_THE_SERVER = [
-    one if one.send.codec is None else pytest.param(one, marks=pytest.mark.slow)  # packed: in simulated runs, and below
-    for one in strategies(at_server=True, real=True)
-]
+EACH_WAY = {
+    "sync_sgd",
+    "async_sgd",
+    "first_of(2)",
+    "quorum(2, grace_s=0.02)",
+    "buffered(k=2)",
+    "elastic_averaging(every=3)",
+}
+"""Each way of gathering and of adopting; the others are in simulated runs (tests/simulation/test_resume.py)."""
+ON_THE_SERVER = but_slow(strategies(at_server=True, real=True), EACH_WAY | {"diloco(h=3)"})
 OFTEN = ps.Checkpoint(every_s=0.1, keep=3)
 
 
@@ -47,7 +54,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam", "adafactor"])
+@pytest.mark.parametrize("kind", but_slow(["sgd", "adam", "adafactor"], {"sgd", "adafactor"}))
 def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
     whole = trained(ps.sync_sgd(), tmp_path / "whole", functools.partial(chancy, epochs=12, kind=kind))
     folder, train = interrupted(ps.sync_sgd(), tmp_path / "broken", epochs=12, kind=kind)

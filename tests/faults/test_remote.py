@@ -32,12 +32,15 @@ from plesio.transport.certificates import make_certificates
 from plesio.transport.connect import connect
 from plesio.transport.limits import LEASE_S, RETURN_S
 from support import remote
+from support.long_forms import but_slow
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
 from support.replayed import chancy
 
 ALL = [one for one in strategies(at_server=True, real=True) if not one.gather.in_rounds or one.gather == Round()]
 ALONE = [*ALL, ps.first_of(1), ps.quorum(1)]
+EACH_WAY = {"async_sgd", "first_of(1)", "elastic_averaging(every=3)", "async_local_sgd(h=3, codec=top 10%)"}
+"""Each way of adopting a version; those in lock step have a test of their own."""
 IN_LOCK_STEP = [one for one in ALONE if one.in_lock_step]
 
 
@@ -45,7 +48,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
-@pytest.mark.parametrize("strategy", ALONE, ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(ALONE, EACH_WAY), ids=lambda one: one.name)
 def test_one_remote_worker_gives_the_same_bits_as_a_local_one(strategy: Strategy) -> None:
     train = functools.partial(chancy, epochs=1)
     local, far = ps.run(train, strategy, workers=1), remote.run(train, strategy)
@@ -289,8 +292,8 @@ def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: P
 @pytest.mark.parametrize(
     ("strategy", "version"),
     [
-        (ps.async_sgd(), 960),
-        pytest.param(ps.sync_sgd(), 480, marks=pytest.mark.slow),
+        (ps.async_sgd(), 480),
+        pytest.param(ps.sync_sgd(), 240, marks=pytest.mark.slow),
         pytest.param(ps.local_sgd(every=3), None, marks=pytest.mark.slow),
     ],
 )
@@ -298,7 +301,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
     strategy: Strategy, version: int | None, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
-    train = functools.partial(counting, into=tmp_path, epochs=4, pause_s=0.01)
+    train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01)
     with remote.head(rejoin_s=30.0) as head:
         for rank in range(2):
             head.fork(train, rank=rank)
@@ -533,7 +536,7 @@ def test_all_reduce_over_tls_is_refused(tmp_path: Path) -> None:
         head.run("allreduce", workers=1)
 
 
-@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+@pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["remote", "of this host"])
 def test_rounds_of_a_large_model_folded_in_place_give_the_same_bits_everywhere(far: bool) -> None:
     train = functools.partial(chancy, epochs=1, hidden=16_384)
     done = remote.run(train, "sync_sgd", workers=2, far=far)

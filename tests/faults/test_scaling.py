@@ -172,7 +172,7 @@ def dies_alone(worker: ps.Worker) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow([ps.async_sgd(), ps.sync_sgd()], {"async_sgd"}), ids=lambda one: one.name)
 def test_a_scaled_run_resumes_with_its_first_number_of_workers(strategy: Strategy, tmp_path: Path) -> None:
     (tmp_path / "now").mkdir()
     train = functools.partial(chancy, epochs=16, kind="adam", ends=tmp_path / "now")

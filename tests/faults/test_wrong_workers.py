@@ -240,7 +240,7 @@ def other_data(worker: Any) -> None:
     next(iter(worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader)[2]))
 
 
-@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+@pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["remote", "of this host"])
 def test_a_latecomer_that_is_not_like_the_others_is_refused_alone(tmp_path: Path, far: bool) -> None:
     with head(far) as door:
         train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01)
