@@ -294,7 +294,7 @@ def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: P
     [
         (ps.async_sgd(), 480),
         pytest.param(ps.sync_sgd(), 240, marks=pytest.mark.slow),
-        pytest.param(ps.local_sgd(every=3), None, marks=pytest.mark.slow),
+        pytest.param(ps.local_sgd(every=2), None, marks=pytest.mark.slow),
     ],
 )
 def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_run_replays(
@@ -307,7 +307,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
             head.fork(train, rank=rank)
 
         def kill() -> None:
-            until(lambda: begun(tmp_path, 2, version=max(100, 3 + newest_checkpoint(tmp_path / "runs"))))
+            until(lambda: begun(tmp_path, 2, version=max(40, 3 + newest_checkpoint(tmp_path / "runs"))))
             os.kill(head.server_pid(), signal.SIGKILL)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
