@@ -53,6 +53,7 @@ from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.watch.process import check_installed, live_page
+from plesio.worker.seeding import RandomState
 
 _turn = threading.Lock()
 _refusal = ""
@@ -149,7 +150,7 @@ def run(
     workers: int,
     workers_max: int | None = None,
     engine: str | Simulated | Ray = "local",
-    seed: int = 0,
+    seed: int | None = None,
     data: str = "leases",
     faults: Sequence[Fault] = (),
     pace: Pace | float | None = None,
@@ -177,7 +178,8 @@ def run(
             begins with. Each may hold its own contribution and a version of the model: memory is laid out for all of them.
         engine: where they run: "local", processes of this host; `ps.Ray()`, processes on a Ray cluster; or
             `ps.Simulated(cluster)`, greenlets in virtual time.
-        seed: seeds everything random: initial weights, order of data, jitter.
+        seed: seeds everything random: initial weights, order of data, jitter; None: 0, and one worker begins with torch's,
+            NumPy's and Python's random sources as they are here.
         data: leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always
             share out evenly.
         faults: what goes wrong on purpose: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
@@ -282,6 +284,7 @@ def start(
         evaluate=evaluate,
         listening=door.listening if door is not None else None,
         log_level=log_level(),
+        sources=RandomState().packed() if config.seed is None and config.seats == 1 and door is None else b"",
     )
     begin_from = resumption(job)
     folder, feeds = None, Feeds(sinks)

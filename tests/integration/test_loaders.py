@@ -38,8 +38,11 @@ from plesio.errors import ConfigurationError
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Request
 from plesio.protocol.worker import LeaseReply, LeaseRequest
+from plesio.worker.data.making import BatchMaker
+from plesio.worker.data.order import Order
 from plesio.worker.data_use import DataUse
-from plesio.worker.loader import LeasedLoader, _Order, _Relay
+from plesio.worker.loader import LeasedLoader
+from plesio.worker.state import WorkerState
 from support import loops
 
 ROWS, BATCH = 48, 4
@@ -145,9 +148,7 @@ def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> Leas
             digests.append(digest)
         return LeaseReply(leases.take(0, epoch, total, most))
 
-    return LeasedLoader(
-        loader, lease, seed=0, workers=1, used=DataUse(), reseed=lambda: None, begun=lambda: lambda: False
-    )
+    return LeasedLoader(loader, lease, WorkerState(0, 0), workers=1, used=DataUse(), begun=lambda: lambda: False)
 
 
 def rows_of(loader: LeasedLoader) -> list[int]:
@@ -201,7 +202,8 @@ def test_drawing_an_order_leaves_global_generators_unchanged() -> None:
         np.random.seed(1), random.seed(1), torch.manual_seed(1)
         expected = numbers()
         np.random.seed(1), random.seed(1), torch.manual_seed(1)
-        assert sorted(rows_of(leased(loader))) == list(range(ROWS))
+        order = Order(loader, seed=0)
+        assert sorted(row for batch in range(order.total) for row in order.batches(0)[batch]) == list(range(ROWS))
         assert numbers() == expected
 
 
@@ -274,25 +276,27 @@ def test_unsupported_loaders_are_refused(loader: Callable[[], Any], words: str) 
 # A look at the data
 
 
-def look(worker: ps.Worker, looks: int, processes: int = 0, seen: str = "") -> None:
+def look(worker: ps.Worker | None, looks: int, processes: int = 0, seen: str = "") -> dict[str, torch.Tensor]:
     """Two epochs, with looks at the first batches before and between them, and after them where nobody waits for those."""
     model = nn.Sequential(nn.Dropout(0.3), loops.mlp())
-    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader_of(shuffle=True, num_workers=processes))
+    optimizer, loader = loops.sgd(model), loader_of(shuffle=True, num_workers=processes)
+    if worker is not None:
+        model, optimizer, loader = worker.prepare(model, optimizer, loader)
     rows: list[str] = []
     for _ in range(2):
         for _ in range(looks):
-            first = [numbers for (numbers, *_), _ in zip(loader, range(looks), strict=False)]
-        for step, (numbers, inputs, labels) in enumerate(loader):
-            if worker.workers == 1 and step < looks:
-                assert torch.equal(numbers, first[step]), "it comes as it was seen"
+            for _ in zip(loader, range(looks), strict=False):
+                pass
+        for numbers, inputs, labels in loader:
             optimizer.zero_grad()
             cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             rows += [str(int(number)) for number in numbers]
-    if looks and worker.workers == 1:
+    if worker is None or worker.workers == 1:
         next(iter(loader))
-    if seen:
+    if seen and worker is not None:
         Path(seen, f"{worker.rank}.txt").write_text(" ".join(rows))
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def accumulate_by_next(worker: ps.Worker, folder: str) -> None:
@@ -307,7 +311,8 @@ def accumulate_by_next(worker: ps.Worker, folder: str) -> None:
             rows += numbers.tolist()
             cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-    Path(folder, "rows.txt").write_text(" ".join(map(str, rows)))
+    if worker.rank == 0:
+        Path(folder, "rows.txt").write_text(" ".join(map(str, rows)))
 
 
 EVERYWHERE = [
@@ -316,19 +321,21 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
-def test_peeking_at_a_batch_changes_nothing(strategy: ps.Strategy) -> None:
-    """A peek is in no epoch, step or count."""
-    plain, looked = (ps.run(partial(look, looks=looks), strategy, workers=1, timeout_s=60) for looks in (0, 2))
-    assert (looked.steps, looked.samples) == (plain.steps, plain.samples) == (2 * ROWS // BATCH, 2 * ROWS)
-    for name, value in plain.state_dict.items():
-        assert torch.equal(looked.state_dict[name], value), name
+def test_peeking_at_a_batch_is_as_in_torch(strategy: ps.Strategy) -> None:
+    """A peek is in no epoch, step or count; each pass draws its order anew."""
+    run = ps.run(partial(look, looks=2), strategy, workers=1, timeout_s=60)
+    assert (run.steps, run.samples) == (2 * ROWS // BATCH, 2 * ROWS)
+    steps_each = strategy.every.due(1, 0.0, 0, 0)
+    for name, value in look(None, looks=2).items() if steps_each else ():
+        assert torch.equal(run.state_dict[name], value), name
 
 
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
 def test_a_batch_with_an_accumulated_gradient_is_no_peek(strategy: ps.Strategy, tmp_path: Path) -> None:
-    run = ps.run(partial(accumulate_by_next, folder=str(tmp_path)), strategy, workers=1, timeout_s=60)
+    run = ps.run(partial(accumulate_by_next, folder=str(tmp_path)), strategy, workers=2, timeout_s=60)
     rows = (tmp_path / "rows.txt").read_text().split()
-    assert len(set(rows)) == len(rows) == run.samples == 4 * BATCH
+    assert len(set(rows)) == len(rows) == 4 * BATCH
+    assert run.samples == 4 * BATCH * (1 if strategy.release.cancel_late else 2)
 
 
 @pytest.mark.parametrize("processes", [0, 2], ids=["made here", "made ahead"])
@@ -355,13 +362,13 @@ def test_a_run_with_peeks_is_replayed(strategy: ps.Strategy, engine: Any, tmp_pa
 
 
 def test_the_rest_of_an_epoch_left_early_comes_first_in_the_next() -> None:
-    """Each batch is leased as often as any other."""
+    """Each batch is leased as often as any other, unless there is one worker: that begins anew, as torch does."""
 
     def train(worker: ps.Worker) -> None:
         model = loops.mlp()
         model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader_of())
         rows: list[int] = []
-        for stop in (BATCH, 3 * BATCH, 2 * ROWS):
+        for stop in (BATCH, 3 * BATCH, ROWS // worker.workers * 2):
             for numbers, inputs, labels in loader:
                 optimizer.zero_grad()
                 cross_entropy(model(inputs), labels).backward()
@@ -369,9 +376,15 @@ def test_the_rest_of_an_epoch_left_early_comes_first_in_the_next() -> None:
                 rows += map(int, numbers)
                 if len(rows) == stop:
                     break
-        assert rows == [*range(ROWS), *range(ROWS)][: len(rows)]
+        numbers = list(range(ROWS))
+        own = [row for row in numbers if row // BATCH % 2 == worker.rank] * 2
+        assert (
+            rows == ([*numbers[:BATCH], *numbers[: 2 * BATCH], *numbers] if worker.workers == 1 else own)[: len(rows)]
+        )
 
-    ps.run(train, ps.sync_sgd(), workers=1, engine=ps.Simulated("uniform"))
+    for workers in (1, 2):
+        run = ps.run(train, ps.sync_sgd(), workers=workers, engine=ps.Simulated("uniform"))
+        assert run.batches_unvisited == {1: 11 + 10, 2: 12}[workers]
 
 
 # Fewer batches than workers
@@ -407,7 +420,7 @@ def test_a_worker_without_batches_may_not_loop_forever_in_rounds(strategy: ps.St
 def test_workers_of_a_process_share_an_epochs_order() -> None:
     """Orders can be large: each worker keeps two, and unused ones are freed."""
     loader = DataLoader(range(ROWS), batch_size=BATCH, shuffle=True)
-    one, other = _Order(loader, seed=5), _Order(loader, seed=5)
+    one, other = Order(loader, seed=5), Order(loader, seed=5)
     first = one.batches(0)
     assert other.batches(0) is first
     for worker in (one, other):
@@ -426,7 +439,7 @@ def test_the_order_equals_torchs_samplers(
     loader = DataLoader(range(samples), batch_size=batch, shuffle=shuffled, drop_last=drop_last)
     torch.manual_seed(seed + 1_000_003 * (epoch + 1))
     drawn = list(loader.batch_sampler)
-    batches = _Order(loader, seed).batches(epoch)
+    batches = Order(loader, seed).batches(epoch)
     assert list(batches) == drawn
     assert len(batches) == len(drawn)
     assert {type(index) for one in batches for index in one} <= {int}
@@ -437,7 +450,7 @@ def test_an_epochs_order_is_stored_compactly() -> None:
     loader = DataLoader(range(100_000), batch_size=10, shuffle=True)
     tracemalloc.start()
     try:
-        assert len(_Order(loader, seed=5).batches(0)[7]) == 10
+        assert len(Order(loader, seed=5).batches(0)[7]) == 10
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -497,7 +510,7 @@ def test_epoch_without_a_loader_is_refused() -> None:
 @pytest.mark.parametrize("method", ["spawn", None])
 def test_the_loaders_multiprocessing_context_is_kept(method: str | None) -> None:
     source = DataLoader(range(8), batch_size=2, num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type, var-annotated]
-    got = _Relay(source)._loader.multiprocessing_context
+    got = BatchMaker(source)._relay._loader.multiprocessing_context
     assert (got and got.get_start_method()) == method
 
 

@@ -148,7 +148,7 @@ def _run_all(
         for number, config in enumerate(configs):
             try:
                 runs = []
-                for seed in range(config.seed, config.seed + repeats):
+                for seed in range(config.seeded, config.seeded + repeats):
                     runs.append(script.run(replace(config, seed=seed), board.watch(number)).summary)
                     if len(runs) < repeats:
                         board.ended(number, runs[-1], f"run {len(runs)} of {repeats}: ")

@@ -65,7 +65,13 @@ class RunConfig:
         "local",
         Option("--cluster", f"The machines: {', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
     )
-    seed: int = setting(0, help="Seeds everything random: initial weights, order of data, jitter.", fixed=True)
+    seed: int | None = setting(
+        None,
+        help="Seeds everything random: initial weights, order of data, jitter; left out: 0, and one worker begins with the "
+        "random sources as the script has left them.",
+        metavar="N",
+        fixed=True,
+    )
     data: str = setting(
         "leases",
         help="leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always "
@@ -202,7 +208,7 @@ class RunConfig:
             raise ConfigurationError(
                 f"threads={self.threads!r}: a whole number of at least 1, or None for a share of the cores"
             )
-        if not _is_whole(self.seed) or not 0 <= self.seed < 2**63:
+        if self.seed is not None and (not _is_whole(self.seed) or not 0 <= self.seed < 2**63):
             raise ConfigurationError(f"seed={self.seed!r}: a whole number of at least 0 and below 2**63")
         for name in ("evaluate_every_s", "timeout_s"):
             value = getattr(self, name)
@@ -251,6 +257,11 @@ class RunConfig:
     def seats(self) -> int:
         """How many workers there may be at a time."""
         return self.workers_max or self.workers
+
+    @property
+    def seeded(self) -> int:
+        """The seed, or what stands for it."""
+        return self.seed or 0
 
     @property
     def simulated(self) -> bool:

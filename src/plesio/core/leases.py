@@ -12,7 +12,9 @@ asks for it, otherwise in the next one.
 At first batch b waits in the queue of worker b mod N. With `stealing` a worker whose queue is empty takes from the
 longest queue: fast workers then take more. Without it (lock step, or the user asked for shards) who gets what depends
 on nothing but N, what was given back included. A dead worker's part is open to all either way. When N changes, all that waits
-goes back, and b mod the new N says whose it is.
+goes back, and b mod the new N says whose it is. What waits is kept as ranges: an epoch may have any number of batches.
+
+A lone worker asks for an epoch when its loop begins a pass. What waits of earlier ones stays unused then, as in a script alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from math import gcd
 from typing import Self
 
 import msgspec
@@ -29,12 +32,15 @@ IN_VAIN_MAX = 50_000
 
 Batch = tuple[int, int]
 """(epoch, batch number)"""
+Piece = tuple[int, range]
+"""(epoch, batch numbers)"""
 FEW = 64
 """Up to this many are put in place one by one, however many wait; more (a dead worker's) are sorted in."""
 
 
 class LeasesState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps. A queue is known by its length: it is the end of all its worker was ever to get."""
+    """What a checkpoint keeps. A queue is known by its length: it is the end of all its worker was ever to get. What was returned
+    is (epoch, batch), or (epoch, start, stop, step) of a range."""
 
     workers: int
     total: int | None
@@ -43,11 +49,11 @@ class LeasesState(msgspec.Struct, frozen=True):
     skipped: int
     gone: tuple[int, ...]
     waiting: tuple[int, ...]
-    returned: tuple[Batch, ...]
+    returned: tuple[tuple[int, ...], ...]
 
 
 class DataLeases:
-    """Leases of batches to workers.
+    """Leases of batches to workers. `lone`: there is and will be one worker only.
 
     >>> leases = DataLeases(workers=2, stealing=True)
     >>> leases.take(0, epoch=0, total=3, most=2)
@@ -58,8 +64,9 @@ class DataLeases:
     2
     """
 
-    def __init__(self, workers: int, stealing: bool) -> None:
+    def __init__(self, workers: int, stealing: bool, lone: bool = False) -> None:
         self.workers = workers
+        self.lone = lone
         self.stealing = stealing
         self.done = 0
         self.skipped = 0
@@ -69,8 +76,8 @@ class DataLeases:
         self._drawn: dict[int, tuple[int, int]] = {}  # by epoch: the first worker that asked, and its digest
         self._epochs = 0  # epochs opened so far
         self._gone: set[int] = set()
-        self._returned: deque[Batch] = deque()
-        self._queues = defaultdict(deque, {worker: deque[Batch]() for worker in range(workers)})
+        self._returned: list[Piece] = []  # by their first batches
+        self._queues = defaultdict(deque, {worker: deque[Piece]() for worker in range(workers)})
         self._queued = 0  # in all of them
         self._outstanding: defaultdict[int, deque[Batch]] = defaultdict(deque)
 
@@ -89,10 +96,10 @@ class DataLeases:
         if not self._total:
             return 0.0
         if self.stealing:
-            return (self.opened - self._queued - len(self._returned)) / self._total
+            return (self.opened - self._queued - _count(self._returned)) / self._total
         own = len(range(worker, self._total, self.workers))
-        back = sum(batch % self.workers == worker for _, batch in self._returned)
-        return self._epochs - (len(self._queues[worker]) + back) / max(1, own)
+        back = sum(self._owned(worker, numbers) for _, numbers in self._returned)
+        return self._epochs - (_count(self._queues[worker]) + back) / max(1, own)
 
     def agree(self, total: int) -> int:
         if self._total is None:
@@ -136,6 +143,8 @@ class DataLeases:
         """Up to `most` batches for `worker`, none of a later epoch than `epoch`."""
         while self._epochs <= epoch:
             self._open(self._epochs, self.agree(total))
+        if self.lone:
+            self._forget_before(epoch)
         got: list[Batch] = []
         while len(got) < most and (batch := self._next(worker, epoch)) is not None:
             got.append(batch)
@@ -143,13 +152,19 @@ class DataLeases:
         return tuple(got)
 
     def _open(self, epoch: int, total: int) -> None:
-        for batch in range(total):
-            self._queues[batch % self.workers].append((epoch, batch))
+        for worker in range(min(self.workers, total)):
+            self._queues[worker].append((epoch, range(worker, total, self.workers)))
         self._queued += total
         self.opened += total
         self._epochs += 1
         for worker in self._gone:
             self._open_to_all(worker)
+
+    def _forget_before(self, epoch: int) -> None:
+        self._returned = [one for one in self._returned if one[0] >= epoch]
+        for queue in self._queues.values():
+            while queue and queue[0][0] < epoch:
+                self._queued -= len(queue.popleft()[1])
 
     def _next(self, worker: int, epoch: int) -> Batch | None:
         returned = self._returned_to(worker, epoch) if self._returned else None
@@ -157,22 +172,45 @@ class DataLeases:
             return returned
         queue = self._queues[worker]
         if self.stealing and self._queued and not (queue and queue[0][0] <= epoch):
-            queue = max(self._queues.values(), key=lambda one: len(one) if one and one[0][0] <= epoch else 0)
+            queue = max(self._queues.values(), key=lambda one: _count(one) if one and one[0][0] <= epoch else 0)
         if not queue or queue[0][0] > epoch:
             return None
         self._queued -= 1
-        return queue.popleft()
+        of_epoch, numbers = queue.popleft()
+        if len(numbers) > 1:
+            queue.appendleft((of_epoch, numbers[1:]))
+        return of_epoch, numbers[0]
 
     def _returned_to(self, worker: int, epoch: int) -> Batch | None:
         """The first that was given back; without stealing, of its own or of one that is gone."""
-        for place, (of_epoch, batch) in enumerate(self._returned):
-            owner = batch % self.workers
-            if of_epoch > epoch:
-                return None
-            if self.stealing or owner == worker or owner in self._gone:
-                del self._returned[place]
-                return of_epoch, batch
-        return None
+        best: tuple[Batch, int, int] | None = None  # which, in which piece, and where in that
+        for place, (of_epoch, numbers) in enumerate(self._returned):
+            if of_epoch > epoch or (best is not None and (of_epoch, numbers[0]) > best[0]):
+                break
+            at = 0 if self.stealing else self._first_for(worker, numbers)
+            if at is not None and (best is None or (of_epoch, numbers[at]) < best[0]):
+                best = (of_epoch, numbers[at]), place, at
+        if best is None:
+            return None
+        batch, place, at = best
+        of_epoch, numbers = self._returned.pop(place)
+        self._put_back((of_epoch, rest) for rest in (numbers[:at], numbers[at + 1 :]))
+        return batch
+
+    def _first_for(self, worker: int, numbers: range) -> int | None:
+        """Where in `numbers` the first is that `worker` may have: its own, or of one that is gone."""
+        owners = (one % self.workers for one in numbers[: self._period(numbers)])
+        return next((at for at, owner in enumerate(owners) if owner == worker or owner in self._gone), None)
+
+    def _owned(self, worker: int, numbers: range) -> int:
+        """How many of `numbers` are this worker's own."""
+        period = self._period(numbers)
+        first = (at for at, one in enumerate(numbers[:period]) if one % self.workers == worker)
+        return sum(len(numbers[at::period]) for at in first)
+
+    def _period(self, numbers: range) -> int:
+        """After how many of `numbers` the same owners come again."""
+        return self.workers // gcd(self.workers, numbers.step)
 
     def holds(self, worker: int) -> bool:
         """Whether `worker` has batches that are in no contribution yet."""
@@ -197,11 +235,16 @@ class DataLeases:
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """These batches were not folded; they are leased again, the earliest first."""
+        pieces = [(epoch, range(batch, batch + 1)) for epoch, batch in batches]
         if len(batches) > FEW:
-            self._returned = deque(sorted((*self._returned, *batches)))
-            return
-        for batch in batches:
-            insort(self._returned, batch)
+            self._returned = sorted((*self._returned, *pieces), key=_place)
+        else:
+            self._put_back(pieces)
+
+    def _put_back(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece[1]:
+                insort(self._returned, piece, key=_place)
 
     def share_out(self, workers: int) -> None:
         """Share out what waits, and later epochs, among so many workers. Who is new has its part once it has joined.
@@ -231,9 +274,9 @@ class DataLeases:
     def state(self, unfolded: Iterable[Batch]) -> LeasesState:
         """The state for a checkpoint; leased and `unfolded` batches return to the queue in it."""
         leased = [batch for held in self._outstanding.values() for batch in held]
-        waiting = tuple([len(self._queues[worker]) for worker in range(self.workers)])
+        waiting = tuple([_count(self._queues[worker]) for worker in range(self.workers)])
         gone = tuple(sorted(self._gone))
-        back = tuple(sorted((*self._returned, *leased, *unfolded)))
+        back = tuple(sorted((*map(_saved, self._returned), *leased, *unfolded)))
         return LeasesState(self.workers, self._total, self._epochs, self.done, self.skipped, gone, waiting, back)
 
     @classmethod
@@ -245,29 +288,48 @@ class DataLeases:
         if state.total is not None:
             leases._whose = "the resumed run's"
         leases.opened = state.epochs * (state.total or 0)
-        leases._returned.extend(state.returned)
+        leases._put_back(map(_read, state.returned))
         for worker, length in enumerate(state.waiting):
             queue = _last(worker, length, state)
             if workers == state.workers:
                 leases._queues[worker].extend(queue)
                 leases._queued += length
             else:
-                leases.give_back(queue)
+                leases._put_back(queue)
         leases._gone.update(worker for worker in state.gone if worker < workers)
         return leases
 
     def _open_to_all(self, worker: int) -> None:
         queue = self._queues[worker]
-        batches = tuple(queue)
+        self._queued -= _count(queue)
+        self._put_back(queue)
         queue.clear()
-        self._queued -= len(batches)
-        self.give_back(batches)
 
 
-def _last(worker: int, length: int, state: LeasesState) -> tuple[Batch, ...]:
+def _place(piece: Piece) -> Batch:
+    return piece[0], piece[1][0]
+
+
+def _count(pieces: Iterable[Piece]) -> int:
+    return sum([len(numbers) for _, numbers in pieces])
+
+
+def _saved(piece: Piece) -> tuple[int, ...]:
+    epoch, numbers = piece
+    return (epoch, numbers[0]) if len(numbers) == 1 else (epoch, numbers.start, numbers.stop, numbers.step)
+
+
+def _read(saved: tuple[int, ...]) -> Piece:
+    epoch, start, *rest = saved
+    return epoch, range(start, *rest) if rest else range(start, start + 1)
+
+
+def _last(worker: int, length: int, state: LeasesState) -> list[Piece]:
     """The last `length` of the batches that waited for `worker`, over all epochs that were opened."""
     own = range(worker, state.total or 0, state.workers)
     if not length:
-        return ()
-    first = state.epochs - -(-length // len(own))
-    return tuple([(epoch, batch) for epoch in range(first, state.epochs) for batch in own][-length:])
+        return []
+    whole, rest = divmod(length, len(own))
+    first = state.epochs - whole
+    begun = [(first - 1, own[-rest:])] if rest else []
+    return begun + [(epoch, own) for epoch in range(first, state.epochs)]

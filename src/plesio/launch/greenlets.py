@@ -54,10 +54,11 @@ from plesio.transport.held import Held
 from plesio.transport.memory import SharedBlock
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
+from plesio.worker.draws import OwnDraws
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.replica import replica_for
-from plesio.worker.seeding import RandomState, seed_everything
+from plesio.worker.seeding import RandomState, begin_with
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, cut_off, taking_part
 
@@ -115,7 +116,7 @@ class GreenletWorker:
     """One worker: its training function, where it stands, and the `plesio.worker.context.WorkerContext` of its `Worker`.
 
     `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure. A replay is `lenient`: it
-    goes as far as the run did.
+    goes as far as the run did. `lone`: there is and will be no other; `sources`: its random sources at the beginning.
     """
 
     server_pid, inline = 0, True
@@ -131,12 +132,14 @@ class GreenletWorker:
         every: Every | None = None,
         shows: bool = False,
         lenient: bool = True,
+        lone: bool = False,
+        sources: bytes = b"",
     ) -> None:
         self.rank = rank
         self.workers = workers
         self.seed = seed
         self.lenient = lenient
-        self.state = WorkerState(rank, seed)
+        self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
         self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""
         self.returned: object = None
@@ -148,6 +151,7 @@ class GreenletWorker:
         self.stop = watcher.stop
         self.now_s = watcher.timer.now_s
         self._train = train
+        self._sources = sources
         self._strategy = strategy
         self._watcher = watcher
         self._every = every
@@ -178,7 +182,7 @@ class GreenletWorker:
 
     def _run(self, _: object) -> None:
         torch.set_grad_enabled(True)  # whatever the one that ran before has left
-        seed_everything(self.seed)
+        begin_with(self.seed, self._sources)
         worker = Worker(self)
         try:
             with taking_part(worker):
@@ -204,7 +208,7 @@ class GreenletWorker:
         place = self._place = wait(hello)
         hand_over(optimizer, carried, tensors, place.ring, place.first)
         replica = replica_for(self._strategy)(place.layout, model, tensors, place.ring, place.slot)
-        self._switch = _Switch(self._watcher, used)
+        self._switch = _Switch(self._watcher, used, self.state.draws is not None)
         self._exchange = exchange = ServerExchange(
             self.state,
             optimizer,
@@ -224,10 +228,12 @@ class GreenletWorker:
     def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
         if self.state.stopped:
             return LeaseReply(stop=True)
-        under_way = self._used is not None and self._used.batches > 0  # else the loader seeds them anew
+        kept = self.state.draws is not None or (
+            self._used is not None and self._used.batches > 0
+        )  # else they are seeded anew
         self.state.epochs = epoch + 1 if most else self.state.epochs
         try:
-            reply: LeaseReply = wait(LeaseRequest(epoch, total, most, unused, digest), keep_random=under_way)
+            reply: LeaseReply = wait(LeaseRequest(epoch, total, most, unused, digest), keep_random=kept)
         except SeatLostError as lost:
             assert self._exchange is not None, "it trains"
             self._exchange.rejoin(lost)
@@ -248,10 +254,11 @@ class GreenletWorker:
 class _Switch:
     """What a worker in a greenlet has in place of a doorbell."""
 
-    def __init__(self, watcher: Watcher, used: DataUse) -> None:
+    def __init__(self, watcher: Watcher, used: DataUse, lone: bool) -> None:
         self._watcher = watcher
         self.buffer = 0
         self._used = used
+        self._lone = lone
         self._request: Request = Ready()
 
     def begin(self) -> Beginning:
@@ -267,7 +274,7 @@ class _Switch:
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
-        located: Located = wait(self._request, keep_random=False)  # each contribution seeds them anew
+        located: Located = wait(self._request, keep_random=self._lone)  # of others, each contribution seeds them anew
         answer, self.buffer = located
         assert isinstance(answer, kind), "a worker knows what comes next"
         meanwhile()  # the others share the random sources: not before they ran

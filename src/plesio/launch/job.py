@@ -47,6 +47,8 @@ class Job:
     incarnation: int = 1
     keeping: Keeping = Keeping()
     listening: Listening | None = None
+    sources: bytes = field(default=b"", repr=False)
+    """The random sources as a lone worker finds them; empty: they are seeded."""
     log_level: int | None = None
     """From which level this process logs; None where nobody has configured that."""
     threads_here: int = field(default_factory=torch.get_num_threads)

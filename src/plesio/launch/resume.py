@@ -74,10 +74,9 @@ def _check_same(saved: Saved, now: RunConfig) -> None:
     manifest = saved.manifest
     strategy = Strategy.from_data(manifest.strategy, manifest.fields)
     seats = len(manifest.progress)
+    seed = now.seed if now.seeded == manifest.seed else manifest.seed
     most = seats if seats > manifest.workers or now.workers_max is not None else None
-    was = RunConfig(
-        strategy=strategy, workers=manifest.workers, workers_max=most, engine=now.engine, seed=manifest.seed
-    )
+    was = RunConfig(strategy=strategy, workers=manifest.workers, workers_max=most, engine=now.engine, seed=seed)
     differing = [name for name, one in SETTINGS.items() if one.fixed and getattr(was, name) != getattr(now, name)]
     if differing:
         raise CheckpointError(
@@ -163,7 +162,7 @@ def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
         every_s=checkpoint.every_s,
         keep=checkpoint.keep,
         resume=str(begin_from.saved.path.resolve()) if begin_from is not None else "",
-        seed=job.config.seed,
+        seed=job.config.seeded,
         train_hash=train_hash(job.train),
         journal=str(journal.resolve()) if journal is not None else "",
     )
@@ -174,4 +173,6 @@ def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
         if journal is not None and not begin_from.unknown:  # it begins with what the old one says up to the checkpoint
             with open(manifest.journal, "rb") as old:
                 journal.write_bytes(old.read(manifest.position))
+            if job.sources:
+                job = dataclasses.replace(job, sources=read_journal(journal).head.sources or b"")
     return dataclasses.replace(job, incarnation=incarnation, keeping=keeping)

@@ -92,7 +92,7 @@ class Assembly:
         self.board = Board(SharedBlock.create(PAGE, what), seats)
         self.ring = arenas(self._ring, self.layout, blocks)
         self.slots = arenas(self._slots, self.layout, slots)
-        self.held = Held.create(seats) if holds and strategy.send.stepped else None
+        self.held = Held.create(seats) if holds and (strategy.send.stepped or seats == 1) else None
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring[:buffers])
         self._folder: Folder | None = None

@@ -168,6 +168,7 @@ class Program:
         self.sequencer = type(was).restore(
             self._strategy, state.leases.workers, state, stealing=was.leases.stealing, silence_s=was.members.silence_s
         )
+        self.sequencer.leases.lone = was.leases.lone
         self._folder.share_among(self.sequencer.workers)
 
     def scale(self, workers: int, now_s: float) -> None:

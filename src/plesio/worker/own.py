@@ -1,4 +1,5 @@
-"""What a worker holds of its own, as bytes: the state of an optimizer that steps there, and what its replica keeps.
+"""What a worker holds of its own, as bytes: the state of an optimizer that steps there, and what its replica
+keeps; of a lone worker, its random sources.
 
 Settings (a learning rate) are not in it: schedules go to where they were, and the loop sets the rest.
 """
@@ -16,15 +17,18 @@ from plesio.errors import CheckpointError
 from plesio.tensors.several import parts_of
 from plesio.transport.held import Held
 from plesio.worker.replica import Replica
+from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 
 
 class OwnState:
-    """Leaves what `worker` holds in `held`, and takes it up again in a run that was resumed."""
+    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here."""
 
-    def __init__(self, held: Held, worker: int, optimizer: Optimizer, replica: Replica) -> None:
+    def __init__(self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool) -> None:
         self._held = held
-        self._worker = worker
+        self._worker = state.worker
+        self._draws = state.draws
+        self._steps = steps
         self._optimizer = optimizer
         self._replica = replica
         self._loads: bool | None = None  # whether what is saved can be loaded; not known before it was tried
@@ -35,6 +39,7 @@ class OwnState:
             return
         file = io.BytesIO()
         what = {"kinds": self._kinds, "optimizer": self._state(), "replica": self._replica.own()}
+        what |= {"draws": self._draws.kept()} if self._draws is not None else {}
         try:
             torch.save(what, file)
             if self._loads is None and what["optimizer"]:
@@ -49,7 +54,7 @@ class OwnState:
             )
 
     def take_up(self) -> bool:
-        """Go on with what this worker held when the run was interrupted; whether there is anything.
+        """Go on with what this worker held when the run was interrupted; whether its optimizer does.
 
         Raises:
             CheckpointError: it is another optimizer's, or not what was saved.
@@ -79,7 +84,9 @@ class OwnState:
             else:
                 self._optimizer.state[key] = state
         self._replica.take_up(saved["replica"])
-        return True
+        if self._draws is not None and "draws" in saved:
+            self._draws.take_up(saved["draws"])
+        return self._steps
 
     @property
     def _kinds(self) -> list[str]:
@@ -90,7 +97,8 @@ class OwnState:
 
     def _state(self) -> dict[Any, Any]:
         places: dict[int, Any] = {id(one): place for place, one in enumerate(self._parameters())}
-        return {places.get(id(key), key): state for key, state in self._optimizer.state.items()}
+        own = self._optimizer.state if self._steps else {}
+        return {places.get(id(key), key): state for key, state in own.items()}
 
 
 def _loaded(file: io.BytesIO) -> Any:

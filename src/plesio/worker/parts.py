@@ -6,27 +6,102 @@ A dead worker's part is not read by others, and this data is in no count of epoc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from plesio.protocol.worker import LeaseReply
+from plesio.errors import ConfigurationError
+from plesio.worker.data.making import BatchMaker
+from plesio.worker.data.order import Order
+from plesio.worker.data.source import as_loader
 from plesio.worker.data_use import DataUse
 
 
-def own_part(rank: int, workers: int) -> Callable[[int, int, int, int, int], LeaseReply]:
-    """In place of the server's leases: every n-th batch of an epoch. What a loop that was left early did not use is left out."""
-    given: dict[int, int] = {}  # of an epoch
+class SharedLoader:
+    """A loader beside the first: yields this worker's part of each pass, or all of it where nothing is trained on it.
 
-    def lease(epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
-        numbers = range(rank, total, workers)
-        start = given.get(epoch, 0)
-        given[epoch] = start + most
-        return LeaseReply(tuple((epoch, number) for number in numbers[start : start + most]))
+    - A pass without gradients, or while the model is in eval mode, is over all the data, in order. A step there is refused.
+    - Any other pass begins with this worker's part. If nothing was trained on that, the others' parts follow.
 
-    return lease
+    A lone worker's is the loader itself.
+
+    Args:
+        data: a DataLoader, or anything with a length and items.
+        seed: of its order.
+        rank, workers: which part.
+        begun: told that a batch comes; what it returns tells whether anything was trained since.
+        judges: whether the model is in eval mode.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        seed: int,
+        rank: int,
+        workers: int,
+        begun: Callable[[], Callable[[], bool]],
+        judges: Callable[[], bool],
+    ) -> None:
+        self._given = data
+        self._source = as_loader(data)
+        self._order = Order(self._source, seed)
+        self._maker = BatchMaker(self._source)
+        self._rank, self._workers = rank, workers
+        self._begun, self._judges = begun, judges
+        self._passes = 0
+        self._whole = workers == 1  # whether the last pass was over all
+        self.looped = False
+        """Whether anybody looped over it."""
+
+    def __len__(self) -> int:
+        """How many batches a pass has, as the last one was; an equal share, where that was a part."""
+        whole = self._whole or self._sees_all()
+        return self._order.total if whole else math.ceil(self._order.total / self._workers)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._source, name)
+
+    def _sees_all(self) -> bool:
+        return not torch.is_grad_enabled() or self._judges()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looped = True
+        if self._workers == 1:
+            return iter(self._given)
+        epoch, self._passes = self._passes, self._passes + 1
+        numbers = range(self._order.total)
+        if self._sees_all():
+            return self._untrained(epoch, numbers)
+        return self._part(epoch, numbers[self._rank :: self._workers])
+
+    def _part(self, epoch: int, own: range) -> Iterator[Any]:
+        self._whole, trained = False, self._begun()
+        yield from self._made(epoch, own)
+        if not trained():
+            yield from self._untrained(
+                epoch, (one for one in range(self._order.total) if one % self._workers != self._rank)
+            )
+
+    def _untrained(self, epoch: int, numbers: Iterable[int]) -> Iterator[Any]:
+        """Batches of any worker's part."""
+        self._whole = True
+        trained = self._begun()
+        for batch in self._made(epoch, numbers):
+            yield batch
+            if torch.is_grad_enabled() and trained():
+                raise ConfigurationError(
+                    "a step was made from a batch of a loader beside the first that every worker is given: each would train on "
+                    "all of it. Call model.train() before the loop, and train from the first batch of a pass on, so that each "
+                    "worker is given its part; or have at least a batch for each worker"
+                )
+
+    def _made(self, epoch: int, numbers: Iterable[int]) -> Iterator[Any]:
+        batches = self._order.batches(epoch)
+        return self._maker.over(batches[number] for number in numbers)
 
 
 class StreamLoader:
@@ -51,6 +126,7 @@ class StreamLoader:
         kept = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "batch_size", "drop_last"]
         if source.num_workers:
             kept += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
+        kept += ["generator"] if workers == 1 else []
         settings: dict[str, Any] = {name: getattr(source, name) for name in kept}
         self._loader: DataLoader[Any] = DataLoader(_part(source.dataset, rank, workers), **settings)
 
@@ -60,7 +136,10 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
-        for batch in self._loader:
+        return self._given_out(iter(self._loader))
+
+    def _given_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
             size = 1 if self._source.batch_size is None else _size(batch) or self._source.batch_size
             if self._skipped:
                 self._skipped = max(0, self._skipped - size)

@@ -1,8 +1,9 @@
 """Random numbers that do not depend on who was faster.
 
-Every worker's sources are seeded anew for each contribution, from (run seed, worker, number of the contribution), and again
-when it takes its first batch (under `hogwild` only now and then: it takes as long as a small step). So what a worker draws does
-not depend on the other workers' speed, and an asynchronous run can be replayed.
+Of several workers, each has its sources seeded anew for each contribution, from (run seed, worker, number of the contribution),
+and again when it takes its first batch (under `hogwild` only now and then: it takes as long as a small step). So what a worker
+draws does not depend on the other workers' speed, and an asynchronous run can be replayed. A lone worker's sources are the
+script's own (`plesio.worker.draws`).
 The sources are torch's CPU generator, that of the model's device, numpy's and Python's global ones. A script seeds its own
 generators (`np.random.default_rng()`, `random.Random()`) from `worker.seed`.
 """
@@ -10,9 +11,10 @@ generators (`np.random.default_rng()`, `random.Random()`) from `worker.seed`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
+import msgspec
 import numpy as np
 import torch
 
@@ -55,15 +57,48 @@ def step_seed(seed: int, worker: int, number: int) -> int:
     return mixed >> 1
 
 
-class RandomState:
-    """The state of all sources, to be put back after others used them."""
+def begin_with(seed: int, sources: bytes) -> None:
+    """At the beginning of a worker: the sources as a packed `RandomState` has them, or seeded where there is none."""
+    if sources:
+        RandomState.unpacked(sources).restore()
+        torch.manual_seed(torch.initial_seed())  # of devices, too
+        RandomState.unpacked(sources).restore()
+    else:
+        seed_everything(seed)
 
-    def __init__(self) -> None:
-        self._torch = torch.default_generator.get_state()
+
+class RandomState:
+    """The state of all sources, and of some generators, to be put back after others used them."""
+
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        self._generators = [torch.default_generator, *generators]
+        self._torch = [one.get_state() for one in self._generators]
         self._random: Any = random.getstate()
         self._numpy: Any = np.random.get_state()
 
     def restore(self) -> None:
-        torch.default_generator.set_state(self._torch)
+        for generator, state in zip(self._generators, self._torch, strict=True):
+            generator.set_state(state)
         random.setstate(self._random)
         np.random.set_state(self._numpy)
+
+    @property
+    def generators(self) -> list[torch.Tensor]:
+        """The states of the generators."""
+        return self._torch[1:]
+
+    def packed(self) -> bytes:
+        name, keys, *rest = self._numpy
+        ours = [one.numpy().tobytes() for one in self._torch]
+        return msgspec.msgpack.encode((ours, self._random, (name, keys.tobytes(), *rest)))
+
+    @classmethod
+    def unpacked(cls, data: bytes, generators: Sequence[torch.Generator] = ()) -> Self:
+        """What `packed` gave; of the generators as many as are given."""
+        state = cls(generators)
+        ours, (version, numbers, gauss), (name, keys, *rest) = msgspec.msgpack.decode(data)
+        known = ours[: len(state._torch)]
+        state._torch = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in known]
+        state._random = version, tuple(numbers), gauss
+        state._numpy = name, np.frombuffer(keys, dtype=np.uint32), *rest
+        return state

@@ -7,6 +7,7 @@ from math import nan
 
 from plesio.core.events import Whereabouts
 from plesio.protocol.worker import Beginning
+from plesio.worker.draws import OwnDraws
 from plesio.worker.seeding import seed_step
 
 
@@ -21,11 +22,13 @@ class WorkerState:
         calls: how often schedules were called, before and since.
         counters: what all workers counted together, as of the last exchange; counted: what this one added since.
         number: the contribution under way, counted from the beginning of this process.
+        draws: a lone worker's random sources, which are not seeded anew; None: there are, or may be, other workers.
         epochs: how many it asked data of; stepped: batches of the contribution under way that steps were taken on.
     """
 
     worker: int
     seed: int
+    draws: OwnDraws | None = None
     version: int = 0
     staleness: int = 0
     discarded: int = 0
@@ -70,8 +73,10 @@ class WorkerState:
     def begin(self, number: int) -> None:
         """Contribution `number` begins, with other random numbers than after its first batch."""
         self.number, self.stepped = number, 0
-        seed_step(self.seed, self.worker, ~(self.before + number))
+        if self.draws is None:
+            seed_step(self.seed, self.worker, ~(self.before + number))
 
     def reseed(self) -> None:
         """Its first batch is taken: its random numbers do not depend on what was drawn before."""
-        seed_step(self.seed, self.worker, self.before + self.number)
+        if self.draws is None:
+            seed_step(self.seed, self.worker, self.before + self.number)

@@ -18,17 +18,18 @@ from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
 from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
+from plesio.worker.data.source import is_stream
 from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.given import Given
 from plesio.worker.guards.exchanged import watch
 from plesio.worker.guards.guards import Guards
-from plesio.worker.loader import Lease, LeasedLoader, is_stream
+from plesio.worker.loader import LeasedLoader
 from plesio.worker.optimizer import ExchangedOptimizer
-from plesio.worker.parts import StreamLoader, own_part
+from plesio.worker.parts import SharedLoader, StreamLoader
 from plesio.worker.schedule import RunSchedule
-from plesio.worker.seeding import seed_device
+from plesio.worker.seeding import seed_device, step_seed
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import listed, warn_at_end
@@ -95,6 +96,7 @@ class Worker:
         self._clients: LeasedClients | None = None
         self._prepared: dict[int, Any] = {}  # by the identity of what was given
         self._used = DataUse()
+        self._shared = 0  # loaders beside the first
         self._in_step = False
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
@@ -338,6 +340,8 @@ class Worker:
 
     def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> None:
         model, optimizer = given.model, given.optimizer
+        self._begun = partial(_trained_since, self._state, optimizer)
+        self._judges = lambda: not any(one.training for one in given.modules)
         after = AfterStep.of(after_step) if after_step is not None else None
         if self.workers > 1 and not dist.is_initialized():
             _refuse_synchronised(model)
@@ -345,7 +349,7 @@ class Worker:
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
         if others:
-            self._loader = self._leased(others[0], optimizer)
+            self._loader = self._leased(others[0])
             self._loader.begins = self._go_on
         guards = Guards(model, optimizer, frozen_too)
         self._tables = SharedTables(model, self._state, self._context.inline)
@@ -375,8 +379,7 @@ class Worker:
                 for one in given.optimizers
             },
             **{id(one): self._loader for one in others[:1]},
-            **{id(one): self._beside(one, optimizer) for one in others[1:]},
-            **{id(one): self._stream(one) for one in streams},
+            **{id(one): self.share(one) for one in [*others[1:], *streams]},
             **{id(one): self._lent(one, model) for one in given.clients},
         }
         for one in given.optimizers:
@@ -417,31 +420,30 @@ class Worker:
         for one in schedules:
             one.go_on(len(schedules))
 
-    def _stream(self, data: Any) -> StreamLoader:
-        return StreamLoader(data, self.rank, self.workers, self._used, self._state.samples_before)
+    def share(self, loader: Any) -> Any:
+        """This worker's part of another loader, at any time: for a loader made anew each epoch, or one beside the first.
 
-    def _beside(self, data: Any, optimizer: Optimizer) -> LeasedLoader:
-        """A loader beside the first."""
-        return self._leased(data, optimizer, lease=own_part(self.rank, self.workers), used=DataUse())
+            for epoch in range(EPOCHS):
+                for inputs, labels in worker.share(DataLoader(chosen(epoch), batch_size=32, shuffle=True)):
+                    ...
 
-    def _leased(
-        self,
-        data: Any,
-        optimizer: Optimizer,
-        counts: bool = True,
-        lease: Lease | None = None,
-        used: DataUse | None = None,
-    ) -> LeasedLoader:
-        return LeasedLoader(
-            data,
-            lease or self._context.lease,
-            self.seed,
-            self.workers,
-            used or self._used,
-            self._state.reseed,
-            partial(_trained_since, self._state, optimizer),
-            counts,
-        )
+        Each worker gives it the same data, in the same order of calls. A pass without gradients, or in eval mode, is over all the
+        data on each worker, and so is one in which nothing was trained on this worker's part. What is read counts nowhere: a dead
+        worker's part is not made up for, and `worker.count(samples=)` tells of samples.
+
+        Raises:
+            ConfigurationError: before prepare, or no data that can be shared out.
+        """
+        if self._exchange is None:
+            raise ConfigurationError("worker.share before prepare: prepare the model and the optimizer first")
+        if is_stream(loader):
+            return StreamLoader(loader, self.rank, self.workers, self._used, self._state.samples_before)
+        self._shared += 1
+        seed = step_seed(self.seed, self._shared, 0)
+        return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges)
+
+    def _leased(self, data: Any, counts: bool = True) -> LeasedLoader:
+        return LeasedLoader(data, self._context.lease, self._state, self.workers, self._used, self._begun, counts)
 
     # Loops without a loader
 
@@ -462,7 +464,7 @@ class Worker:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ConfigurationError(f"worker.steps({number!r}): a whole number of steps, from 1")
         if self._loader is None:
-            self._loader = self._leased(range(number), self._exchange.optimizer, counts=False)
+            self._loader = self._leased(range(number), counts=False)
             self._loader.begins = self._go_on
         elif not isinstance(self._loader.dataset, range):
             raise ConfigurationError(
@@ -563,7 +565,9 @@ class Worker:
             self._context.leave()
 
     def _warn_of_unread(self) -> None:
-        loaders = [one for one in self._prepared.values() if isinstance(one, (LeasedLoader, StreamLoader))]
+        loaders = [
+            one for one in self._prepared.values() if isinstance(one, (LeasedLoader, SharedLoader, StreamLoader))
+        ]
         for one in loaders if self._state.steps else ():
             if not one.looped:
                 warn_at_end(

@@ -117,7 +117,7 @@ class Seats:
         terms = remote.Terms(
             config.workers,
             config.seats,
-            config.seed,
+            config.seeded,
             config.timeout_s,
             config.strategy.name,
             config.strategy.as_data(),

@@ -73,7 +73,7 @@ class Server(Replies):
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._late: list[Line] = []  # ready, while the others train
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
-        leases = DataLeases(config.workers, config.stealing)
+        leases = DataLeases(config.workers, config.stealing, lone=config.seats == 1)
         self._program = program = Program(
             strategy,
             Sequencer(strategy, config.workers, leases, config.timeout_s),

@@ -48,13 +48,14 @@ from plesio.transport.memory import CopyOnWriteView, SharedBlock
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
+from plesio.worker.draws import OwnDraws
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
 from plesio.worker.pacer import Pacer
 from plesio.worker.replica import ParameterReplica, SharedReplica, reads_in_place, replica_for
-from plesio.worker.seeding import seed_everything
+from plesio.worker.seeding import begin_with
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, taking_part
 
@@ -80,10 +81,10 @@ class ProcessContext:
         self.rank = rank
         self.workers = job.config.workers
         self._seats = job.config.seats
-        self.seed = job.config.seed
+        self.seed = job.config.seeded
         self.server_pid = server_pid
         self.lenient = job.config.on_worker_error == "continue"
-        self.state = WorkerState(rank, self.seed)
+        self.state = WorkerState(rank, self.seed, OwnDraws() if self._seats == 1 else None)
         self._job = job
         self._strategy = job.config.strategy
         self._timeout_s = 2 * job.config.timeout_s  # the server notices first, and knows who is waited for
@@ -233,7 +234,7 @@ class ProcessContext:
 def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     """Entry of a worker process. `descriptors`: engine, server, push, answer."""
     torch.set_num_threads(job.threads)
-    seed_everything(job.config.seed)
+    begin_with(job.config.seeded, job.sources)
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
     server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], rank)

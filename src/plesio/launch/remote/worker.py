@@ -56,6 +56,7 @@ from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
+from plesio.worker.draws import OwnDraws
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
@@ -237,7 +238,7 @@ class RemoteContext:
         self.workers = terms.workers
         self.seed = terms.seed
         self.lenient = terms.lenient
-        self.state = WorkerState(self.rank, self.seed)
+        self.state = WorkerState(self.rank, self.seed, OwnDraws() if terms.seats == 1 else None)
         self._strategy = Strategy.from_data(terms.name, terms.strategy)
         self._shows = terms.evaluates and terms.trusts
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for

@@ -216,7 +216,7 @@ class _Replay(Replies):
         self._until = until
         self._checksums = _Checksums()
         self._checkpointer = Checkpointer(Keeping(), strategy, head.workers, head.seats, counts=True)
-        leases = DataLeases(head.workers, head.stealing)
+        leases = DataLeases(head.workers, head.stealing, lone=head.seats == 1)
         self._program = Program(
             strategy,
             Sequencer(strategy, head.workers, leases, head.silence_s),
@@ -334,7 +334,15 @@ class _Replay(Replies):
         if seat.worker is None:
             every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
             seat.worker = GreenletWorker(
-                self._train(), self._strategy, event.worker, head.workers, head.seed, seat, every
+                self._train(),
+                self._strategy,
+                event.worker,
+                head.workers,
+                head.seed,
+                seat,
+                every,
+                lone=head.seats == 1,
+                sources=head.sources or b"",
             )
             if not self.seating.seat(seat.worker, time_s):
                 raise self._otherwise(seat, event)

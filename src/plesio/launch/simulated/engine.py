@@ -79,7 +79,7 @@ class SimulatedEngine:
         self.run_of = VirtualRun(
             job.config.strategy,
             cluster,
-            [_Participant(self, rank, one) for rank, one in enumerate(cluster.timetables(job.config.seed))],
+            [_Participant(self, rank, one) for rank, one in enumerate(cluster.timetables(job.config.seeded))],
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
             limits=Limits(**job.config.until.limits),
@@ -127,8 +127,9 @@ class SimulatedEngine:
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
         return GreenletWorker(
-            self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seed, watcher,
+            self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seeded, watcher,
             shows=self.job.evaluate is not None, lenient=self.job.config.on_worker_error == "continue",
+            lone=self.job.config.seats == 1, sources=self.job.sources,
         )  # fmt: skip
 
     def seat(self, worker: GreenletWorker) -> None:

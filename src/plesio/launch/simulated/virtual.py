@@ -106,7 +106,9 @@ class VirtualRun(Replies):
         self.meter = Meter(cluster.workers, SPANS_MAX if timeline else 0)
         self.program = Program(
             strategy,
-            Sequencer(strategy, cluster.workers, DataLeases(cluster.workers, stealing), silence_s),
+            Sequencer(
+                strategy, cluster.workers, DataLeases(cluster.workers, stealing, lone=cluster.workers == 1), silence_s
+            ),
             self,
             self.meter,
             recorder=recorder,

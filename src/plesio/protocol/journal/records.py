@@ -123,6 +123,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         strategy: its name; `fields` are its answers.
+        sources: a lone worker's random sources at its beginning, packed; unset: seeded.
         stealing: whether fast workers take data laid out for others.
         workers_max: how many there may be at a time; unset: `workers`.
         silence_s: how long a worker may be silent while others wait for it.
@@ -141,6 +142,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     workers: Few = 0
     workers_max: Few | msgspec.UnsetType = msgspec.UNSET
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    sources: bytes | msgspec.UnsetType = msgspec.UNSET
     stealing: bool = False
     silence_s: float = 0.0
     threads: Annotated[int, msgspec.Meta(ge=1, lt=WIDE)] = 1

@@ -59,7 +59,9 @@ class ServerExchange(Exchange):
         self._finite = True  # the gradients of the contribution under way
         self._exchanged_s = 0.0
         self._sent: Groups | None = None
-        self._own = OwnState(self.held, self.state.worker, self.optimizer, self.replica) if self.held else None
+        self._own = (
+            OwnState(self.held, self.state, self.optimizer, self.replica, self.local) if self.held is not None else None
+        )
 
     def begin(self) -> None:
         try:

@@ -1,0 +1,50 @@
+"""What may be given as data, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from torch.utils import data
+from torch.utils.data import DataLoader, IterableDataset
+
+from plesio.errors import ConfigurationError
+
+
+def as_loader(loader: Any) -> DataLoader[Any]:
+    """A DataLoader as it is; any other sized dataset as one that yields single items."""
+    if isinstance(loader, DataLoader):
+        _check_shareable(loader)
+        return loader
+    items = loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else ()
+    if any(isinstance(one, DataLoader) for one in items):
+        raise ConfigurationError(
+            f"prepare was given a {type(loader).__name__} of DataLoaders; it shares out one: give it the one to train from, "
+            "and iterate the others as they are"
+        )
+    if hasattr(loader, "__getitem__") and isinstance(loader, Sized):
+        return DataLoader(loader, batch_size=None)  # type: ignore[arg-type]
+    raise ConfigurationError(
+        f"prepare was given {type(loader).__name__} for data; allowed: a torch DataLoader, or anything with a length "
+        "and items"
+    )
+
+
+def is_stream(loader: Any) -> bool:
+    """Whether this is a DataLoader over data without numbered samples."""
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def _check_shareable(loader: DataLoader[Any]) -> None:
+    """Whether its samples can be shared out, all of them."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise ConfigurationError(
+            f"{type(loader).__name__} has an __iter__ of its own, which plesio would not call; do what it does in collate_fn, "
+            "in the dataset or in the training loop"
+        )
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(sampler, data.DistributedSampler):
+            raise ConfigurationError(
+                f"the DataLoader's {type(sampler).__name__} leaves each worker a part of the data; prepare shares out "
+                "the whole: leave the sampler out and say shuffle=True (for equal parts, run with data='shards')"
+            )
