@@ -178,8 +178,8 @@ def run(
             begins with. Each may hold its own contribution and a version of the model: memory is laid out for all of them.
         engine: where they run: "local", processes of this host; `ps.Ray()`, processes on a Ray cluster; or
             `ps.Simulated(cluster)`, greenlets in virtual time.
-        seed: seeds everything random: initial weights, order of data, jitter; None: 0, and one worker begins with torch's,
-            NumPy's and Python's random sources as they are here.
+        seed: seeds everything random: initial weights, order of data, jitter; left out: 0, and one worker begins with the
+            random sources as the script has left them.
         data: leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always
             share out evenly.
         faults: what goes wrong on purpose: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.

@@ -110,7 +110,6 @@ CHOSEN: dict[str, Any] = {
 
 DEFAULTS = {
     "engine": "local",
-    "seed": 0,
     "data": "leases",
     "faults": [],
     "evaluate_every_s": 1.0,
@@ -230,7 +229,7 @@ def test_a_full_disk_leaves_no_empty_run_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_settings_in_words_and_as_a_document() -> None:
     words = RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words()
-    asked = "workers=4, engine=local, seed=0, data=leases, evaluate_every_s=1.0, until=Until(steps=8), on_"
+    asked = "workers=4, engine=local, data=leases, evaluate_every_s=1.0, until=Until(steps=8), on_"
     assert words.startswith(asked)
     document = RunConfig(strategy="sync_sgd", workers=4, until=Until(accuracy=0.9)).as_document()
     assert document["run"]["until"] == {"accuracy": 0.9}

@@ -563,7 +563,7 @@ def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
 def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]) -> None:
     shown = page(tmp_path, runs[2:3])
     assert shown.data["table"]["best"] == [False]
-    assert "async_sgd: 37 batches that workers had taken are not in the model." in shown.data["incidents"]["lost"]
+    assert "async_sgd: 37 batches of the epochs begun stayed unused: " in shown.data["incidents"]["lost"][0]
     assert "died (signal 9)" in shown.text
 
 

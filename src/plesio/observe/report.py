@@ -21,7 +21,7 @@ from plesio.observe.comparison import Target, cells, headings, in_a_line
 from plesio.observe.encoding import as_json
 from plesio.observe.finding import finding, setting
 from plesio.observe.repeats import first, notes, times_of
-from plesio.observe.summary import Summary
+from plesio.observe.summary import UNUSED, Summary
 from plesio.observe.tables import of_clients
 
 _INCIDENTS_MAX = 200
@@ -154,7 +154,7 @@ def _incidents(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 def _losses(s: Summary) -> Iterator[str]:
     if s.batches_unvisited and s.ended == "finished":  # after a stop they are just the rest of the epoch
-        yield f"{s.strategy}: {s.batches_unvisited:,} batches that workers had taken are not in the model."
+        yield f"{s.strategy}: {s.batches_unvisited:,} batches of the epochs begun stayed unused: {UNUSED}."
     if s.uncounted:
         yield f"{s.strategy}: {s.uncounted}."
     if s.discarded:

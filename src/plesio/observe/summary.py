@@ -13,6 +13,8 @@ import msgspec
 from plesio.core.events import Verdict
 from plesio.observe.clients import ClientSummary
 
+UNUSED = "a loop that ends early leaves the rest of its epoch, and so may a worker that dies at the end"
+"""Why batches stay unused."""
 EXTREMES = 8
 """Of very many workers, this many of the slowest and of the fastest are shown."""
 

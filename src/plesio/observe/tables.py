@@ -19,7 +19,7 @@ from plesio.observe.amounts import byte_size, of_ideal, percent, rate
 from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
 from plesio.observe.repeats import first, times_of
-from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
+from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
 
 WIDTH = 118
 ROOMY = 120
@@ -119,7 +119,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     if summary.missing_gradients:
         notes.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
     if summary.batches_unvisited:
-        notes.append(f"batches that workers had taken and that are not in the model: {summary.batches_unvisited:,}")
+        notes.append(f"batches of the epochs begun that stayed unused: {summary.batches_unvisited:,} ({UNUSED})")
     notes += of_clients(summary)
     if summary.uncounted:
         notes.append(summary.uncounted)

@@ -44,8 +44,8 @@ class OwnDraws:
 
     def kept(self) -> dict[str, Any]:
         """For a checkpoint."""
-        start = self._start.packed() if self._start is not None else b""
-        return {"epoch": self._epoch, "start": start, "now": RandomState(self.generators).packed()}
+        now = RandomState(self.generators)
+        return {"epoch": self._epoch, "start": (self._start or now).packed(), "now": now.packed()}
 
     def take_up(self, saved: dict[str, Any]) -> None:
         """Go on with what `kept` gave: at once, and again when the data is read, whatever is drawn until then."""
