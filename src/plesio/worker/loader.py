@@ -122,7 +122,13 @@ class LeasedLoader:
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches; without gradients all of an epoch, for no training."""
         self.looped = True
-        return self._part() if torch.is_grad_enabled() else self._whole()
+        if not torch.is_grad_enabled():
+            return self._whole()
+        return self._part() if self._own is not None else self._when_asked()
+
+    def _when_asked(self) -> Iterator[Any]:
+        """Nothing is leased for an iterator that nobody asks for a batch."""
+        yield from self._part()
 
     def _whole(self) -> Iterator[Any]:
         if self._own is not None:
@@ -131,7 +137,7 @@ class LeasedLoader:
         return BatchMaker(self._source).over(batches[number] for number in range(self._total))
 
     def _part(self) -> Iterator[Any]:
-        """As torch's iterators, it draws what a pass begins with before it is asked for a batch."""
+        """As torch's iterators, a lone worker's draws what a pass begins with before it is asked for a batch."""
         self.leave()
         epoch = self.epochs
         self.epochs += 1
