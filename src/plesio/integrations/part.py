@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
+from plesio.worker.loader import LeasedLoader
 from plesio.worker.worker import Worker
 
 
@@ -55,6 +56,8 @@ class Part:
         self.given = 0
         for batch in self.prepared:
             self.given += 1
+            if isinstance(self.prepared, LeasedLoader) and self.given == len(self):
+                self.prepared.drawn()  # trainers count batches, and on their own read one ahead
             yield batch
 
     def __getattr__(self, name: str) -> Any:

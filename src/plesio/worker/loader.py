@@ -187,6 +187,11 @@ class LeasedLoader:
         self.progress = self._lease(0, self._total, 0, 0, 0).epoch
         return self.progress
 
+    def drawn(self) -> None:
+        """All batches of the pass are given out, and the loop may not ask for more: a lone worker's sampler comes to its end."""
+        if self._own is not None:
+            self._own.end()
+
     def leave(self) -> None:
         """Give back what the last iteration did not use: all of it, if it was only a look at the data."""
         self._forget_lost()
