@@ -259,13 +259,15 @@ def rows(number: int, batch: int, **settings: Any) -> DataLoader[Any]:
 def by_watched(
     worker: ps.Worker | None,
     folder: str,
-    data: Callable[[], Any] = lambda: rows(24, 4),
+    data: Callable[[], Any] = lambda: rows(24, 4, shuffle=True),
     callbacks: Callable[[], list[Any]] = list,
     manual: bool = False,
     **settings: Any,
 ) -> Any:
     settings |= {"default_root_dir": folder, "callbacks": callbacks(), "enable_model_summary": False}
     module = Watched(data, manual)
+    module.net[1] = nn.Dropout(0.3)
+    torch.manual_seed(2)
     if worker is None:
         trainer = pl.Trainer(accelerator="cpu", **settings)
     else:
@@ -285,6 +287,7 @@ OPTIONS: dict[str, Settings] = {
     "limit_train_batches=3": {"max_epochs": 3, "limit_train_batches": 3},
     "limit_train_batches=.5": {"max_epochs": 3, "limit_train_batches": 0.5},
     "validation within an epoch": {"max_epochs": 2, "val_check_interval": 2, "limit_val_batches": 1},
+    "reload_dataloaders_every_n_epochs": {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1},
     "a stream": {"max_epochs": 2, "data": lambda: DataLoader(Stream(), batch_size=4), "limit_train_batches": 4},
     "max_steps": {"max_epochs": -1, "max_steps": 9},
     "early stopping": {"max_epochs": 9, "callbacks": stopped_early},
@@ -314,7 +317,8 @@ def every_callback() -> list[Any]:
 
 
 def test_lightnings_callbacks_work_on_all_workers_and_each_reads_its_part(tmp_path: Path) -> None:
-    part = partial(by_watched, folder=str(tmp_path), callbacks=every_callback, max_epochs=9, limit_train_batches=2)
+    limits: Settings = {"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1, "data": lambda: rows(24, 4)}
+    part = partial(by_watched, folder=str(tmp_path), callbacks=every_callback, max_epochs=9, **limits)
     run = ps.run(part, "sync_sgd", workers=2, engine=ALONE)
     (one, *same, _), (other, *others, _) = (run.returned[rank] for rank in range(2))
     assert same == others == [3 * 8, 4, 2], "sanity check and two epochs; stopped together"
@@ -353,12 +357,14 @@ def by_arguments(
     folder: str,
     data: Callable[[], Any] = Rows,
     callbacks: Callable[[], list[Any]] = list,
+    collator: Any = None,
     **settings: Any,
 ) -> Any:
     usual: Settings = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 4}
     args = transformers.TrainingArguments(folder, **{**usual, **settings})
     model = Scored()
     given: Settings = {"model": model, "args": args, "train_dataset": data(), "callbacks": callbacks()}
+    given["data_collator"] = collator
     given["eval_dataset"] = torch.utils.data.Subset(Rows(), range(10))
     if worker is None:
         trainer = transformers.Trainer(**given)
@@ -385,6 +391,13 @@ ARGUMENTS: dict[str, Settings] = {
     "its own shuffling": {"num_train_epochs": 2},
     "dataloader options": {"num_train_epochs": 1, "dataloader_drop_last": True, "per_device_train_batch_size": 7},
     "max_steps": {"max_steps": 20},
+    "samples of equal length": {
+        "num_train_epochs": 2,
+        "train_sampling_strategy": "group_by_length",
+        "remove_unused_columns": False,
+        "data": lambda: Lengths(),
+        "collator": lambda items: without_ids(items),
+    },
     "a stream": {"max_steps": 8, "data": NamedStream},
     "evaluation": {
         "max_steps": 6,

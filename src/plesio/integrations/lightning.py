@@ -70,6 +70,7 @@ class _Workers(SingleDeviceStrategy):
         self.global_rank = worker.rank
         self.is_distributed = worker.workers > 1  # so that sync_dist asks
         self._parts: list[Part] = []
+        self._prepared = False
 
     @property
     def root_device(self) -> Any:
@@ -98,26 +99,32 @@ class _Workers(SingleDeviceStrategy):
         """This worker's part, if it is to train from."""
         if not self.lightning_module.trainer.training:
             return dataloader
-        self._parts.append(Part(self._worker, dataloader, self._take_part))
-        return self._parts[-1]
+        part = Part(self._worker, dataloader, self._take_part)
+        if self._prepared:  # reload_dataloaders_every_n_epochs
+            most = self.lightning_module.trainer.limit_train_batches
+            part.prepared = part.cut(most) if self._worker.workers == 1 else self._worker.share(part.cut(most))
+        else:
+            self._parts.append(part)
+        return part
 
     def _take_part(self) -> None:
         """Prepare what Lightning has set up."""
         module, plain = self.lightning_module, list(self.optimizers)
-        if not plain:
-            raise ConfigurationError(f"{type(module).__name__}.configure_optimizers returned no optimizer")
-        if self._layer_sync is not None and self._worker.workers > 1:
-            self._layer_sync.apply(module)
-        for one in module.modules():
-            if hasattr(
-                one, "distributed_available_fn"
-            ):  # a metric of torchmetrics, which would count validation data N times
-                one.distributed_available_fn = lambda: dist.is_initialized() and module.trainer.training
+        self._ask_all_in_training(module)
         data = [part.cut(module.trainer.limit_train_batches) for part in self._parts]
         self.model, *prepared = self._worker.prepare(module, *data, *plain)
         for part, shared in zip(self._parts, prepared, strict=False):
             part.prepared = shared
         self.optimizers = prepared[len(data) :]
+        self._prepared = True
+
+    def _ask_all_in_training(self, module: pl.LightningModule) -> None:
+        """Layers and metrics that ask all workers do so then; each validates on all of the data."""
+        if self._layer_sync is not None and self._worker.workers > 1:
+            self._layer_sync.apply(module)
+        for one in module.modules():
+            if hasattr(one, "distributed_available_fn"):  # a metric of torchmetrics
+                one.distributed_available_fn = lambda: dist.is_initialized() and module.trainer.training
 
 
 OWN_PROCESSES = (

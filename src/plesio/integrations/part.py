@@ -51,10 +51,15 @@ class Part:
         return ceil(batches / workers) if self._streams else len(range(rank, batches, workers))
 
     def __iter__(self) -> Iterator[Any]:
-        if self.prepared is None:  # not before the first batch is asked for: trainers look whether there is an iterator
+        """What draws random numbers when its iterator is made does so now, but for the first time: see `_batches`."""
+        return self._batches(None if self.prepared is None else iter(self.prepared))
+
+    def _batches(self, batches: Iterator[Any] | None) -> Iterator[Any]:
+        if batches is None:  # trainers look whether there is an iterator before there is an optimizer
             self._begin()
+            batches = iter(self.prepared)
         self.given = 0
-        for batch in self.prepared:
+        for batch in batches:
             self.given += 1
             if isinstance(self.prepared, LeasedLoader) and self.given == len(self):
                 self.prepared.drawn()  # trainers count batches, and on their own read one ahead

@@ -65,6 +65,10 @@ class Trainer(transformers.Trainer):
         """This worker's part of the data."""
         whole = type(self).get_train_dataloader(self)
         self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), _unprepared)
+        if self._worker.workers == 1 and hasattr(whole, "set_epoch"):
+            self._part.__dict__["set_epoch"] = (
+                whole.set_epoch
+            )  # which decides the order of one worker, as without plesio
         return self._part
 
     def _prepare(self, *given: Any, **named: Any) -> Any:
