@@ -13,7 +13,7 @@ training of one, that is the end of the run.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import transformers
 from transformers.training_args import ParallelMode
@@ -53,22 +53,17 @@ class Trainer(transformers.Trainer):
     def train(self, *given: Any, **named: Any) -> Any:
         """As the Trainer's."""
         result = super().train(*given, **named)
-        if (
-            self.control.should_training_stop
-            and self.state.global_step < self.state.max_steps
-            and not _starved(self._part)
-        ):
+        asked = self._part is not None and self._part.given  # else it stops as others have taken all of an epoch
+        if asked and self.control.should_training_stop and self.state.global_step < self.state.max_steps:
             self._worker.stop("Hugging Face's Trainer was told to stop")
         return result
 
     def _share_out(self) -> Part:
         """This worker's part of the data."""
         whole = type(self).get_train_dataloader(self)
-        self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), _unprepared)
+        self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), self._prepare)
         if self._worker.workers == 1 and hasattr(whole, "set_epoch"):
-            self._part.__dict__["set_epoch"] = (
-                whole.set_epoch
-            )  # which decides the order of one worker, as without plesio
+            vars(self._part)["set_epoch"] = whole.set_epoch  # it decides the order, as without plesio
         return self._part
 
     def _prepare(self, *given: Any, **named: Any) -> Any:
@@ -93,14 +88,3 @@ class Trainer(transformers.Trainer):
     def _save_checkpoint(self, *given: Any, **named: Any) -> None:
         if self.is_world_process_zero():
             super()._save_checkpoint(*given, **named)
-
-
-def _starved(part: Part | None) -> bool:
-    """Whether the Trainer stopped because others had taken the whole epoch."""
-    return part is not None and part.given == 0
-
-
-def _unprepared() -> NoReturn:
-    raise ConfigurationError(
-        "the Trainer began without create_optimizer, where the model is prepared: call it, as train() does"
-    )
