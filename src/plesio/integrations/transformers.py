@@ -62,8 +62,6 @@ class Trainer(transformers.Trainer):
         """This worker's part of the data."""
         whole = type(self).get_train_dataloader(self)
         self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), self._prepare)
-        if self._worker.workers == 1 and hasattr(whole, "set_epoch"):
-            vars(self._part)["set_epoch"] = whole.set_epoch  # it decides the order, as without plesio
         return self._part
 
     def _prepare(self, *given: Any, **named: Any) -> Any:
