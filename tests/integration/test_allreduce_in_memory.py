@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from support import loops
 
+HERE = ps.allreduce().in_memory
+"""What a run on one host does, also where it is simulated: there `allreduce` itself has no server."""
 ROUNDS = partial(loops.follow, build=loops.batch_norm, optimizers=loops.momentum, steps=15)
 
 
@@ -21,8 +24,9 @@ def same_bits(one: ps.Run, other: ps.Run) -> bool:
 
 def test_it_computes_what_sync_sgd_does() -> None:
     one, other = (ps.run(ROUNDS, strategy, workers=3, timeout_s=30) for strategy in ("allreduce", ps.sync_sgd()))
-    assert same_bits(one, other)
-    assert (one.strategy, one.version) == ("allreduce", 15)
+    for name, value in one.state_dict.items():
+        torch.testing.assert_close(value, other.state_dict[name])
+    assert (one.strategy, one.version, one.steps) == ("allreduce", 15, 45)
 
 
 def test_it_is_replayed_bit_for_bit(tmp_path: Path) -> None:
@@ -37,6 +41,37 @@ def test_a_killed_worker_leaves_the_rounds_to_the_others(tmp_path: Path) -> None
     run = ps.run(train, "allreduce", workers=3, faults=[ps.Kill(worker=2, after_s=0.2)], timeout_s=30)
     assert run.workers[2].left == "died"
     assert run.batches_unvisited == 0
+
+
+def scheduled(worker: ps.Worker, epochs: int) -> None:
+    """Batches do not divide by the workers; a momentum, a schedule by epoch, statistics in buffers."""
+    torch.manual_seed(0)
+    model = loops.batch_norm()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    loader = DataLoader(TensorDataset(*loops.data(40)), batch_size=8, shuffle=True)
+    model, optimizer, loader, schedule = worker.prepare(model, optimizer, loader, schedule)
+    for _ in worker.epochs(epochs):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loops.loss_of(model, inputs, labels).backward()
+            optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_interrupted_and_resumed_it_has_the_same_bits_and_is_replayed(tmp_path: Path) -> None:
+    """Also where the learning rates differ for a round: those of the lowest worker hold, and replicas stay the same."""
+    run = partial(ps.run, partial(scheduled, epochs=6), HERE, workers=2, engine=ps.Simulated("uniform"))
+    whole = run()
+    keep = ps.Checkpoint(every_s=0.35)
+    cut = run(runs=tmp_path, checkpoint=keep, until=ps.Until(steps=14))
+    on = run(resume=cut.folder, runs=tmp_path)
+    assert 0 < cut.version < on.version == whole.version
+    assert same_bits(on, whole)
+    assert not whole.incidents
+    assert on.folder is not None
+    assert ps.replay(on.folder, partial(scheduled, epochs=6)).identical
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:

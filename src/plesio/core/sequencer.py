@@ -79,6 +79,7 @@ class Sequencer:
         self._gather = strategy.gather
         self._release = strategy.release
         self._after_fold = strategy.release.after_fold
+        self._may_be_empty = strategy.send.stepped  # a gradient may be of a later pass of the same step
         self._cancels = strategy.release.cancel_late
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
         self._folds = Folds(strategy, workers, self._holds)
@@ -264,7 +265,7 @@ class Sequencer:
         batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
         if not event.finite:
             self._not_finite(event, seat, batches)
-        elif not event.steps:
+        elif not event.steps and self._may_be_empty:
             self._empty(event, seat, batches)
         elif not (self._admit.unconditional or self._admit.admits(seat.staleness)):
             self._stale(event, seat, batches)

@@ -56,7 +56,9 @@ from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.draws import OwnDraws
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.mean_replica import MeanReplica
 from plesio.worker.replica import replica_for
 from plesio.worker.seeding import RandomState, begin_with
 from plesio.worker.state import WorkerState
@@ -68,14 +70,17 @@ FOREVER_S = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a worker is given to take part: the versions it reads from and the slot it writes to."""
+    """What a worker is given to take part: the versions it reads from, the slot it writes to, and the home of parameters that
+    it steps itself; `keeps`: it leaves what it holds of its own."""
 
     layout: Layout
     ring: Sequence[Arena]
     slot: Arena
+    home: Arena | None
     first: bool
     state: Callable[[], tuple[Carried, SharedBlock]]
     held: Held | None
+    keeps: bool
 
 
 class StillTimer:
@@ -207,12 +212,9 @@ class GreenletWorker:
         self.model = model
         place = self._place = wait(hello)
         hand_over(optimizer, carried, tensors, place.ring, place.first)
-        replica = replica_for(self._strategy)(place.layout, model, tensors, place.ring, place.slot)
+        given_to = place.layout, model, tensors, place.ring, place.slot
         self._switch = _Switch(self._watcher, used, self.state.draws is not None)
-        self._exchange = exchange = ServerExchange(
-            self.state,
-            optimizer,
-            replica,
+        line = (
             self._switch,
             self._watcher.timer,
             used,
@@ -221,6 +223,12 @@ class GreenletWorker:
             self._every,
             place.held,
         )
+        if place.home is not None:
+            own, keeps = MeanReplica(*given_to, home=place.home), place.keeps
+            exchange: ServerExchange = OwnStepExchange(self.state, optimizer, own, *line, lambda: 1 + keeps, keeps)
+        else:
+            exchange = ServerExchange(self.state, optimizer, replica_for(self._strategy)(*given_to), *line)
+        self._exchange = exchange
         self._used = used
         exchange.begin()
         return exchange, model

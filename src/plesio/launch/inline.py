@@ -55,6 +55,7 @@ class Seating:
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
+        self._program.look()
         kept = [view.clone() for view in self._memory.current.views]
         tables = {name: one.clone() for name, one in self._memory.tables.items()}
         return {name: kept[index] for name, index in self._memory.model.names} | tables
@@ -69,6 +70,7 @@ class Seating:
         if first:
             self._first = hello
             memory = Assembly(self._strategy, self._workers, [hello], False, self._seats, self._holds)
+            memory.in_one_process = True
             copies = memory.layout.nbytes * self._seats  # processes may read a version where it lies
             what = f"with a copy of the model for each of the {self._seats} workers of this process, training"
             check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
@@ -80,9 +82,11 @@ class Seating:
                 memory.layout,
                 memory.ring,
                 memory.slots[worker.rank],
+                memory.homes[worker.rank] if memory.gives_back_mean else None,
                 first,
                 partial(memory.state_for, worker.rank),
                 memory.held,
+                self._holds,
             )
         )
         if first:
@@ -115,6 +119,7 @@ class Seating:
             own = Arena.private(self._memory.layout)
             self._judged = own, load_structure(self._first.structure, own.layout.specs, own.views)
         own, model = self._judged
+        self._program.look()
         own.copy_from(self._memory.current)
         return model
 

@@ -8,6 +8,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | packed answers | as much as the ring, of which the packed bytes alone are touched |
 | mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
 | slots | N W |
+| under `allreduce` | ring: 2 W for means, 1 W for parameters, one more with an evaluator; N W more where workers step |
 | what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, and error memories |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 """
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rich.filesize import decimal
+from xxhash import xxh3_64_intdigest
 
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import Hello, Welcome
@@ -39,6 +41,11 @@ from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.held import Held
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
+
+MEANS = 2
+"""Buffers of the ring for means, where these are what is folded: the parameters lie behind them."""
+EVALUATOR = -1
+"""The reader of the ring that is no worker."""
 
 
 class Assembly:
@@ -70,6 +77,7 @@ class Assembly:
         self._check_privacy()
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
+        self.gives_back_mean = strategy.gives_back_mean
         self._specs = _specs_of(strategy, self._first, workers)
         for hello in hellos[1:]:
             self.check(hello)
@@ -80,6 +88,8 @@ class Assembly:
         buffers = max(read + 2, 1 + carried) if self.folds else own
         blocks = 2 * buffers if strategy.adopt.codec is not None else buffers
         slots = seats if self.folds else 0
+        if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
+            buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
         kept = state_copies(strategy, self._specs, self.layout, seats) if self.folds else 0
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
@@ -92,7 +102,15 @@ class Assembly:
         self.board = Board(SharedBlock.create(PAGE, what), seats)
         self.ring = arenas(self._ring, self.layout, blocks)
         self.slots = arenas(self._slots, self.layout, slots)
-        self.held = Held.create(seats) if holds and (strategy.send.stepped or seats == 1) else None
+        self.homes = self.slots[seats:]
+        """Where workers have their parameters, if these are theirs."""
+        self.in_one_process = False
+        """Whether workers run from one request to the next, in this process."""
+        self.seen = -1, 0
+        """Of which version the parameters are that were seen last, and minus whose."""
+        self._ended = -1, 0  # of which version a worker's were that ended, and their digest
+        own = (holds and (strategy.send.stepped or seats == 1)) or self.gives_back_mean
+        self.held = Held.create(seats) if own else None
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
         self._versions = Versions(self.ring[:buffers])
         self._folder: Folder | None = None
@@ -123,7 +141,7 @@ class Assembly:
         if self.after_step is not None or hello.after_step is not None:
             same([self.after_step, hello.after_step])
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
-        if self._strategy.outer.of_user:
+        if self._strategy.outer.of_user or self._strategy.outer.in_worker:
             check_same_optimizers(self._first.optimizers, hello.optimizers, hello.worker, self._first.worker)
 
     @property
@@ -133,8 +151,26 @@ class Assembly:
 
     @property
     def current(self) -> Arena:
-        """The global parameters as the last fold left them; the next one writes there."""
+        """The global parameters as the last fold left them; the next one writes there. Where they are the workers', as they were
+        seen last."""
+        return self.ring[MEANS] if self.gives_back_mean else self.folded
+
+    @property
+    def folded(self) -> Arena:
+        """What the last fold made."""
         return self._versions.buffers[self._versions.current]
+
+    def look_at(self, worker: int, version: int) -> None:
+        """The parameters of `version` are those that `worker` has, or one with a lower number."""
+        if (version, -worker) >= self.seen:
+            self.seen = version, -worker
+            self.current.copy_from(self.homes[worker])
+
+    def ended_alike(self, worker: int, version: int) -> bool:
+        """`worker` has ended with `version`; whether the one before it, if that ended with the same, has the same parameters."""
+        self.look_at(worker, version)
+        before, self._ended = self._ended, (version, _digest(self.homes[worker]))
+        return before[0] != version or before == self._ended
 
     @property
     def ring_descriptor(self) -> int:
@@ -174,7 +210,7 @@ class Assembly:
             )
             if carry and self._carried is not None:
                 self._folder.begin_from(self._carried, self.ring[1:])
-        for buffer in self._versions.buffers[1:]:
+        for buffer in (*self._versions.buffers[1:], *self.ring[MEANS : MEANS + self.gives_back_mean]):
             buffer.copy_from(self.ring[0])
         if self.advice:
             warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
@@ -207,6 +243,11 @@ class Assembly:
 
     def final_buffer(self, reader: int) -> int:
         """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
+        if self.gives_back_mean:
+            if reader != EVALUATOR:
+                return MEANS
+            self.ring[-1].copy_from(self.current)  # it reads while others are looked at
+            return len(self.ring) - 1
         if self.folds:
             return self.folder.snapshot(reader)
         whole = self.last_weights.whole
@@ -226,6 +267,12 @@ def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str)
     block = SharedBlock.create(layout.nbytes, f"the {what} that {keeper} keeps")
     state.append(block)
     return Arena(layout, block.memory)
+
+
+def _digest(arena: Arena) -> int:
+    """Of the parameters."""
+    ((_, end),) = arena.layout.stretches((Kind.TRAINED, Kind.FROZEN))
+    return xxh3_64_intdigest(arena.memory[:end].numpy().data)
 
 
 def most_read(strategy: Strategy, workers: int) -> int:

@@ -76,7 +76,7 @@ class Checkpointer:
         """A contribution came; it may have crossed its own cancellation."""
         self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
         if self.before[worker].contributions + number > self._made[worker].contributions:
-            self._coming[worker] = Progress(0, steps, samples, batches, calls)
+            self._coming[worker] = Progress(1, steps, samples, batches, calls)
 
     def counted(self, worker: int, amounts: Counters) -> None:
         """With a contribution came what its worker added to the shared counters."""
@@ -88,7 +88,7 @@ class Checkpointer:
         made, one = self._made[worker], self._coming[worker]
         self._made[worker] = Progress(
             self.before[worker].contributions + number,
-            made.steps + (one.steps or 1),
+            made.steps + (one.steps if one.contributions else 1),
             made.samples + one.samples,
             made.batches + one.batches,
             one.calls or made.calls,
@@ -187,12 +187,15 @@ class Checkpointer:
             return {}
         numbers = [made.contributions - was.contributions for made, was in zip(self._made, self.before, strict=True)]
         states = {worker: held.get(worker, number) for worker, number in enumerate(numbers)}
-        return {worker: state for worker, state in states.items() if state is not None}
+        known = {worker: state for worker, state in states.items() if state}
+        return dict([*known.items()][:1]) if self._strategy.outer.in_worker else known
 
     def go_on(self, held: Held | None, states: Mapping[int, bytes]) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again. The
         first process in a seat takes up what its worker held, of those in `states`."""
         self.held_again = ()
+        if self._strategy.outer.in_worker:  # any worker's is everybody's
+            states = {worker: state for state in states.values() for worker in range(len(self._made))}
         if held is not None:
             self.held_again = tuple(states)
             for worker in range(len(self._made)):

@@ -26,6 +26,7 @@ One object under every clock. It reads no clock and knows no pipe: drivers bring
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -43,12 +44,13 @@ from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
-from plesio.server.assembly import Assembly
+from plesio.server.assembly import MEANS, Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.interfaces import Folder, NoFolder, Replies
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
+from plesio.server.whole import WholeParameters
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
 from plesio.tensors.tensor_set import of_bits
@@ -111,6 +113,9 @@ class Program:
         """What was done before the run was resumed."""
         self._now_s = 0.0  # when what is dealt with now came
         self._made_s = 0.0  # when the version that is current was made
+        self._whole: WholeParameters | None = None
+        """Where the parameters are the workers' own."""
+        self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self._stale_told_s = -inf
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.actions: dict[type, Callable[[Any], None]] = {
@@ -129,6 +134,8 @@ class Program:
     def begin(self, memory: Assembly, now_s: float) -> None:
         """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place."""
         workers = self.sequencer.workers
+        if memory.gives_back_mean:
+            self._whole = WholeParameters(memory, self.version)
         resumed = self._checkpointer is not None and self._checkpointer.restore(memory, self.go_back)
         if not resumed:
             memory.build_folder()
@@ -170,6 +177,8 @@ class Program:
         )
         self.sequencer.leases.lone = was.leases.lone
         self._folder.share_among(self.sequencer.workers)
+        if self._whole is not None:
+            self._whole.go_back(self.version)
 
     def scale(self, workers: int, now_s: float) -> None:
         """The run is to have so many workers from now on."""
@@ -179,7 +188,7 @@ class Program:
         self.trouble(None, f"scaled from {was} to {workers} workers")
 
     def close_memory(self) -> None:
-        self.memory, self._folder = None, NoFolder()
+        self.memory, self._folder, self._whole = None, NoFolder(), None
         self._recorder.memory = None
 
     @property
@@ -200,16 +209,30 @@ class Program:
         self.stopping, self._ended_s = True, now_s
         self.keep(now_s)
 
+    def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
+        """Do this when the parameters in memory are whole; `held`: and what workers hold of their own is there."""
+        if self._whole is None or not self.sequencer.members.seats:
+            do()
+        else:
+            self._whole.when_seen(do, held)
+
+    def look(self) -> None:
+        """Where all workers are in this process: have the parameters of this version in memory."""
+        if self._whole is not None:
+            self._whole.look(self.sequencer)
+
     def keep(self, now_s: float) -> None:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
-        if self._checkpointer is None or not self._checkpointer.writes or self.memory is None:
-            return
-        if not self.is_finite(self.memory.current):
+        if self._checkpointer is not None and self._checkpointer.writes and self.memory is not None:
+            self.when_whole(partial(self._keep, self._checkpointer, self.memory, now_s), held=True)
+
+    def _keep(self, checkpointer: Checkpointer, memory: Assembly, now_s: float) -> None:
+        if not self.is_finite(memory.current):
             return
         self._tell(Writing(True))
         self._recorder.keep(JournalWriter.flush, durable=True)
         try:
-            self._checkpointer.write(self.sequencer, self.memory, self._recorder.position, now_s)
+            checkpointer.write(self.sequencer, memory, self._recorder.position, now_s)
         except CheckpointError as error:
             self.trouble(None, str(error))
         self._tell(Writing(False))
@@ -279,6 +302,9 @@ class Program:
         """The run ended in order: keep what is to be kept. `buffer` holds the weights, if not the current one."""
         if self.memory is None:
             return
+        self.look()
+        if self._whole is not None and (lost := self._whole.lost(self.version)):
+            self.trouble(None, lost)
         self.is_finite(self.memory.current if buffer is None else self.memory.ring[buffer])
         if not self.stopping:  # else it was kept when it was stopped
             self.keep(now_s)
@@ -314,12 +340,26 @@ class Program:
         self._seen.add(worker)
         self.listening[worker] = True
         self._meter.workers[worker].came = True
+        self._joining[worker] = incarnation
+        if self._whole is None or self.version == self._whole.begun:
+            self._join(worker, incarnation, now_s, at)
+        else:
+            self.when_whole(partial(self._join, worker, incarnation, now_s, at), held=True)
+
+    def _join(self, worker: int, incarnation: int, now_s: float, at: events.Whereabouts | None) -> None:
+        if self._joining.get(worker) != incarnation:  # it ended before it began
+            return
+        del self._joining[worker]
+        if self._whole is not None:
+            self._whole.hand_on(worker)
         self.receive(events.Joined(worker, incarnation, at), now_s)
 
     def pushed(
         self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None
     ) -> None:
         """A contribution lies in its slot; `ready_s`: when it was done, if that is known better than by what it says."""
+        if self._whole is not None and made.steps and self.sequencer.members.seat(worker, incarnation) is not None:
+            self._whole.came(worker, made.number, self.version)
         meter = self._meter.workers[worker]
         if ready_s is None:
             ready_s = meter.granted_s + made.worked_s
@@ -332,6 +372,8 @@ class Program:
             self._count(worker, made.counted)
         if made.settings:
             self._folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
+            if self._whole is not None:
+                self._whole.told(worker, made.settings)
         self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
         if made.rows or made.absent != self._absent[worker]:
             self._absent[worker] = made.absent
@@ -395,6 +437,7 @@ class Program:
     def over(self, worker: int, died: bool, how: str = "died", told: bool = False) -> None:
         """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
         self.listening[worker] = False
+        self._joining.pop(worker, None)
         self._meter.workers[worker].left = "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self._meter.seated)
@@ -407,7 +450,12 @@ class Program:
         """Nothing comes of it any more."""
         self._folder.forget(worker)
         self._forget(worker, died)
+        wrong = self._whole.left(worker, incarnation, died, self.sequencer) if self._whole is not None else ""
+        if wrong:
+            self.trouble(worker, f"worker {worker} {wrong}")
         self.receive(events.Left(worker, incarnation, died), now_s)
+        if self._whole is not None and not self.sequencer.members.seats:
+            self._whole.nobody_left()
 
     def _forget(self, worker: int, lost: bool) -> None:
         """Of who is gone no pace is known; what it held is `lost`, or for the process that the run may be resumed with."""
@@ -439,7 +487,10 @@ class Program:
             return
         if self._paces is not None:
             grant = replace(grant, steps=self._paces.allowed(worker))
-        has_it_s = self._replies.granted(grant, self._folder.publish(worker))
+        buffer = self._folder.publish(worker)
+        if not number and self._whole is not None:
+            buffer = MEANS  # behind which the parameters lie
+        has_it_s = self._replies.granted(grant, buffer)
         meter = self._meter.workers[worker]
         if not number:  # the first version everybody has
             meter.granted_s = has_it_s
@@ -468,6 +519,9 @@ class Program:
             self._check_turns([member.worker for member in fold.members])
         if self._strategy.weigh.normalised and self._strategy.every.by_client:
             self._check_samples(fold.members)
+        wrong = self._whole.fold(fold) if self._whole is not None else ""
+        if wrong:
+            self.trouble(None, wrong, wrong, "ConfigurationError")
         try:
             self._folder.fold(fold)
         except ConfigurationError as error:  # of the function that prepare named

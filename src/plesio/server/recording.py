@@ -43,6 +43,11 @@ class Recorder:
         assert self.memory is not None, "versions are made of something"
         return self.memory.current.memory
 
+    def folded(self) -> torch.Tensor:
+        """What the last fold made: the weights, or the mean that workers step by."""
+        assert self.memory is not None, "versions are made of something"
+        return self.memory.folded.memory
+
     def told(self, event: Event, effects: Sequence[Effect], now_s: float, loss: float = nan) -> None:
         """The sequencer was told `event`, and `effects` are done; `loss` is what the worker that says it last logged."""
         if self._writer is None:
@@ -51,7 +56,7 @@ class Recorder:
             self.keep(JournalWriter.event, event, now_s, loss)
         for effect in effects:
             if isinstance(effect, Fold):
-                self.keep(JournalWriter.fold, effect, window_checksum(self.weights(), effect.version))
+                self.keep(JournalWriter.fold, effect, window_checksum(self.folded(), effect.version))
             elif isinstance(effect, Discard):
                 self.keep(JournalWriter.discard, effect)
             elif isinstance(effect, Evict):

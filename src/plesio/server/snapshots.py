@@ -11,12 +11,9 @@ from collections.abc import Callable
 import msgspec
 
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
-from plesio.server.assembly import Assembly
+from plesio.server.assembly import EVALUATOR, Assembly
 from plesio.tensors.arena import Arena
 from plesio.transport.channel import Channel, ChannelClosedError
-
-EVALUATOR = -1
-"""The reader of the ring that is no worker."""
 
 Standing = Callable[[], tuple[float, int, int]]
 """The time in seconds since training began, the version, and the samples so far."""

@@ -25,7 +25,8 @@ class Strategy:
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k, deadline_s)`, `Round(first, grace_s)`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
-        outer: how they move the parameters: `UserOptimizer(lr_scale)`, `Average(rate)`, `Outer(name, lr_scale, ...)`.
+        outer: how they move the parameters: `UserOptimizer(lr_scale)`, `InWorker()`, `Average(rate)`,
+            `Outer(name, lr_scale, ...)`.
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
         adopt: what the worker takes back: `Replace()`, `LookAhead()`, `Blend(alpha)`.
         via: who folds: `Server()`, `AllReduce(over)`, `SharedMemory()`.
@@ -85,7 +86,10 @@ class Strategy:
 
     def _check_fold(self) -> None:
         if not isinstance(self.outer, MOVED_BY[type(self.send)]):
-            self._refuse("send", "outer", "gradients go to UserOptimizer(), parameters to Average(), deltas to Outer()")
+            why = "gradients go to UserOptimizer() or InWorker(), parameters to Average(), deltas to Outer()"
+            self._refuse("send", "outer", why)
+        if self.outer.in_worker and self.gather != answers.Round():
+            self._refuse("outer", "gather", "replicas stay the same by the mean of all; use gather=Round()")
         if self.outer.averages and not (self.outer.by_rate or self.gather.in_rounds or self.every.by_client):
             self._refuse(
                 "send", "gather", "a mean of parameters needs all of them; use gather=Round(), or Average(rate)"
@@ -184,6 +188,11 @@ class Strategy:
         """Whether the user's optimizer runs at the server; else each worker's own does, with the state it has."""
         return self.via.at_server and self.outer.of_user
 
+    @property
+    def gives_back_mean(self) -> bool:
+        """Whether the server gives back the mean gradient, by which each worker's own optimizer steps."""
+        return self.via.at_server and self.outer.in_worker
+
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         own = {field: getattr(self, field) for field in ANSWERS}
@@ -208,10 +217,10 @@ class Strategy:
         return {field: str(getattr(self, field)) for field in ANSWERS}
 
 
-MOVED_BY: dict[type, type] = {
-    answers.Gradient: answers.UserOptimizer,
-    answers.Parameters: answers.Average,
-    answers.Delta: answers.Outer,
+MOVED_BY: dict[type, tuple[type, ...]] = {
+    answers.Gradient: (answers.UserOptimizer, answers.InWorker),
+    answers.Parameters: (answers.Average,),
+    answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
 LATER = (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal"), ("send", "privacy"), ("via", "over"))

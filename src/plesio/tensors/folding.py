@@ -7,7 +7,9 @@ everybody who reads the current one, and a pass goes over the model line by line
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
+from math import nan
 from operator import and_
 from typing import Any
 
@@ -21,14 +23,15 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
-from plesio.tensors.mean import Accumulator, blend_buffers, mean_into, move_towards
+from plesio.tensors.mean import Accumulator, Each, blend_buffers, mean_into, move_towards
 from plesio.tensors.noise import Noise
+from plesio.tensors.one_pass import ALONE_BELOW
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import NO_ROWS, Rows, Tables
 from plesio.tensors.shown import Shown
-from plesio.tensors.tensor_set import ALL
+from plesio.tensors.tensor_set import ALL, members_of
 from plesio.tensors.versions import Versions
 
 NewArena = Callable[[str], Arena]
@@ -60,7 +63,9 @@ class Folding:
         new_arena: NewArena,
         packed: Sequence[Arena] = (),
         after: Applied | None = None,
+        threads: int = 1,
     ) -> None:
+        self._each: Each = ThreadPoolExecutor(threads, "fold").map if threads > 1 else map
         self._optimizer = optimizer
         self._after = after
         answers = strategy.adopt.codec
@@ -75,6 +80,7 @@ class Folding:
         self._correction = build(strategy.correct, new_arena) if build is not None else None
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
         self._held_absent = ALL  # of all that is in the buffer
+        self._marks = strategy.gives_back_mean
         self._tables = Tables.of(versions.buffers)
         codec = strategy.send.codec
         self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
@@ -127,7 +133,9 @@ class Folding:
         if self._optimizer is None and self._averages_by_rate:
             move_towards(target, current, self._gathered(fold), fold.scale)
         elif self._optimizer is None:
-            mean_into(target, *self._parts(fold))
+            mean_into(target, *self._parts(fold), each=self._each)
+            if self._marks:
+                self._mark_absent(target, fold)
         else:
             self._step(self._optimizer, target, current, fold, index)
         if self._after is not None:
@@ -201,6 +209,11 @@ class Folding:
             absent, self._held_absent = self._held_absent, ALL
             return absent
         return reduce(and_, [self._absent.get(one.worker, 0) for one in fold.members])
+
+    def _mark_absent(self, mean: Arena, fold: Fold) -> None:
+        """A NaN, which no mean of finite gradients has, says that nobody had a gradient for this tensor."""
+        for index in members_of(self._absent_in(fold)):
+            mean.views[index].view(-1)[:1] = nan
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""
@@ -316,4 +329,5 @@ def build_folder(
             return LookAheadFolding(
                 keys, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena, after
             )
-    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed, after)
+    alone = optimizer is None and strategy.gives_back_mean and sum(first.layout.trained_elements) >= ALONE_BELOW
+    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed, after, threads if alone else 1)

@@ -12,7 +12,7 @@ overflow one of the smallest finite number, and round a table of constants a lit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import frexp
 
 import torch
@@ -21,6 +21,7 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.finite import is_finite
 from plesio.tensors.operands import pieces
 
+Each = Callable[..., Iterable[object]]
 HALF = (torch.float16, torch.bfloat16)
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element: how to read it as plain bits, by which a NaN is like itself."""
@@ -55,11 +56,16 @@ class _Constant:
 
 
 def mean_into(
-    out: Arena, parts: Sequence[Arena], shares: Sequence[float], segments: Sequence[int] | None = None
+    out: Arena,
+    parts: Sequence[Arena],
+    shares: Sequence[float],
+    segments: Sequence[int] | None = None,
+    each: Each = map,
 ) -> None:
     """`out` = sum of shares[i] * parts[i], of all segments that move or of these; the shares add up to 1, `out` may be parts[0].
 
-    Equal shares are summed first and divided once. A single part is copied as it is, bit for bit.
+    Equal shares are summed first and divided once. A single part is copied as it is, bit for bit. `each` does the same to all
+    pieces of a segment, as `map` does.
     """
     buffers = out.layout.buffer_segments if len(parts) > 1 else ()
     for segment in out.layout.moving_segments if segments is None else segments:
@@ -71,12 +77,12 @@ def mean_into(
         if constant is not None:
             for flat in flats[1:]:
                 constant.add(flat)
-        _weighted_into(target, flats, shares)
+        _weighted_into(target, flats, shares, each)
         if constant is not None:
             constant.put_into(target)
 
 
-def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
+def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float], each: Each) -> None:
     if target.dtype in HALF and len(parts) > 1:
         _half_into(target, parts, shares)
         return
@@ -85,12 +91,17 @@ def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: 
             target.copy_(parts[0])
         return
     factors, even = factors_of(shares)
-    for out, first, *others in pieces(target, *parts):
+
+    def weigh(one: Sequence[torch.Tensor]) -> None:
+        out, first, *others = one
         torch.mul(first, factors[0], out=out)
         for piece, factor in zip(others, factors[1:], strict=True):
             out.add_(piece, alpha=factor)
         if even:
             out.mul_(even)
+
+    for _ in each(weigh, pieces(target, *parts)):
+        pass
 
 
 def factors_of(shares: Sequence[float]) -> tuple[Sequence[float], float]:

@@ -44,17 +44,22 @@ class Models(nn.ModuleList):
 
 
 def describe(
-    model: nn.Module, optimizer: Optimizer | None, tables: Container[int] = (), frozen_too: bool = False
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    tables: Container[int] = (),
+    frozen_too: bool = False,
+    unheld_too: bool = False,
 ) -> tuple[Described, list[torch.Tensor]]:
     """The description of `model` under `optimizer`, and its tensors in the same order; `tables`: the identities of those that
-    move by rows; `frozen_too`: what the optimizer holds counts as trained, though it needs no gradient yet."""
+    move by rows; `frozen_too`: what the optimizer holds counts as trained, though it needs no gradient yet; `unheld_too`: so
+    does what needs one, though no optimizer holds it yet."""
     param_groups = optimizer.param_groups if optimizer is not None else ()
     groups = {id(one): position for position, group in enumerate(param_groups) for one in group["params"]}
     specs: list[TensorSpec] = []
     tensors: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
         group = groups.pop(id(parameter), -1)
-        kind = Kind.TRAINED if group >= 0 and (parameter.requires_grad or frozen_too) else Kind.FROZEN
+        kind = Kind.TRAINED if (parameter.requires_grad or frozen_too) and (group >= 0 or unheld_too) else Kind.FROZEN
         if kind is Kind.TRAINED and id(parameter) in tables:
             kind = Kind.ROWS
         specs.append(_spec(_plain(name), parameter, kind, group if kind.moves else -1))

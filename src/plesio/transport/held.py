@@ -13,6 +13,8 @@ from plesio.errors import SharedMemoryError
 from plesio.transport.memory import anonymous_file
 
 HEAD = struct.Struct("<qQ")
+EVERYBODY = -1
+"""In a worker's place: what is told to all of them, by version."""
 PLACE = 1 << 40  # bytes; the file is sparse, and takes what was written
 NOTHING = HEAD.pack(-1, 0)
 
@@ -33,7 +35,7 @@ class Held:
         """For so many workers; `SharedMemoryError`: this process may write no file as long as that, however sparse."""
         held = cls(anonymous_file(0, "what workers hold"))
         try:
-            for worker in range(workers):
+            for worker in range(EVERYBODY, workers):
                 held.forget(worker)
         except OSError as error:
             raise SharedMemoryError(
@@ -74,4 +76,4 @@ class Held:
 
 
 def _place(worker: int, number: int) -> int:
-    return (2 * worker + number % 2) * PLACE
+    return (2 * (worker - EVERYBODY) + number % 2) * PLACE

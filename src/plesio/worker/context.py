@@ -89,7 +89,8 @@ def introduction(
             "prepare(trainable='all'): DistributedDataParallel reduces what needs a gradient when it is built; take allreduce on "
             "one host, or sync_sgd"
         )
-    described, tensors = describe(model, optimizer, tables_of(model, optimizer) if by_rows else (), given.frozen_too)
+    tables = tables_of(model, optimizer) if by_rows else ()
+    described, tensors = describe(model, optimizer, tables, given.frozen_too, strategy.gives_back_mean)
     check_apart([spec.name for spec in described.specs], tensors)
     specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
     hello = Hello(

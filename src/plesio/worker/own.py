@@ -36,6 +36,7 @@ class OwnState:
     def keep(self, number: int) -> None:
         """Leave it, as it is after contribution `number`."""
         if self._loads is False:
+            self._held.put(self._worker, number, b"")
             return
         file = io.BytesIO()
         what = {"kinds": self._kinds, "optimizer": self._state(), "replica": self._replica.own()}
@@ -48,6 +49,7 @@ class OwnState:
             self._held.put(self._worker, number, file.getbuffer())
         except (TypeError, AttributeError, RuntimeError, OSError, pickle.PickleError) as error:
             self._loads = False
+            self._held.put(self._worker, number, b"")
             warn(
                 f"checkpoints cannot hold the state of {', '.join(self._kinds)}, and a resumed run begins it anew: "
                 f"{str(error).splitlines()[0]}"
@@ -60,7 +62,7 @@ class OwnState:
             CheckpointError: it is another optimizer's, or not what was saved.
         """
         data = self._held.get(self._worker, 0)
-        if data is None:
+        if not data:
             return False
         try:
             return self._go_on_with(_loaded(io.BytesIO(data)))

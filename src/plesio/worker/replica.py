@@ -73,7 +73,7 @@ class Replica:
         kinds = (Kind.FROZEN, Kind.BUFFER) if renew is not None else self.copies
         self._copied = kinds
         self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
-        for tensor, view, spec in zip(self.tensors, self.arena.views, layout.specs, strict=True):
+        for tensor, view, spec in zip(self.tensors, self._places(), layout.specs, strict=True):
             if spec.kind in kinds:
                 view.copy_(tensor.detach())
                 tensor.data = view
@@ -83,6 +83,10 @@ class Replica:
         self._addresses = self._addresses_now()
         self._homes = [(module._buffers, name, place) for module, name, place in buffers_of(model, self.tensors)]
         self._get_ready()
+
+    def _places(self) -> Sequence[torch.Tensor]:
+        """Where each tensor is to lie."""
+        return self.arena.views
 
     def _get_ready(self) -> None:
         """Prepare what a kind of replica needs of its own."""

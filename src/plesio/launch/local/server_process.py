@@ -266,7 +266,7 @@ class Server(Replies):
         if not self._snapshots.hear(MESSAGE_S):
             self._unwatch(descriptor)
         elif self._program.begun and not self._program.stopping:  # the last one comes unasked
-            self._snapshots.serve(self._memory)
+            self._program.when_whole(partial(self._snapshots.serve, self._memory))
 
     def _from_channel(self, line: Line) -> None:
         try:

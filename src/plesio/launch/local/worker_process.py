@@ -51,8 +51,10 @@ from plesio.worker.data_use import DataUse
 from plesio.worker.draws import OwnDraws
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.mean_replica import MeanReplica
 from plesio.worker.pacer import Pacer
 from plesio.worker.replica import ParameterReplica, SharedReplica, reads_in_place, replica_for
 from plesio.worker.seeding import begin_with
@@ -165,8 +167,17 @@ class ProcessContext:
             own = ParameterReplica(layout, model, tensors, ring, ring[0])
             board = Board.attach(descriptors[2], self._seats)
             return AllReduceExchange(state, optimizer, own, *line, board, ring, model, self._regrouped, self.hosts)
-        slots = SharedBlock(descriptors[1], layout.nbytes * self._seats)
-        slot = arenas(slots, layout, self._seats)[self.rank]
+        homes = self._seats if self._strategy.gives_back_mean else 0
+        slots = arenas(SharedBlock(descriptors[1], layout.nbytes * (self._seats + homes)), layout, self._seats + homes)
+        slot = slots[self.rank]
+        held = Held(descriptors[3]) if len(descriptors) > 3 else None
+        if homes:
+            mean = MeanReplica(layout, model, tensors, ring, slot, home=slots[homes + self.rank])
+            board = Board.attach(descriptors[2], self._seats)
+            keeps = bool(self._job.keeping.folder)
+            return OwnStepExchange(
+                state, optimizer, mean, *line, self._strategy, None, held, lambda: board.mirror_wanted, keeps
+            )
         renew: Callable[[int], None] | None = None
         versions = ring
         if CopyOnWriteView.possible() and reads_in_place(self._strategy, layout, model):
@@ -174,7 +185,6 @@ class ProcessContext:
             ring = arenas(view, layout, len(ring))
             renew = partial(view.renew, layout.nbytes)
         replica = replica_for(self._strategy)(layout, model, tensors, ring, slot, renew, versions)
-        held = Held(descriptors[3]) if len(descriptors) > 3 else None
         return ServerExchange(state, optimizer, replica, *line, self._strategy, held=held)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:

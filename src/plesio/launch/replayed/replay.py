@@ -202,7 +202,7 @@ class _Checksums(Recorder):
         """Versions were made."""
         for effect in effects:
             if isinstance(effect, events.Fold):
-                self.made[effect.version] = window_checksum(self.weights(), effect.version)
+                self.made[effect.version] = window_checksum(self.folded(), effect.version)
 
 
 class _Replay(Replies):
@@ -227,7 +227,7 @@ class _Replay(Replies):
             tell=lambda message: None,
         )
         resumed = any(isinstance(one, records.Resumed) for one in journal)
-        self.seating = Seating(strategy, self._program, resumed)
+        self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean)
         self._seats = [RecordedWorker(deque()) for _ in range(head.seats)]
         for record in journal:
             if isinstance(record, records.Received) and isinstance(record.event, WorkerEvent):
@@ -298,6 +298,7 @@ class _Replay(Replies):
         memory = self._program.memory
         if memory is None:
             raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
+        self._program.look()
         for seat in self._seats:
             seat.empty()
         states = self._checkpointer.own_states(memory.held)

@@ -94,7 +94,7 @@ class SimulatedEngine:
         )
         if self.checkpointer.writes:
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
-        self._seating = Seating(self._strategy, self.run_of.program, self.checkpointer.holds)
+        self._seating = Seating(self._strategy, self.run_of.program, self.checkpointer.holds or bool(cluster.turns()))
 
     def run(self) -> Outcome:
         with closing(self), apart(THREADS):

@@ -63,6 +63,7 @@ class Answer:
     differs: ClassVar[bool] = False
     of_user: ClassVar[bool] = False
     own_optimizer: ClassVar[bool] = False
+    in_worker: ClassVar[bool] = False
     by_rate: ClassVar[bool] = False
     blends: ClassVar[bool] = False
     spares_rows: ClassVar[bool] = False

@@ -204,7 +204,19 @@ class Outer(Answer):
         return f"{self.name}({settings})" + (", lr x k/N" if self.lr_scale == "share" else "")
 
 
-Moves = UserOptimizer | Average | Outer
+@dataclass(frozen=True, slots=True)
+class InWorker(Answer):
+    """The mean gradient goes back to the workers, and each one's own optimizer steps by it, with the state it has there."""
+
+    in_worker: ClassVar[bool] = True
+    words: ClassVar[str] = "in the worker"
+
+    def scale(self, folded: int, workers: int) -> float:
+        """What a fold multiplies the learning rate by: it does not know that rate."""
+        return 1.0
+
+
+Moves = UserOptimizer | InWorker | Average | Outer
 
 
 @dataclass(frozen=True, slots=True)

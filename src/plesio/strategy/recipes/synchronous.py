@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, AllReduce, Fresh, Round, UserOptimizer
+from plesio.strategy.answers import AfterFold, AllReduce, Fresh, InWorker, Moves, Round, UserOptimizer
 from plesio.strategy.answers.answer import COUNT
 from plesio.strategy.recipes.naming import call
 
@@ -13,17 +13,17 @@ __all__ = ["allreduce", "sync_sgd", "first_of"]  # noqa: RUF022 (in the order th
 
 
 def allreduce(over: str | None = None) -> Strategy:
-    """Synchronous data parallelism by the quickest way there is.
+    """Synchronous data parallelism with the semantics of torch's DistributedDataParallel (DDP).
 
-    On one host without a GPU the gradients are averaged in shared memory, in the fold of `sync_sgd`, and the run has all that
-    one with a server has: journal, checkpoints, replay. Between hosts and GPUs torch's DistributedDataParallel averages them
-    during the backward pass, and every worker steps its own replica.
+    `backward()` ends with the mean gradient in `.grad`, and every worker's own optimizer steps its own replica. So whatever the
+    script does between steps, to gradients (clipping), weights or the optimizer's state, has the result that it has under DDP.
+    On one host without a GPU the server averages the gradients in shared memory, and the run has a journal, checkpoints and
+    replay. Between hosts and GPUs DDP itself averages them. `sync_sgd` is faster: it steps once, at the server.
 
-    Rule: w -= lr * mean_i g_i.
+    Rule: w_i -= lr * mean_j g_j, on every worker i.
 
     Args:
-        over: "torch": DistributedDataParallel on one host, too. What a script does to gradients between `backward()` and
-            `step()`, such as clipping, is then done to their mean; in shared memory, to the worker's own.
+        over: "torch": DDP itself on one host, too.
 
     Source: Li et al. 2020, "PyTorch Distributed", arXiv 2006.15704.
 
@@ -33,7 +33,7 @@ def allreduce(over: str | None = None) -> Strategy:
     >>> allreduce().name, allreduce("torch").name
     ('allreduce', 'allreduce(over=torch)')
     """
-    return _rounds(call(allreduce, over=over), via=AllReduce(over))
+    return _rounds(call(allreduce, over=over), outer=InWorker(), via=AllReduce(over))
 
 
 def sync_sgd() -> Strategy:
@@ -70,13 +70,22 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
     return _rounds(call(first_of, str(m), cancel_late=cancel_late), m, cancel_late)
 
 
-def _rounds(name: str, first: int | None = None, cancel_late: bool = False, **others: Any) -> Strategy:
+STEPS = UserOptimizer(lr_scale="full")
+
+
+def _rounds(
+    name: str,
+    first: int | None = None,
+    cancel_late: bool = False,
+    outer: Moves = STEPS,
+    **others: Any,
+) -> Strategy:
     """Rounds of gradients: none counts in a later round, and the rate is the user's whoever took part."""
     return Strategy(
         name=name,
         admit=Fresh(within=0),
         gather=Round(first),
-        outer=UserOptimizer(lr_scale="full"),
+        outer=outer,
         release=AfterFold(cancel_late),
         **others,
     )

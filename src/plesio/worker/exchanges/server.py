@@ -222,20 +222,16 @@ class ServerExchange(Exchange):
         except SeatLostError as lost:
             self.rejoin(lost)
             return
-        if self._own is not None:
-            self._own.keep(self._number)
+        self._keep_own()
         self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._worked_s()))
         self._next()
         self._adopt(answer)
         self.pacer.begin()
 
     def _push(self) -> None:
-        finite = self._finite and (
-            not self._steps or self.replica.fill_slot()
-        )  # else nothing of it is to be remembered
+        finite = self._finite and self._fill_slot()  # else nothing of it is to be remembered
         batches, samples = self.used()
-        if self._own is not None:
-            self._own.keep(self._number)
+        self._keep_own()
         self.doorbell.send(
             Contribution(
                 number=self._number,
@@ -247,7 +243,7 @@ class ServerExchange(Exchange):
                 absent=bits(self.replica.absent),
                 rows=self.replica.rows,
                 calls=self.state.calls,
-                optimizer=parts_of(self.optimizer).index(self.part),
+                optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
                 counted=self.state.take_counted(),
                 worked_s=self._worked_s(),
@@ -258,6 +254,17 @@ class ServerExchange(Exchange):
             self._adopt(self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next))
         except SeatLostError as lost:
             self.rejoin(lost)
+
+    def _fill_slot(self) -> bool:
+        return not self._steps or self.replica.fill_slot()
+
+    def _keep_own(self) -> None:
+        """Leave what this worker holds of its own, for checkpoints."""
+        if self._own is not None:
+            self._own.keep(self._number)
+
+    def _place_of_part(self) -> int:
+        return parts_of(self.optimizer).index(self.part)
 
     def _worked_s(self) -> float:
         """The time since the last answer, but for what went by waiting for data: that is exchange."""

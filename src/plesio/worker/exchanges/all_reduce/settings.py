@@ -39,6 +39,16 @@ class SharedSettings:
             except RuntimeError as error:
                 group.fail(error)
 
+    @property
+    def differ(self) -> bool:
+        """Whether another worker's hold in the next step."""
+        return self._agreed is not None
+
+    def hold(self, settings: bytes | None) -> None:
+        """These hold in the next step, as the lowest worker told them; None where all workers have the same."""
+        others = settings is not None and settings != self._told
+        self._agreed = msgspec.msgpack.decode(settings) if settings is not None and others else None
+
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """The settings as they were agreed on, for one step."""
