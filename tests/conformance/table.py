@@ -136,7 +136,7 @@ def reductions(*, to_plain: bool) -> list[tuple[str, str, Settings]]:
 ROWS: dict[str, Row] = {
     "allreduce": Row(
         answers=("every step", "gradient", "round of all", "after the fold", "all-reduce"),
-        settings={"over": "torch"},  # in memory it is sync_sgd: integration/test_allreduce_in_memory
+        settings={"over": "torch"},  # in memory: integration/test_allreduce_habits
         reduces_to={PLAIN: {}, "sync_sgd": {"over": "torch"}},
         golden=(
             (

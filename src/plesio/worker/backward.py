@@ -1,7 +1,7 @@
 """Tells when a backward pass is over.
 
 torch calls hooks inside a pass only, where nothing can be raised and no worker of a simulation can wait for others. So
-`torch.autograd.backward`, which every `Tensor.backward` goes through, is wrapped while somebody listens.
+`torch.autograd.backward`, which every `Tensor.backward` goes through, is wrapped as soon as a worker wants to hear of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 _torchs = torch.autograd.backward
-_listeners: list[object] = []
 
 
 class _Thread(threading.local):
@@ -41,16 +40,9 @@ def _backward(*args: Any, **kwargs: Any) -> None:
         _thread.to_call.pop()()
 
 
-def listen(who: object) -> None:
-    """From now on `after_this_pass` is heard, until `who` says `leave`."""
-    _listeners.append(who)
+def listen() -> None:
+    """From now on `after_this_pass` is heard."""
     torch.autograd.backward = _backward
-
-
-def leave(who: object) -> None:
-    _listeners.remove(who)
-    if not _listeners:
-        torch.autograd.backward = _torchs
 
 
 def after_this_pass(call: Callable[[], None]) -> None:

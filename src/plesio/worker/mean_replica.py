@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from plesio.tensors.arena import CPU, Arena, Kind
-from plesio.tensors.finite import is_finite
-from plesio.tensors.operands import CHUNK, pieces
 from plesio.tensors.tensor_set import members_of
 from plesio.transport.doorbell import nothing
 from plesio.worker.backward import after_this_pass
@@ -90,21 +88,10 @@ class MeanReplica(Replica):
             else:
                 gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
                 places.append(place)
+        if places:
+            torch._foreach_copy_(places, gradients)
         self._sent.copy_from(self.arena, Kind.BUFFER)
-        return self._copy(places, gradients)
-
-    def _copy(self, places: list[torch.Tensor], gradients: list[torch.Tensor]) -> bool:
-        """Copy them there; whether they are finite. Large ones are looked at piece by piece, while a piece is in the cache."""
-        if sum(one.numel() for one in places) <= CHUNK * len(places):
-            if places:
-                torch._foreach_copy_(places, gradients)
-            return self._finite()
-        finite = True
-        for place, gradient in zip(places, gradients, strict=True):
-            flat = gradient.reshape(-1)
-            for there, here in pieces(place.view(-1), flat):
-                finite &= is_finite(there.copy_(here))
-        return finite
+        return self._finite()
 
     def adopt(self, buffer: int, anew: bool = True) -> None:
         """Begin from the parameters in `buffer`; later, take the mean gradient from there."""

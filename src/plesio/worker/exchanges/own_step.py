@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from plesio.errors import StopRun
 from plesio.protocol.worker import Beginning, Farewell, GoOn
 from plesio.transport.held import EVERYBODY
-from plesio.worker import backward
+from plesio.worker.backward import listen
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
@@ -56,7 +56,7 @@ class OwnStepExchange(ServerExchange):
         self.replica.passed = self._reduce
         self._own_parameters = set(map(id, self.replica.trained))
         self._hook = register_optimizer_step_post_hook(self._stepped_by)
-        backward.listen(self)
+        listen()
 
     def _reduce(self) -> None:
         """Take the mean of everybody's gradients."""
@@ -127,6 +127,5 @@ class OwnStepExchange(ServerExchange):
 
     def let_go(self) -> None:
         self._hook.remove()
-        backward.leave(self)
         self.replica.let_go()
         super().let_go()
