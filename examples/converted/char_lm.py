@@ -22,18 +22,18 @@ def data() -> TensorDataset:
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(128, 32)
+        self.embed, self.dropout = nn.Embedding(128, 32), nn.Dropout(0.1)
         self.mix = nn.GRU(32, 32, batch_first=True)
         self.head = nn.Linear(32, 128)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.head(self.mix(self.embed(codes))[0])
+        return self.head(self.mix(self.dropout(self.embed(codes)))[0])
 
 
 def train(worker):
     torch.manual_seed(0)
     model = Model()
-    loader = DataLoader(data(), batch_size=BATCH)
+    loader = DataLoader(data(), batch_size=BATCH, shuffle=True)
     decay = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() <= 1]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]

@@ -22,7 +22,7 @@ def train(worker):
     critic = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
     g_adam = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
     c_adam = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.999))
-    loader = DataLoader(data(), batch_size=BATCH)
+    loader = DataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(2))
     generator, critic, g_adam, c_adam, loader = worker.prepare(generator, critic, g_adam, c_adam, loader)
     for epoch in worker.epochs(EPOCHS):
         for real, noise in loader:

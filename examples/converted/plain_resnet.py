@@ -29,9 +29,15 @@ class Block(nn.Module):
 def main():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), Block(8), Block(8), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(8, 10)
+        nn.Conv2d(1, 8, 3, padding=1),
+        Block(8),
+        Block(8),
+        nn.AvgPool2d(8),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(8, 10),
     )
-    loader = DataLoader(data(), batch_size=BATCH)
+    loader = DataLoader(data(), batch_size=BATCH, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, epochs=EPOCHS, steps_per_epoch=len(loader))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
