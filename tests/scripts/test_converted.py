@@ -28,6 +28,7 @@ SHAPES = {
     "cnn", "contrastive", "graph_net", "module_level", "sines", "trainer_class", "until_solved", "word_lm",
 }  # fmt: skip
 """Those of public scripts; the others have the habits in between."""
+HABITS = [name for name in NAMES if name not in SHAPES]
 LINES = {"module_level": 11, "trainer_class": 6, "word_lm": 6}
 """How many lines are changed, where they are more than five; those that are only indented do not count."""
 NOT_ONE_MODULE = {"gan", "module_level", "recommender"}
@@ -97,7 +98,7 @@ def test_two_workers_in_lock_step_compute_the_doubled_batch() -> None:
 
 
 @pytest.mark.parametrize("strategy", MODES, ids=str)
-@pytest.mark.parametrize("name", but_slow(NAMES, set(NAMES) - SHAPES))
+@pytest.mark.parametrize("name", HABITS)
 def test_every_mode_trains_it(name: str, strategy: Any) -> None:
     if strategy is TORCHS and name in NOT_ONE_MODULE:
         with pytest.raises(ps.ConfigurationError, match="one module, for one optimizer"):
@@ -110,21 +111,21 @@ def test_every_mode_trains_it(name: str, strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["async_sgd", pytest.param(ps.local_sgd(4), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("name", but_slow(NAMES, {"trainer_class", "recommender"}))
+@pytest.mark.parametrize("name", but_slow([*HABITS, "trainer_class"], {"trainer_class", "recommender"}))
 def test_an_asynchronous_run_replays_bit_for_bit(name: str, strategy: Any, tmp_path: Path) -> None:
     run = run_of(name, strategy, 2, runs=tmp_path)
     assert run.folder is not None
     assert ps.replay(run.folder, partial(train, name=name)).identical
 
 
-@pytest.mark.parametrize("name", but_slow(NAMES, {"gan", "contrastive", "recommender"}))
+@pytest.mark.parametrize("name", but_slow([*HABITS, "contrastive"], {"gan", "contrastive"}))
 def test_the_simulator_computes_what_processes_do_in_lock_step(name: str) -> None:
     real, simulated = run_of(name, "sync_sgd", 2), run_of(name, "sync_sgd", 2, engine=ps.Simulated("uniform"))
     for key, value in real.state_dict.items():
         assert torch.equal(value, simulated.state_dict[key]), key
 
 
-@pytest.mark.parametrize("name", but_slow(NAMES, {"resnet", "gan"}))
+@pytest.mark.parametrize("name", but_slow(HABITS, {"resnet", "gan"}))
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     """It is stopped when its first epoch, or as many of its own steps, are done."""
     whole = run_of(name, "sync_sgd", 2)

@@ -47,7 +47,6 @@ class OwnStepExchange(ServerExchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.local = True
         self._settings = SharedSettings(self.optimizer)
         self._first = True  # the next pass is the first since a step
         self._counted = True  # somebody's gradient did, in the last exchange

@@ -45,7 +45,7 @@ class ServerExchange(Exchange):
 
     def __post_init__(self) -> None:
         self._every = self.every or self.strategy.every
-        self.local = self.strategy.send.stepped
+        self.local = not self.strategy.steps_at_server
         self.by_client = self.strategy.every.by_client
         self.in_rounds = self.strategy.gather.in_rounds
         self._proximal = self.strategy.every.proximal
