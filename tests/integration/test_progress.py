@@ -255,7 +255,7 @@ def wrong(worker: ps.Worker, how: str) -> None:
     [
         ("steps before", "worker.steps before prepare"),
         ("beside a loader", "beside a prepared loader: the run's steps are its batches"),
-        ("counted beside", "its samples are counted already"),
+        ("counted beside", "their samples are counted already"),
         ("two numbers", r"worker.steps\(5\) after worker.steps\(4\)"),
         ("half a step", r"worker.steps\(2.5\): a whole number"),
         ("epochs", "was given no loader; loop over worker.steps"),

@@ -20,6 +20,8 @@ WIDTH = 600
 """Of a layer, which alone is larger than `IN_PLACE_BYTES`."""
 ALIKE = Cluster((Group(3, Constant(0.1)),))
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*written to by hand", "ignore:.*wrote into parameters after")
+
 
 def writing(worker: Any, steps: int = 8, looks: bool = False) -> None:
     """Worker 1 clamps its weights hard between two steps, and worker 2 swaps in others.
@@ -28,7 +30,8 @@ def writing(worker: Any, steps: int = 8, looks: bool = False) -> None:
     """
     torch.manual_seed(3)
     model = nn.Linear(WIDTH, WIDTH)
-    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), range(3 * steps))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = worker.prepare(model, optimizer, range(3 * steps), on_write="warn")
     before = model.weight.detach().clone()
     for row in loader:  # asks for more data, while others run, as it goes
         assert not looks or worker.rank or torch.equal(model.weight, before)

@@ -62,7 +62,7 @@ class Service:
 
     >>> service = Service(workers=1, epoch=1, silence_s=5.0, now_s=0.0)
     >>> service.receive(envelopes.Request(0, Joined(0, 1)), now_s=0.1)
-    (Joined(worker=0, incarnation=1),)
+    (Joined(worker=0, incarnation=1, at=None),)
     >>> service.granted(Grant(0, 0, 7, Verdict.TAKEN, 0)); [message.serial for message in service.outbox]
     [0]
     >>> service.receive(envelopes.Request(0, Joined(0, 1)), now_s=0.2), len(service.outbox)

@@ -81,7 +81,7 @@ class WorkerSession:
     >>> from plesio.core.events import Verdict
     >>> session = WorkerSession(worker=0, incarnation=1, retry_s=1.0, heartbeat_s=2.0)
     >>> session.join(now_s=0.0)
-    Request(epoch=0, event=Joined(worker=0, incarnation=1), serial=0, abandoned=0)
+    Request(epoch=0, event=Joined(worker=0, incarnation=1, at=None), serial=0, abandoned=0)
     >>> session.tick(now_s=0.5), session.tick(now_s=1.0) == session.outstanding
     (None, True)
     >>> session.receive(Answer(0, 1, 1, 0, 0, 0, Grant(0, 0, 7, Verdict.TAKEN, 0)))

@@ -256,7 +256,7 @@ def decode(body: bytes) -> Record:
         struct.error, ValueError: it is the body of none, the head's included.
 
     >>> decode(encode_event(Joined(3, 1), 0.5))
-    Received(time_s=0.5, event=Joined(worker=3, incarnation=1), loss=nan)
+    Received(time_s=0.5, event=Joined(worker=3, incarnation=1, at=None), loss=nan)
     """
     kind = body[0]
     if kind in KINDS:

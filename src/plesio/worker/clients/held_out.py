@@ -12,7 +12,7 @@ def split_off(part: Any, count: int, labels: Any, rng: np.random.Generator) -> t
     """The indices of `part` that stay, and `count` that are held out; of all `labels`, None if they are not known.
 
     >>> stay, out = split_off(np.arange(8), 4, np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.random.default_rng(0))
-    >>> len(stay), sum(out < 4), sum(out >= 4)
+    >>> len(stay), int(sum(out < 4)), int(sum(out >= 4))
     (4, 2, 2)
     """
     order = rng.permutation(len(part))
