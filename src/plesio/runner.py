@@ -499,7 +499,11 @@ def _check_finite(done: Run) -> None:
 
 
 def _warn_of_nothing(done: Run) -> None:
-    """Warn where the training functions returned without training anything."""
+    """Warn where the training functions returned without training anything, or each made all of a loop."""
+    if done.summary.multiplied:
+        why = "it makes so many in all. If each worker is to make its whole loop, say worker.count(samples=...) in it"
+        with contextlib.suppress(RuntimeWarning):  # a filter that raises warnings would cost the whole run
+            warnings.warn(f"{done.summary.multiplied}: {why}", RuntimeWarning, stacklevel=5)
     if done.state_dict and (done.steps or done.version):
         return
     step = "step() of the optimizer that worker.prepare returned"

@@ -66,6 +66,7 @@ class Chair:
     waits: bool = False
     arrived: int = 0
     told: bool = False
+    samples: int = 0
 
 
 @dataclass
@@ -208,7 +209,8 @@ class Referee:
         assert not chair.told, "it did not hear of a number it skips"
         chair.clock, chair.waits, chair.arrived, chair.heard_s = chair.clock + 1, True, event.number, self.now_s
         staleness, epochs = self.version - chair.computed_from, self.books.tally["done"] / EPOCH_BATCHES
-        arrival = Arrival(staleness, self.sequencer.workers, event.work, self.version, epochs)
+        chair.samples = (event.samples if event.finite and staleness <= self.stalest else 0) or chair.samples
+        arrival = Arrival(staleness, self.sequencer.workers, chair.samples or event.steps, self.version, epochs)
         came = Came(event, chair.computed_from, staleness, batches, arrival)
         came.fate = Verdict.TAKEN
         if not event.finite:

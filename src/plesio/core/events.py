@@ -77,11 +77,6 @@ class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
     batches: int
     finite: bool = True
 
-    @property
-    def work(self) -> int:
-        """The work behind it: its samples, or its steps if the samples are unknown."""
-        return self.samples or self.steps
-
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
     """A worker dropped a step that was called off, `batches` leased batches with it. `look`: which look inside the step told

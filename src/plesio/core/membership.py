@@ -41,7 +41,8 @@ class Seat:
     next contribution will be computed from; `next_number` is the only number that is new, see above; `waiting` is the
     number of the contribution whose answer it waits for, `verdict` and `staleness` what that answer will say; `arrived`
     is the highest number that came in (a number called off may still come in, sent before its sender heard of it);
-    `called_off`: one was, and its sender is not known to know; `heard_s` is when it last spoke or was told to go on.
+    `called_off`: one was, and its sender is not known to know; `heard_s` is when it last spoke or was told to go on. `samples`:
+    behind the last contribution that had any (that of a second optimizer is of the same).
     """
 
     worker: int
@@ -55,6 +56,7 @@ class Seat:
     staleness: int = 0
     arrived: int = 0
     called_off: bool = False
+    samples: int = 0
 
 
 class Membership:

@@ -311,7 +311,9 @@ class Sequencer:
         seat.verdict = _TAKEN
         weight = 1.0
         if not self._weigh.unconditional:
-            arrival = Arrival(seat.staleness, self.workers, event.work, self.version, self.leases.epochs_done)
+            seat.samples = event.samples or seat.samples
+            work = seat.samples or event.steps
+            arrival = Arrival(seat.staleness, self.workers, work, self.version, self.leases.epochs_done)
             weight = self._weigh.weight(arrival)
         self._pending.append(Pending(event, seat.computing, weight, batches, counts=True))
         if self._holds:

@@ -155,8 +155,8 @@ def _incidents(summaries: Sequence[Summary]) -> dict[str, Any]:
 def _losses(s: Summary) -> Iterator[str]:
     if s.batches_unvisited and s.ended == "finished":  # after a stop they are just the rest of the epoch
         yield f"{s.strategy}: {s.batches_unvisited:,} batches of the epochs begun stayed unused: {UNUSED}."
-    if s.uncounted:
-        yield f"{s.strategy}: {s.uncounted}."
+    for what in filter(None, (s.multiplied, s.uncounted)):
+        yield f"{s.strategy}: {what}."
     if s.discarded:
         reasons = ", ".join(f"{count:,} ({reason})" for reason, count in sorted(s.discarded.items()))
         yield f"{s.strategy}: contributions discarded: {reasons}."

@@ -204,6 +204,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     discarded: dict[str, int]
     missing_gradients: int = 0
     batches_unvisited: int = 0
+    unshared: bool = False
+    """Whether workers took data of their own, and counted nothing together."""
     bytes: int
     shared_bytes: int = 0
     plain_bytes: int = 0
@@ -239,6 +241,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         """What nobody counts: updates that real workers lost to one another, where they write without a lock."""
         races = self.recipe == "hogwild" and self.clock == "wall" and len(self.workers) > 1
         return "updates that workers lost by writing at the same time, without a lock, are not counted" if races else ""
+
+    @property
+    def multiplied(self) -> str:
+        """What a loop without a prepared loader comes to, where each of several workers went through all of it."""
+        steps = sorted(one.steps for one in self.workers if one.left == "finished")
+        if not self.unshared or self.ended != "finished" or len(steps) < 2 or not steps[0]:
+            return ""
+        each = (
+            f"{steps[0]:,} step{'s' * (steps[0] > 1)}"
+            if steps[0] == steps[-1]
+            else f"{steps[0]:,} to {steps[-1]:,} steps"
+        )
+        return f"{len(steps)} workers took {each} each and share no data; `worker.steps` shares them"
 
     @property
     def ideal_share(self) -> float:

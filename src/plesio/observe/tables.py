@@ -121,8 +121,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     if summary.batches_unvisited:
         notes.append(f"batches of the epochs begun that stayed unused: {summary.batches_unvisited:,} ({UNUSED})")
     notes += of_clients(summary)
-    if summary.uncounted:
-        notes.append(summary.uncounted)
+    notes += filter(None, (summary.multiplied, summary.uncounted))
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]
     if len(summary.incidents) > 10:
         notes.append(f"and {len(summary.incidents) - 10} more incidents")

@@ -97,6 +97,7 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     discarded: dict[str, int]
     missing_gradients: int
     batches_unvisited: int
+    unshared: bool
     bytes: int
     shared_bytes: int
     plain_bytes: int

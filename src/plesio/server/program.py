@@ -271,6 +271,7 @@ class Program:
         """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`. An answer costs the
         bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed in."""
         meter = self._meter
+        counters = self._checkpointer.counters if self._checkpointer is not None else {}
         return Final(
             wall_s=max(0.0, (self._ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
             version=self.version,
@@ -280,6 +281,7 @@ class Program:
             discarded=dict(meter.discarded),
             missing_gradients=meter.missing_gradients,
             batches_unvisited=self.sequencer.leases.unvisited,
+            unshared=not (self.sequencer.leases.opened or meter.samples or counters or self._strategy.every.by_client),
             bytes=self._bytes(memory) if memory else 0,
             shared_bytes=memory.shared_bytes if memory else 0,
             served_s=meter.served_s,

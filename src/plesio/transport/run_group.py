@@ -186,8 +186,8 @@ class RunGroup(dist.ProcessGroup):
         waited_s = time.monotonic() - self._began_s
         if waited_s > LOOK_S and self._given.awaited and not self._make_way() and waited_s > NOTICE_S:
             raise ConfigurationError(
-                f"{self._what}: it waits for the other workers, and they wait for its contribution to a round; call it after "
-                "step() or after a pass over the loader, on all workers equally often"
+                f"{self._what}: it waits for the other workers, and they wait for its contribution to a round; call it on all "
+                "workers after equally many steps (a worker's part of an epoch may be one batch longer than another's)"
             )
         if waited_s > self._timeout_s:
             raise DeadlineError(

@@ -33,6 +33,7 @@ class SharedLoader:
         rank, workers: which part.
         begun: told that a batch comes; what it returns tells whether anything was trained since.
         judges: whether the model is in eval mode.
+        used: told of the samples that were trained on.
     """
 
     def __init__(
@@ -43,13 +44,14 @@ class SharedLoader:
         workers: int,
         begun: Callable[[], Callable[[], bool]],
         judges: Callable[[], bool],
+        used: DataUse,
     ) -> None:
         self._given = data
         self._source = as_loader(data)
         self._order = Order(self._source, seed)
         self._maker = BatchMaker(self._source)
         self._rank, self._workers = rank, workers
-        self._begun, self._judges = begun, judges
+        self._begun, self._judges, self._used = begun, judges, used
         self._passes = 0
         self._whole = workers == 1  # whether the last pass was over all
         self.looped = False
@@ -79,9 +81,13 @@ class SharedLoader:
         return self._part(epoch, numbers[self._rank :: self._workers])
 
     def _part(self, epoch: int, own: range) -> Iterator[Any]:
-        self._whole, trained = False, self._begun()
-        yield from self._made(epoch, own)
+        self._whole, trained, read = False, self._begun(), 0
+        for batch in self._made(epoch, own):
+            read += (size := _size(batch))
+            self._used.samples += size
+            yield batch
         if not trained():
+            self._used.samples -= read
             yield from self._untrained(
                 epoch, (one for one in range(self._order.total) if one % self._workers != self._rank)
             )

@@ -379,7 +379,7 @@ class Worker:
                 for one in given.optimizers
             },
             **{id(one): self._loader for one in others[:1]},
-            **{id(one): self.share(one) for one in [*others[1:], *streams]},
+            **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
             **{id(one): self._lent(one, model) for one in given.clients},
         }
         for one in given.optimizers:
@@ -428,19 +428,22 @@ class Worker:
                     ...
 
         Each worker gives it the same data, in the same order of calls. A pass without gradients, or in eval mode, is over all the
-        data on each worker, and so is one in which nothing was trained on this worker's part. What is read counts nowhere: a dead
-        worker's part is not made up for, and `worker.count(samples=)` tells of samples.
+        data on each worker, and so is one in which nothing was trained on this worker's part. A dead worker's part is not made
+        up for. Samples are counted where the prepared loader, if any, was not read yet.
 
         Raises:
             ConfigurationError: before prepare, or no data that can be shared out.
         """
         if self._exchange is None:
             raise ConfigurationError("worker.share before prepare: prepare the model and the optimizer first")
+        return self._parted(loader, self._used if self._loader is None or not self._loader.looped else DataUse())
+
+    def _parted(self, loader: Any, used: DataUse) -> Any:
         if is_stream(loader):
             return StreamLoader(loader, self.rank, self.workers, self._used, self._state.samples_before)
         self._shared += 1
         seed = step_seed(self.seed, self._shared, 0)
-        return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges)
+        return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges, used)
 
     def _leased(self, data: Any, counts: bool = True) -> LeasedLoader:
         return LeasedLoader(data, self._context.lease, self._state, self.workers, self._used, self._begun, counts)
@@ -499,18 +502,17 @@ class Worker:
 
     def count(self, samples: int) -> None:
         """Tell how many samples this step used, where the loop draws its own data: for throughput, `Until(samples=)`, weights by
-        samples, and the report.
+        samples, and the report. Beside a prepared loader it is told in place of what that counts, such as a batch's tokens: then
+        those are what a contribution weighs by, in `sync_sgd` and wherever samples do.
 
         Raises:
-            ConfigurationError: the prepared loader counts them, or `samples` is no whole number.
+            ConfigurationError: clients count their own, or `samples` is no whole number.
         """
         if not isinstance(samples, int) or isinstance(samples, bool) or samples < 0:
             raise ConfigurationError(f"worker.count({samples!r}): a whole number of samples")
-        if self._clients is not None or (self._loader is not None and not isinstance(self._loader.dataset, range)):
-            raise ConfigurationError(
-                "worker.count beside a prepared loader or clients: their samples are counted already"
-            )
-        self._used.samples += samples
+        if self._clients is not None:
+            raise ConfigurationError("worker.count beside clients: their samples are counted already")
+        self._used.said += samples
 
     def contribute(self, samples: int | None = None) -> None:
         """Exchange now what this worker's local steps moved since the last time, where the optimizer steps in the worker: for a

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, AllReduce, Fresh, InWorker, Moves, Round, UserOptimizer
+from plesio.strategy.answers import AfterFold, AllReduce, BySamples, Fresh, InWorker, Moves, Round, UserOptimizer
 from plesio.strategy.answers.answer import COUNT
 from plesio.strategy.recipes.naming import call
 
@@ -20,7 +20,7 @@ def allreduce(over: str | None = None) -> Strategy:
     On one host without a GPU the server averages the gradients in shared memory, and the run has a journal, checkpoints and
     replay. Between hosts and GPUs DDP itself averages them. `sync_sgd` is faster: it steps once, at the server.
 
-    Rule: w_i -= lr * mean_j g_j, on every worker i.
+    Rule: w_i -= lr * mean_j g_j, on every worker i. It is a mean of means: a worker whose last batch is smaller counts as others.
 
     Args:
         over: "torch": DDP itself on one host, too.
@@ -39,13 +39,14 @@ def allreduce(over: str | None = None) -> Strategy:
 def sync_sgd() -> Strategy:
     """Synchronous parameter server: a barrier at every step.
 
-    Rule: w -= lr * mean_i g_i over all N workers, by the user's optimizer at the server.
+    Rule: w -= lr * sum_i n_i g_i / sum_i n_i over all N workers, by the user's optimizer at the server. n_i are worker i's
+    samples, so that it is the step of one worker with all of them, where the loss is a mean over samples.
     Source: synchronous mini-batch SGD; e.g. Dean et al. 2012, "Large Scale Distributed Deep Networks".
 
     >>> sync_sgd().answers()["gather"]
     'round of all'
     """
-    return _rounds("sync_sgd")
+    return _rounds("sync_sgd", weigh=BySamples())
 
 
 def first_of(m: int, *, cancel_late: bool = True) -> Strategy:

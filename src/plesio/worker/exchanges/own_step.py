@@ -91,7 +91,7 @@ class OwnStepExchange(ServerExchange):
         held = (one for group in optimizer.param_groups for one in group["params"])
         self._first = self._first or any(id(one) in self._own_parameters for one in held)
 
-    contribute = Exchange.contribute
+    contribute, make_way = Exchange.contribute, Exchange.make_way
 
     def _fill_slot(self) -> bool:
         return self.replica.fill_slot()

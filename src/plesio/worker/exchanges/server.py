@@ -124,7 +124,7 @@ class ServerExchange(Exchange):
                 warn(
                     f"worker.contribute(samples={samples}) without an optimizer.step() since the last: it counts for nothing"
                 )
-            self.used.samples, self._says_samples = samples, True
+            self.used.samples, self.used.said, self._says_samples = samples, 0, True
             self._steps = self._steps if samples else 0  # no samples are no work
         version = self.state.version
         self._push()

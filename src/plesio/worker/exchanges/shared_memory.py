@@ -55,7 +55,7 @@ class SharedMemoryExchange(PeerExchange):
             group["lr"] = rate * scale
         staleness = self.board.folds - self._read_at
         self._folds += 1
-        batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
+        batches, samples = self._batches + self.used.batches, self._samples + self.used.counted
         self.board.folding(self.state.worker, self._folds, batches, samples)
         self.move()
         self.board.folded(self.state.worker, self._folds)

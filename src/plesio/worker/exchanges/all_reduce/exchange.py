@@ -147,7 +147,7 @@ class AllReduceExchange(PeerExchange):
         """Tell the server that this worker is there; what it says when all are."""
         news = self._settings.news()
         now_s = time.monotonic()
-        batches, samples = self._batches + self.used.batches, self._samples + self.used.samples
+        batches, samples = self._batches + self.used.batches, self._samples + self.used.counted
         self.doorbell.send(messages.CheckIn(self._round, self._version, intact, batches, samples, news))
         answer = self.doorbell.answer(messages.RollCalled, self.timeout_s + PATIENCE_S, self._round, self._version)
         self._done.wait_s += time.monotonic() - now_s
