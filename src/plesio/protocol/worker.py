@@ -155,10 +155,10 @@ class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
-    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `calls`: of its schedules so far; `optimizer`:
-    which one stepped, of several; `settings`: the hyper-parameters of all groups (`plesio.tensors.optimizer_spec.packed`), if
-    they changed; `counted`: added to the shared counters; `worked_s`: seconds from the answer before it to when it was
-    computed, but for those that it waited for data; `loss`: what the training function last logged as that.
+    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `calls`: of its schedules so far; `rate`: its
+    learning rate; `optimizer`: which one stepped, of several; `settings`: the hyper-parameters of all groups, if they changed
+    (`plesio.tensors.optimizer_spec.packed`); `counted`: added to the shared counters; `worked_s`: seconds from the answer before
+    it to when it was computed, but for those that it waited for data; `loss`: what the training function last logged as that.
     """
 
     number: Count
@@ -171,6 +171,7 @@ class Contribution(Message):
     rows: tuple[Rows, ...] = ()
     optimizer: Count = 0
     calls: Count = 0
+    rate: float = 0.0
     settings: bytes = b""
     counted: Counted = {}
     worked_s: Seconds = 0.0
@@ -256,6 +257,7 @@ class Beginning(Message):
     samples: int = 0
     batches: int = 0
     calls: int = 0
+    rate: float = 0.0
     counters: Counters = {}
     steps_granted: Count = 0
 

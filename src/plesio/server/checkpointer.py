@@ -72,11 +72,11 @@ class Checkpointer:
         """Whether workers leave what they hold of their own."""
         return bool(self._keeping.folder or self._keeping.resume)
 
-    def came(self, worker: int, number: int, steps: int, samples: int, batches: int = 0, calls: int = 0) -> None:
+    def came(self, worker: int, number: int, told: Progress) -> None:
         """A contribution came; it may have crossed its own cancellation."""
-        self.taken = Taken(self.taken.steps + steps, self.taken.samples + samples)
+        self.taken = Taken(self.taken.steps + told.steps, self.taken.samples + told.samples)
         if self.before[worker].contributions + number > self._made[worker].contributions:
-            self._coming[worker] = Progress(1, steps, samples, batches, calls)
+            self._coming[worker] = told
 
     def counted(self, worker: int, amounts: Counters) -> None:
         """With a contribution came what its worker added to the shared counters."""
@@ -92,6 +92,7 @@ class Checkpointer:
             made.samples + one.samples,
             made.batches + one.batches,
             one.calls or made.calls,
+            one.rate or made.rate,
         )
         self._coming[worker] = Progress()
         self._counted[worker] = {}

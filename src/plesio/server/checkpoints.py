@@ -39,13 +39,14 @@ FOLDER = "checkpoints"
 
 class Progress(msgspec.Struct, frozen=True):
     """How many contributions of a worker were dealt with, the local steps, samples and leased batches in them, and how often
-    it had called its schedules when it made the last."""
+    it had called its schedules when it made the last, and its learning rate then."""
 
     contributions: int = 0
     steps: int = 0
     samples: int = 0
     batches: int = 0
     calls: int = 0
+    rate: float = 0.0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

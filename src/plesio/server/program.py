@@ -46,6 +46,7 @@ from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
 from plesio.server.assembly import MEANS, Assembly
 from plesio.server.checkpointer import Checkpointer, Taken
+from plesio.server.checkpoints import Progress
 from plesio.server.interfaces import Folder, NoFolder, Replies
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
@@ -369,7 +370,8 @@ class Program:
             self._paces.took(worker, made.steps, ready_s - meter.granted_s)
         meter.pushed(ready_s, made.steps, made.samples, made.number)
         if self._counts is not None:
-            self._counts.came(worker, made.number, made.steps, made.samples, made.batches, made.calls)
+            told = Progress(1, made.steps, made.samples, made.batches, made.calls, made.rate)
+            self._counts.came(worker, made.number, told)
         if made.counted:
             self._count(worker, made.counted)
         if made.settings:

@@ -114,6 +114,8 @@ class RunSchedule(LRScheduler):
     def go_to(self, calls: int) -> None:
         """Be where the script on its own is after so many calls; it never goes back, nor beyond its end."""
         schedule = self._schedule
+        if isinstance(schedule, ReduceLROnPlateau):
+            return  # it goes by what it is told
         end = getattr(schedule, "total_steps", None)  # of OneCycleLR, which would raise
         if not self._made:
             groups = schedule.optimizer.param_groups

@@ -19,6 +19,7 @@ class WorkerState:
         loss: the last number that the training function logged as "loss".
         before: contributions of this worker before the run was resumed.
         steps_before, samples_before, batches_before: local steps in those, samples, and leased batches.
+        rate_before: the learning rate before the run was resumed.
         calls: how often schedules were called, before and since.
         counters: what all workers counted together, as of the last exchange; counted: what this one added since.
         number: the contribution under way, counted from the beginning of this process.
@@ -40,6 +41,7 @@ class WorkerState:
     samples_before: int = 0
     batches_before: int = 0
     calls: int = 0
+    rate_before: float = 0.0
     number: int = 0
     epochs: int = 0
     stepped: int = 0
@@ -49,7 +51,7 @@ class WorkerState:
     def resumed(self, told: Beginning) -> None:
         """What this worker had made before."""
         self.before, self.steps_before, self.samples_before = told.contributions, told.steps, told.samples
-        self.batches_before, self.calls = told.batches, told.calls
+        self.batches_before, self.calls, self.rate_before = told.batches, told.calls, told.rate
 
     def take_counted(self) -> dict[str, int]:
         """What was added to shared counters: it is told now."""

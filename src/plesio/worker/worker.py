@@ -363,9 +363,8 @@ class Worker:
                     module.register_forward_pre_hook(_CancellationCheck(self))
         if not self._exchange.any_optimizer:
             watch(self._exchange.replica.trained, self._exchange)
-        guards.prepared(
-            not self._exchange.local, lambda: self.workers > 1 and not (self._used.batches or self._used.samples)
-        )
+        reads_alone = lambda: self.workers > 1 and not (self._used.batches or self._used.samples)  # noqa: E731
+        guards.prepared(not self._exchange.local, reads_alone, self._state.rate_before)
         if self.rank == 0 and not self._exchange.shares_parameters:
             guards.warn_of_outside()
         several = len(given.optimizers) > 1

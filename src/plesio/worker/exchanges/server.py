@@ -243,6 +243,7 @@ class ServerExchange(Exchange):
                 absent=bits(self.replica.absent),
                 rows=self.replica.rows,
                 calls=self.state.calls,
+                rate=float(self.optimizer.param_groups[0].get("lr", 0.0)),
                 optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
                 counted=self.state.take_counted(),

@@ -25,17 +25,21 @@ class Guards:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = list(model.named_parameters())
         self._inventory = Inventory(model)
+        self._groups = optimizer.param_groups
+        self._rate = self._groups[0].get("lr", 0.0)
+        self._rate_before = 0.0
         self._frozen = [(name, one) for name, one in named if id(one) in own and not (one.requires_grad or frozen_too)]
         self._outside = [name for name, one in named if id(one) not in own and one.requires_grad]
         self._limiting = [one for one in self_limiting(model) if any(p.requires_grad for p in one.parameters())]
         self._reads_alone: Callable[[], bool] = lambda: False
         self._first = True
 
-    def prepared(self, replaces: bool, reads_alone: Callable[[], bool]) -> None:
+    def prepared(self, replaces: bool, reads_alone: Callable[[], bool], rate_before: float) -> None:
         """The worker takes part.
 
         Args:
             replaces: whether each version replaces what is written into the parameters.
+            rate_before: the learning rate before the run was resumed; 0: it was not.
             reads_alone: whether this is one of several workers, and took no batch from the prepared loader yet.
         """
         if replaces and self._limiting:
@@ -43,7 +47,7 @@ class Guards:
                 f"{self._limiting[0]} writes into its own weights in the forward pass: the optimizer steps at the server, which "
                 "does not see that, so the result differs a little from torch's; under allreduce or local_sgd it does not"
             )
-        self._reads_alone = reads_alone
+        self._reads_alone, self._rate_before = reads_alone, rate_before
 
     def warn_of_outside(self) -> None:
         """Warn of trainable parameters that no group of the optimizer holds: a second optimizer may be meant for them."""
@@ -70,6 +74,13 @@ class Guards:
     def _before_first_step(self) -> None:
         if self._reads_alone():
             _refuse_trainer()
+        rate = self._groups[0].get("lr", 0.0)
+        if self._rate_before and rate == self._rate != self._rate_before:
+            warn(
+                f"the run goes on with the learning rate {float(rate):g}, as the optimizer was made, and had "
+                f"{self._rate_before:g} when it was interrupted: give the schedule to prepare, or set anew what is set by hand, "
+                "such as by worker.steps_before. ReduceLROnPlateau begins anew: load its state in train"
+            )
 
 
 def _refuse_trainer() -> None:
