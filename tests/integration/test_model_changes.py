@@ -538,7 +538,7 @@ LOST = r"wrote into buffers after its last exchange: temperature, scale\. .*to r
 def test_buffer_writes_after_the_last_exchange_warn(strategy: ps.Strategy) -> None:
     with pytest.warns(RuntimeWarning, match=LOST) as caught:
         run = ps.run(partial(tuning_last, steps=8), strategy, workers=2, engine=SIMULATED)
-    assert len(caught) == 1
+    assert sum("wrote into" in str(one.message) for one in caught) == 1
     assert float(run.state_dict["scale"]) == 1.0
 
 

@@ -35,7 +35,7 @@ from plesio.worker.data.own_order import END, OwnOrder
 from plesio.worker.data.source import as_loader
 from plesio.worker.data_use import DataUse
 from plesio.worker.state import WorkerState
-from plesio.worker.warn import warn
+from plesio.worker.warn import warn_at_end
 
 LOST = -1
 """In place of the size of a batch that is being made, and was lost meanwhile."""
@@ -166,7 +166,9 @@ class LeasedLoader:
         self._open = False
         if not self.read and self._state.steps_before and not self._told_of_empty:
             self._told_of_empty = True
-            warn("an epoch holds no batch: it was done before the run was resumed; worker.epochs(...) leaves it out")
+            warn_at_end(
+                "an epoch holds no batch: it was done before the run was resumed; worker.epochs(...) leaves it out"
+            )
         self._shown = self._shown_samples = 0
         for call in self.through:
             call()
