@@ -17,7 +17,7 @@ from plesio.strategy import answers, recipes
 from plesio.strategy.strategy import ANSWERS
 from plesio.tensors.folding import CORRECTIONS
 
-ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "msgspec", "typing"}
+ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}
 ALLOWED_OF_OURS = ("plesio.core", "plesio.strategy", "plesio.errors")
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 FILES = [

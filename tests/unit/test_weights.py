@@ -86,7 +86,7 @@ def test_weights_receive_version_and_progress() -> None:
         Arrival(staleness=0, workers=2, work=10, version=0, epochs=0.0),
         Arrival(staleness=1, workers=2, work=10, version=1, epochs=1 / 8),
         Arrival(staleness=1, workers=2, work=10, version=2, epochs=2 / 8),
-        Arrival(staleness=1, workers=2, work=3, version=3, epochs=3 / 8),
+        Arrival(staleness=1, workers=2, work=10, version=3, epochs=3 / 8),  # none are told: as before
     ]
 
 

@@ -96,8 +96,6 @@ class LeasedLoader:
         self._unused = self._losses = 0
         self.progress = 0.0
         """How far the run was through the data, in epochs, when this worker asked for its last lease."""
-        self._given_out = 0.0
-        """The same; 0 again where the server may not be the one that said so."""
         self.through: list[Callable[[], None]] = []
         """What is called when an iteration has ended."""
         self.begins: Callable[[], None] | None = None
@@ -216,7 +214,6 @@ class LeasedLoader:
         """What was leased before the worker lost its seat is others' now."""
         if self._losses != self._used.losses:
             self._losses = self._used.losses
-            self._given_out = 0.0
             self._granted.clear()
             self._ahead = deque([LOST] * len(self._ahead))
             self._shown = self._shown_samples = self.read = 0
@@ -241,15 +238,13 @@ class LeasedLoader:
         self._forget_lost()
         if not self._granted:
             digest = self._order.digest(epoch) if self._own is None else 0
-            if epoch + 1 <= self._given_out and not self._unused:
-                return False  # others took all of it: to ask is in vain, and takes long for who is far away
             unused, self._unused = self._unused, 0
             asked_s = time.monotonic()
             reply = self._lease(epoch, self._total, self._most, unused, digest)
             self._used.waited_s += time.monotonic() - asked_s
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
-            self.progress = self._given_out = reply.epoch
+            self.progress = reply.epoch
             self._leased = len(reply.batches)
             if reply.batches and self.begins is not None and self._first:
                 self._first = False
