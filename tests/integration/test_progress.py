@@ -236,9 +236,6 @@ def wrong(worker: ps.Worker, how: str) -> None:
     if how == "beside a loader":
         worker.prepare(model, optimizer, data())
         worker.steps(3)
-    if how == "counted beside":
-        worker.prepare(model, optimizer, data())
-        worker.count(samples=4)
     worker.prepare(model, optimizer)
     if how == "two numbers":
         next(worker.steps(4))
@@ -255,7 +252,6 @@ def wrong(worker: ps.Worker, how: str) -> None:
     [
         ("steps before", "worker.steps before prepare"),
         ("beside a loader", "beside a prepared loader: the run's steps are its batches"),
-        ("counted beside", "their samples are counted already"),
         ("two numbers", r"worker.steps\(5\) after worker.steps\(4\)"),
         ("half a step", r"worker.steps\(2.5\): a whole number"),
         ("epochs", "was given no loader; loop over worker.steps"),
