@@ -21,6 +21,7 @@ from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.folding import Folder, build_folder
 from plesio.tensors.kernels import STRETCH
 from plesio.tensors.lanes import LANES
+from plesio.tensors.mean import weighted_into
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.outer import ServerOptimizer
 from plesio.tensors.versions import Versions
@@ -187,3 +188,15 @@ def test_padding_stays_zero_without_an_eps() -> None:
     ours.step(weights, weights, gradient, [1.0])
     assert weights.flat[0].isfinite().all()
     assert weights.views[0].count_nonzero() == 3
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.25, 0.75], [1 / 3] * 3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_mean_in_one_pass_has_the_bits_of_torch(shares: list[float], threads: int) -> None:
+    found = one_pass.kernels()
+    assert found is not None
+    parts = list(torch.randn(len(shares), one_pass.ALONE_BELOW + 3 * LANES))
+    ours, theirs = torch.empty_like(parts[0]), torch.empty_like(parts[0])
+    one_pass.Pass(found, threads).mean(ours, parts, shares)
+    weighted_into(theirs, parts, shares)
+    assert torch.equal(ours, theirs)

@@ -7,7 +7,6 @@ everybody who reads the current one, and a pass goes over the model line by line
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from math import nan
 from operator import and_
@@ -23,9 +22,9 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.look_ahead import LookAheadFolding, momentum_keys
-from plesio.tensors.mean import Accumulator, Each, blend_buffers, mean_into, move_towards
+from plesio.tensors.mean import Accumulator, Weighted, blend_buffers, mean_into, move_towards
 from plesio.tensors.noise import Noise
-from plesio.tensors.one_pass import ALONE_BELOW
+from plesio.tensors.one_pass import LARGE, Pass, kernels
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.outer import Kept, ServerOptimizer, kept_copies
 from plesio.tensors.packing import Packing
@@ -63,9 +62,9 @@ class Folding:
         new_arena: NewArena,
         packed: Sequence[Arena] = (),
         after: Applied | None = None,
-        threads: int = 1,
+        weighted: Weighted | None = None,
     ) -> None:
-        self._each: Each = ThreadPoolExecutor(threads, "fold").map if threads > 1 else map
+        self._weighted = weighted
         self._optimizer = optimizer
         self._after = after
         answers = strategy.adopt.codec
@@ -133,7 +132,7 @@ class Folding:
         if self._optimizer is None and self._averages_by_rate:
             move_towards(target, current, self._gathered(fold), fold.scale)
         elif self._optimizer is None:
-            mean_into(target, *self._parts(fold), each=self._each)
+            mean_into(target, *self._parts(fold), by=self._weighted)
             if self._marks:
                 self._mark_absent(target, fold)
         else:
@@ -329,5 +328,6 @@ def build_folder(
             return LookAheadFolding(
                 keys, optimizer, versions, slots, workers, strategy.outer.scale, _held(strategy), new_arena, after
             )
-    alone = optimizer is None and strategy.gives_back_mean and sum(first.layout.trained_elements) >= ALONE_BELOW
-    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed, after, threads if alone else 1)
+    one_pass = kernels() if strategy.gives_back_mean and sum(first.layout.trained_elements) >= LARGE else None
+    weighted = Pass(one_pass, threads).mean if one_pass is not None else None
+    return Folding(strategy, optimizer, versions, slots, workers, new_arena, packed, after, weighted)

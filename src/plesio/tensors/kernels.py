@@ -28,6 +28,18 @@ SHRINK, LERP, SQUARE, FRESH, ROOT, EPS, STEP, NESTEROV = range(4, 12)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def mean(addresses, numbers, shares, gaps, begin, end):
+    """`plesio.tensors.mean.weighted_into` on the elements from `begin`, the start of a stretch, to `end`; of several parts."""
+    for at in range(begin, end, LANES):
+        gradient = line_at(addresses[SLOTS], at) * fill(shares[0])
+        for slot in range(1, shares.size):
+            gradient = fma(line_at(addresses[SLOTS + slot], at), fill(shares[slot]), gradient)
+        if numbers[EVEN] != 0:
+            gradient = gradient * fill(numbers[EVEN])
+        put_at(addresses[OUT], at, gradient)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def sgd(first, nesterov, addresses, numbers, shares, gaps, begin, end):
     """`plesio.tensors.sgd` on the elements from `begin`, the start of a stretch, to `end`; `first`: the momentum is started."""
     out, weights, moments, all_moments = addresses[OUT], addresses[WEIGHT], addresses[FIRST], addresses[TOTAL]

@@ -12,7 +12,7 @@ overflow one of the smallest finite number, and round a table of constants a lit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import frexp
 
 import torch
@@ -21,7 +21,7 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.finite import is_finite
 from plesio.tensors.operands import pieces
 
-Each = Callable[..., Iterable[object]]
+Weighted = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[float]], None]
 HALF = (torch.float16, torch.bfloat16)
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element: how to read it as plain bits, by which a NaN is like itself."""
@@ -60,13 +60,13 @@ def mean_into(
     parts: Sequence[Arena],
     shares: Sequence[float],
     segments: Sequence[int] | None = None,
-    each: Each = map,
+    by: Weighted | None = None,
 ) -> None:
     """`out` = sum of shares[i] * parts[i], of all segments that move or of these; the shares add up to 1, `out` may be parts[0].
 
-    Equal shares are summed first and divided once. A single part is copied as it is, bit for bit. `each` does the same to all
-    pieces of a segment, as `map` does.
+    Equal shares are summed first and divided once. A single part is copied as it is, bit for bit. `by` does it for a segment.
     """
+    by = by or weighted_into
     buffers = out.layout.buffer_segments if len(parts) > 1 else ()
     for segment in out.layout.moving_segments if segments is None else segments:
         target, flats = out.flat[segment], [part.flat[segment] for part in parts]
@@ -77,12 +77,13 @@ def mean_into(
         if constant is not None:
             for flat in flats[1:]:
                 constant.add(flat)
-        _weighted_into(target, flats, shares, each)
+        by(target, flats, shares)
         if constant is not None:
             constant.put_into(target)
 
 
-def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float], each: Each) -> None:
+def weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
+    """`target` = sum of shares[i] * parts[i]."""
     if target.dtype in HALF and len(parts) > 1:
         _half_into(target, parts, shares)
         return
@@ -91,17 +92,12 @@ def _weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: 
             target.copy_(parts[0])
         return
     factors, even = factors_of(shares)
-
-    def weigh(one: Sequence[torch.Tensor]) -> None:
-        out, first, *others = one
+    for out, first, *others in pieces(target, *parts):
         torch.mul(first, factors[0], out=out)
         for piece, factor in zip(others, factors[1:], strict=True):
             out.add_(piece, alpha=factor)
         if even:
             out.mul_(even)
-
-    for _ in each(weigh, pieces(target, *parts)):
-        pass
 
 
 def factors_of(shares: Sequence[float]) -> tuple[Sequence[float], float]:

@@ -19,7 +19,7 @@ import torch
 from torch.optim import AdamW
 
 from plesio.tensors.adam import LARGEST, MEAN, SQUARE, Numbers, adam_step, begin, count, numbers_of
-from plesio.tensors.mean import factors_of
+from plesio.tensors.mean import factors_of, weighted_into
 from plesio.tensors.sgd import sgd_step
 
 LARGE = 1 << 17
@@ -86,6 +86,13 @@ class Pass:
         self._kernels = kernels
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
+
+    def mean(self, out: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
+        """`weighted_into`."""
+        if out.dtype == torch.float32 and len(parts) > 1:
+            self._run(self._kernels.mean, (out, None, None, None, None), parts, shares, (), NOT_AHEAD)
+        else:
+            weighted_into(out, parts, shares)
 
     def sgd(
         self,
