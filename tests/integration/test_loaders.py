@@ -572,3 +572,21 @@ def test_a_pass_without_gradients_sees_all_data_and_counts_nowhere(
     assert {one.metrics["epoch"] for one in run.logged} == {2.0}
     if not processes:
         assert ps.replay(run.folder, train).identical
+
+
+def beside_itself(worker: ps.Worker) -> None:
+    model = torch.nn.Linear(1, 1)
+    loader: Any = DataLoader(TensorDataset(torch.arange(12.0).view(-1, 1)), batch_size=2, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    for (inputs,) in loader:
+        (partner,) = next(iter(loader))
+        model(inputs + partner).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_passes_at_once_are_refused(workers: int) -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"two passes over the prepared loader at once: .* take worker\.share"
+    ):
+        ps.run(beside_itself, "sync_sgd", workers=workers, engine=ps.Simulated("uniform"))

@@ -325,3 +325,38 @@ def test_second_loader_is_read_in_parts_as_often_as_the_loop_likes(tmp_path: Pat
     own = [set(map(float, (tmp_path / f"{rank}-0").read_text().split())) for rank in range(2)]
     assert own[0] | own[1] == {float(one) for one in range(12)}
     assert not own[0] & own[1]
+
+
+def trained_before(worker: ps.Worker | None, clears: bool) -> dict[str, torch.Tensor]:
+    """Both optimizers have momenta when they are prepared; the first one's is cleared on the way, if the loop clears any."""
+    models = networks()
+    first, second = (SGD(one.parameters(), lr=0.05, momentum=0.9) for one in models)
+    one, other = models
+
+    def step(inputs: torch.Tensor) -> None:
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+        other(one(inputs)).square().mean().backward()
+        first.step()
+        second.step()
+
+    step(torch.ones(4, 3))
+    if worker is not None:
+        one, other, first, second = worker.prepare(one, other, first, second)
+    for number in range(4):
+        if clears and number == 2:
+            first.state.clear()
+        step(torch.full((4, 3), 0.1 * number))
+    both = nn.ModuleList([one, other]).state_dict()
+    return {name: value.clone() for name, value in both.items()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clears"),
+    [("sync_sgd", False), ("local_sgd", False), ("local_sgd", True), (ps.allreduce().in_memory, True)],
+    ids=["sync_sgd", "local_sgd", "local_sgd cleared", "allreduce cleared"],
+)
+def test_each_optimizer_begins_with_its_state_and_may_clear_it_alone(strategy: Any, clears: bool) -> None:
+    run = ps.run(partial(trained_before, clears=clears), strategy, workers=1, engine=ps.Simulated("uniform"))
+    for name, wanted in trained_before(None, clears).items():
+        assert torch.equal(run.state_dict[name], wanted), name

@@ -149,6 +149,7 @@ class LeasedLoader:
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         self.within = True
+        self._pass = mine = object()
         try:
             for batch in batches:
                 self._forget_lost()
@@ -159,6 +160,11 @@ class LeasedLoader:
                     self._trained = self._begun()
                 self._show(1, size if self._counts else 0)
                 yield batch
+                if self._pass is not mine:
+                    raise ConfigurationError(
+                        "two passes over the prepared loader at once: they would share one order; take worker.share(loader) of a "
+                        "second loader for the other"
+                    )
         finally:
             self.within = False
         self._open = False

@@ -155,8 +155,9 @@ class ExchangedOptimizer(Optimizer):
         for before in self._user._optimizer_state_dict_pre_hooks.values():
             before(self._user)
         states = self.state if self._exchange.local else self._fetched()
-        mine = {parameter for group in self.param_groups for parameter in group["params"]}
-        self._fetched_state = defaultdict(dict, {one: state for one, state in states.items() if one in mine})
+        own = {parameter for group in self.param_groups for parameter in group["params"]}
+        mine = {one: state for one, state in states.items() if one in own or not isinstance(one, torch.Tensor)}
+        self._fetched_state = defaultdict(dict, mine)
         try:
             state: dict[str, Any] = super().state_dict()
         finally:
