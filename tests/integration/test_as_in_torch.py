@@ -448,6 +448,26 @@ def test_a_loader_with_its_own_iter_is_refused() -> None:
         ps.run(own_iteration, ps.sync_sgd(), workers=1, timeout_s=30.0)
 
 
+KEPT: list[nn.Linear] = []
+
+
+def going_on(worker: ps.Worker) -> None:
+    model = line()
+    KEPT.append(model)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+
+
+def test_after_the_run_any_optimizer_steps_on_its_model() -> None:
+    ps.run(going_on, "sync_sgd", workers=1, engine=ps.Simulated("uniform"))
+    model = KEPT.pop()
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert not torch.equal(model.weight, before)
+
+
 def forgetful(worker: ps.Worker) -> None:
     model = line()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -23,7 +23,7 @@ from plesio.worker.data_use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.given import Given
-from plesio.worker.guards.exchanged import watch
+from plesio.worker.guards.exchanged import unwatch, watch
 from plesio.worker.guards.guards import Guards
 from plesio.worker.loader import LeasedLoader
 from plesio.worker.optimizer import ExchangedOptimizer
@@ -329,7 +329,7 @@ class Worker:
         elif optimizers:
             raise ConfigurationError(
                 f"prepare was called before, and a second {type(optimizers[0]).__name__} would train this worker alone: set "
-                "the first one's param_groups; or take allreduce, under which each worker steps optimizers of its own"
+                "the first one's param_groups; or take allreduce on one host without a GPU, where any may step"
             )
         others = [*given.modules, *given.loaders, *given.clients]
         if any(id(one) not in self._prepared for one in others):
@@ -561,6 +561,7 @@ class Worker:
                 one.leave()
         if self._exchange is not None:
             self._warn_of_unread()
+            unwatch(self._exchange.replica.trained)
             self._exchange.end()
         else:
             self._context.leave()

@@ -18,7 +18,8 @@ def allreduce(over: str | None = None) -> Strategy:
     `backward()` ends with the mean gradient in `.grad`, and every worker's own optimizer steps its own replica. So whatever the
     script does between steps, to gradients (clipping), weights or the optimizer's state, has the result that it has under DDP.
     On one host without a GPU the server averages the gradients in shared memory, and the run has a journal, checkpoints and
-    replay. Between hosts and GPUs DDP itself averages them. `sync_sgd` is faster: it steps once, at the server.
+    replay. Between hosts and GPUs DDP itself averages them, for the optimizer that was prepared. `sync_sgd` is faster: it steps
+    once, at the server.
 
     Rule: w_i -= lr * mean_j g_j, on every worker i. It is a mean of means: a worker whose last batch is smaller counts as others.
 

@@ -53,6 +53,12 @@ def watch(parameters: Iterable[torch.Tensor], exchange: Stepping) -> None:
         nn.Parameter.data = property(_counted, _data.__set__)  # type: ignore[assignment,attr-defined]
 
 
+def unwatch(parameters: Iterable[torch.Tensor]) -> None:
+    """The run is over, and they are the script's."""
+    for one in parameters:
+        _exchanged.pop(one, None)
+
+
 def _counted(parameter: torch.Tensor) -> Any:
     return parameter.detach() if parameter in _exchanged else _data.__get__(parameter)  # type: ignore[attr-defined]
 
@@ -68,5 +74,5 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
                 raise ConfigurationError(
                     f"step() of {type(optimizer).__name__}, which moves parameters of the run and is not what prepare returned: "
                     "this worker would train alone. Call step() of the prepared optimizer; for a restart change its "
-                    "param_groups, or take allreduce, under which each worker may step as many optimizers as it likes"
+                    "param_groups, or take allreduce on one host without a GPU, where any optimizer may step"
                 )
