@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,49 @@ def evaluated_in_training(worker: ps.Worker) -> None:
 def test_training_on_what_all_are_given_is_refused() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"every worker is given.*model\.train\(\)"):
         ps.run(evaluated_in_training, "sync_sgd", workers=2, engine=SIMULATED)
+
+
+def attacked(worker: ps.Worker) -> int:
+    """A pass in eval mode whose backward passes are for the data's sake: gradients stay, and nothing is trained."""
+    model = nn.Linear(1, 1)
+    model, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.eval()
+    seen = 0
+    for batch in worker.share(DataLoader(torch.ones(8, 1), 4)):
+        model(batch.requires_grad_()).sum().backward()
+        seen += len(batch)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:nothing was trained")
+def test_gradients_left_in_eval_mode_are_no_training() -> None:
+    assert ps.run(attacked, "sync_sgd", workers=2, engine=SIMULATED).returned == [8, 8]
+
+
+def plain_data(worker: ps.Worker) -> None:
+    rows = np.ones((6, 1), dtype=np.float32)
+    model = nn.Linear(1, 1)
+    model, _, data, beside = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), rows, rows.copy())
+    for one in (data, beside):
+        trained = [type(row) for row in one]
+        with torch.no_grad():
+            assert [type(row) for row in one] == trained == [torch.Tensor] * 6
+
+
+@pytest.mark.filterwarnings("ignore:nothing was trained")
+def test_data_without_a_loader_comes_as_tensors_also_without_gradients() -> None:
+    ps.run(plain_data, "sync_sgd", workers=1, engine=SIMULATED)
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return count()
+
+
+def test_a_sampler_without_length_or_end_is_refused() -> None:
+    sampled = DataLoader(range(ROWS), batch_sampler=None, batch_size=None, sampler=Endless())  # type: ignore[arg-type]
+    with pytest.raises(ps.ConfigurationError, match=r"Endless has no length.*__len__"):
+        Order(sampled, seed=0)
 
 
 def a_loader_an_epoch(worker: ps.Worker) -> list[int]:

@@ -61,6 +61,13 @@ def test_every_batch_is_in_exactly_one_place(workers: int, stealing: bool, actio
         assert (leases.done, leases.skipped) == (len(ended) - skipped, skipped)
         assert leases.unvisited == leases.opened - len(ended)
         assert leases.opened % TOTAL == 0
+        ended_of = Counter(of_epoch for of_epoch, _ in ended)
+        undone = (one for one in range(leases.opened // TOTAL) if ended_of[one] < TOTAL)
+        assert leases.through == next(undone, leases.opened // TOTAL)
+        assert (
+            DataLeases.restore(leases.state(sum(map(tuple, held.values()), ())), workers, stealing).through
+            == leases.through
+        )
         given = len(ended) + sum(map(len, held.values()))
         progress = [leases.progress(worker) for worker in range(workers)]
         assert all(0.0 <= one <= leases.opened / TOTAL for one in progress)

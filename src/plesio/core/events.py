@@ -197,11 +197,12 @@ class Evict(msgspec.Struct, frozen=True, gc=False):
 
 class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
     """(epoch, batch) pairs in the order they are to be used; none means the epoch is given out. `epoch`: how far the data was
-    given out before these, see `DataLeases.progress`."""
+    given out before these, see `DataLeases.progress`; `through`: see there."""
 
     worker: int
     batches: tuple[tuple[int, int], ...]
     epoch: float = 0.0
+    through: int = 0
 
 
 Effect = Hold | Fold | Discard | Grant | Cancel | Evict | Leased

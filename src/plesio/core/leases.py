@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from itertools import chain
 from math import gcd
 from typing import Self
 
@@ -75,6 +76,7 @@ class DataLeases:
         self._whose = "another worker's"  # that number
         self._drawn: dict[int, tuple[int, int]] = {}  # by epoch: the first worker that asked, and its digest
         self._epochs = 0  # epochs opened so far
+        self._undone: dict[int, int] = {}  # by epoch: its batches that are neither done nor skipped, if there are any
         self._gone: set[int] = set()
         self._returned: list[Piece] = []  # by their first batches
         self._queues = defaultdict(deque, {worker: deque[Piece]() for worker in range(workers)})
@@ -100,6 +102,11 @@ class DataLeases:
         own = len(range(worker, self._total, self.workers))
         back = sum(self._owned(worker, numbers) for _, numbers in self._returned)
         return self._epochs - (_count(self._queues[worker]) + back) / max(1, own)
+
+    @property
+    def through(self) -> int:
+        """Of the epochs before this one every batch is done or skipped: none comes back."""
+        return next(iter(self._undone), self._epochs)
 
     def agree(self, total: int) -> int:
         if self._total is None:
@@ -156,15 +163,20 @@ class DataLeases:
             self._queues[worker].append((epoch, range(worker, total, self.workers)))
         self._queued += total
         self.opened += total
+        self._undone[epoch] = total
         self._epochs += 1
         for worker in self._gone:
             self._open_to_all(worker)
 
     def _forget_before(self, epoch: int) -> None:
-        self._returned = [one for one in self._returned if one[0] >= epoch]
+        while self._returned and self._returned[0][0] < epoch:
+            of_epoch, numbers = self._returned.pop(0)
+            self._ended(of_epoch, len(numbers))
         for queue in self._queues.values():
             while queue and queue[0][0] < epoch:
-                self._queued -= len(queue.popleft()[1])
+                of_epoch, numbers = queue.popleft()
+                self._queued -= len(numbers)
+                self._ended(of_epoch, len(numbers))
 
     def _next(self, worker: int, epoch: int) -> Batch | None:
         returned = self._returned_to(worker, epoch) if self._returned else None
@@ -228,10 +240,22 @@ class DataLeases:
 
     def folded(self, batches: tuple[Batch, ...]) -> None:
         self.done += len(batches)
+        self._conclude(batches)
 
     def skip(self, batches: tuple[Batch, ...]) -> None:
         """These batches made a contribution that was not finite: once more would not help."""
         self.skipped += len(batches)
+        self._conclude(batches)
+
+    def _conclude(self, batches: tuple[Batch, ...]) -> None:
+        for epoch, _ in batches:
+            self._ended(epoch, 1)
+
+    def _ended(self, epoch: int, count: int) -> None:
+        """So many of this epoch's batches do not come back."""
+        self._undone[epoch] -= count
+        if not self._undone[epoch]:
+            del self._undone[epoch]
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """These batches were not folded; they are leased again, the earliest first."""
@@ -288,9 +312,12 @@ class DataLeases:
         if state.total is not None:
             leases._whose = "the resumed run's"
         leases.opened = state.epochs * (state.total or 0)
-        leases._put_back(map(_read, state.returned))
-        for worker, length in enumerate(state.waiting):
-            queue = _last(worker, length, state)
+        returned = list(map(_read, state.returned))
+        queues = [_last(worker, length, state) for worker, length in enumerate(state.waiting)]
+        for epoch, numbers in sorted(chain(returned, *queues), key=_place):
+            leases._undone[epoch] = leases._undone.get(epoch, 0) + len(numbers)
+        leases._put_back(returned)
+        for worker, (queue, length) in enumerate(zip(queues, state.waiting, strict=True)):
             if workers == state.workers:
                 leases._queues[worker].extend(queue)
                 leases._queued += length

@@ -226,7 +226,7 @@ class Sequencer:
         batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
         if not batches and event.most and event.worker < self.workers and self._take_from_leaving():
             batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
-        self._effects.append(events.Leased(event.worker, batches, epoch))
+        self._effects.append(events.Leased(event.worker, batches, epoch, self.leases.through))
 
     def _take_from_leaving(self) -> bool:
         """Nothing else is left: do not wait for those who were told to leave and are silent; whether there are any with data."""

@@ -126,11 +126,13 @@ class GroupGiven(msgspec.Struct, tag=True, frozen=True):
 
 
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`: as in `Leased`."""
+    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`, `through`: as in
+    `Leased`."""
 
     batches: tuple[tuple[int, int], ...] = ()
     stop: bool = False
     epoch: float = 0.0
+    through: int = 0
 
 
 class Regrouped(msgspec.Struct, tag=True, frozen=True):

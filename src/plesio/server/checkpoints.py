@@ -37,7 +37,7 @@ FOLDER = "checkpoints"
 """Their folder in a run folder."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """How many contributions of a worker were dealt with, the local steps, samples and leased batches in them, and how often
     it had called its schedules when it made the last, and its learning rate then."""
 

@@ -567,7 +567,7 @@ class Program:
 
     def _leased(self, leased: events.Leased) -> None:
         if self.listening[leased.worker]:
-            self._replies.leased(leased.worker, LeaseReply(leased.batches, epoch=leased.epoch))
+            self._replies.leased(leased.worker, LeaseReply(leased.batches, epoch=leased.epoch, through=leased.through))
 
     def _evict(self, evict: events.Evict) -> None:
         worker = evict.worker

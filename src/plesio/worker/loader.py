@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import LeaseReply
-from plesio.worker.data.making import BatchMaker
+from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order, size_of
 from plesio.worker.data.own_order import END, OwnOrder
 from plesio.worker.data.source import as_loader
@@ -93,6 +93,7 @@ class LeasedLoader:
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made
         self._leased = 0  # with the last lease
+        self._through = 0  # no batch of an epoch before this one is left, or comes back
         self._unused = self._losses = 0
         self.progress = 0.0
         """How far the run was through the data, in epochs, when this worker asked for its last lease."""
@@ -132,7 +133,7 @@ class LeasedLoader:
 
     def _whole(self) -> Iterator[Any]:
         if self._own is not None:
-            return iter(self._theirs)
+            return whole_pass(self._theirs)
         batches = self._order.batches(max(0, self.epochs - 1))
         return BatchMaker(self._source).over(batches[number] for number in range(self._total))
 
@@ -223,7 +224,7 @@ class LeasedLoader:
             self._granted.clear()
             self._ahead = deque([LOST] * len(self._ahead))
             self._shown = self._shown_samples = self.read = 0
-            self._first = True
+            self._first, self._through = True, 0
 
     def _indices(self, epoch: int, more: bool) -> Iterator[Any]:
         """What batches are to be made of: each as it is needed, or some ahead where the DataLoader has processes."""
@@ -240,9 +241,9 @@ class LeasedLoader:
             self._own.end()
 
     def _more(self, epoch: int) -> bool:
-        """Whether there is a batch to take; asks for more if none is left."""
+        """Whether there is a batch to take; asks for more if none is left, and some may be."""
         self._forget_lost()
-        if not self._granted:
+        if not self._granted and (self._unused or epoch >= self._through):
             digest = self._order.digest(epoch) if self._own is None else 0
             unused, self._unused = self._unused, 0
             asked_s = time.monotonic()
@@ -250,7 +251,7 @@ class LeasedLoader:
             self._used.waited_s += time.monotonic() - asked_s
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
-            self.progress = reply.epoch
+            self.progress, self._through = reply.epoch, reply.through
             self._leased = len(reply.batches)
             if reply.batches and self.begins is not None and self._first:
                 self._first = False

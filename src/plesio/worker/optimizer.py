@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from plesio.errors import ConfigurationError
 from plesio.tensors.carrying import States
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.guards.exchanged import before_step
 from plesio.worker.warn import warn
 
 MOVER = "lightning.fabric.utilities.optimizer"
@@ -139,7 +140,8 @@ class ExchangedOptimizer(Optimizer):
             hook(self, (), {})
         if not self._exchange.local:  # then its own hooks see the gradients that go to the server
             for hook in (*_global_optimizer_pre_hooks.values(), *self._user._optimizer_step_pre_hooks.values()):
-                hook(self._user, (), {})
+                if hook is not before_step:
+                    hook(self._user, (), {})
         self._exchange.step()
         self._user._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before prepare looks at this
         for after in self._optimizer_step_post_hooks.values():

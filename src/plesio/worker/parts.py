@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
-from plesio.worker.data.making import BatchMaker
+from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order
 from plesio.worker.data.source import as_loader
 from plesio.worker.data_use import DataUse
@@ -31,7 +31,8 @@ class SharedLoader:
         data: a DataLoader, or anything with a length and items.
         seed: of its order.
         rank, workers: which part.
-        begun: told that a batch comes; what it returns tells whether anything was trained since.
+        begun: told that a batch comes; what it returns tells whether anything was trained since: a step or, unless it is
+            called with True, a backward pass.
         judges: whether the model is in eval mode.
         used: told of the samples that were trained on.
     """
@@ -42,7 +43,7 @@ class SharedLoader:
         seed: int,
         rank: int,
         workers: int,
-        begun: Callable[[], Callable[[], bool]],
+        begun: Callable[..., Callable[[], bool]],
         judges: Callable[[], bool],
         used: DataUse,
     ) -> None:
@@ -73,7 +74,7 @@ class SharedLoader:
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
         if self._workers == 1:
-            return iter(self._given)
+            return whole_pass(self._given)
         epoch, self._passes = self._passes, self._passes + 1
         numbers = range(self._order.total)
         if self._sees_all():
@@ -95,7 +96,7 @@ class SharedLoader:
     def _untrained(self, epoch: int, numbers: Iterable[int]) -> Iterator[Any]:
         """Batches of any worker's part."""
         self._whole = True
-        trained = self._begun()
+        trained = self._begun(True)  # an attack's backward pass in eval mode leaves gradients, and trains nothing
         for batch in self._made(epoch, numbers):
             yield batch
             if torch.is_grad_enabled() and trained():

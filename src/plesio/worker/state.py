@@ -55,6 +55,8 @@ class WorkerState:
 
     def take_counted(self) -> dict[str, int]:
         """What was added to shared counters: it is told now."""
+        if not self.counted:
+            return {}
         counted = {name: amount for name, amount in self.counted.items() if amount}
         self.counted.update(dict.fromkeys(counted, 0))
         self.counters |= {name: self.counters.get(name, 0) + amount for name, amount in counted.items()}

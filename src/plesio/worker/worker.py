@@ -618,11 +618,13 @@ def cut_off(worker: Worker) -> None:
     worker._flush()
 
 
-def _trained_since(state: WorkerState, optimizer: Optimizer) -> Callable[[], bool]:
-    """The result tells whether a step or a backward pass came since this call; several passes may make one step."""
+def _trained_since(state: WorkerState, optimizer: Optimizer, steps_only: bool = False) -> Callable[[], bool]:
+    """The result tells whether a step or, unless `steps_only`, a backward pass came since this call."""
     parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
     before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
     step = state.concluded()
+    if steps_only:
+        return lambda: state.concluded() != step
 
     def left_a_gradient(parameter: torch.Tensor, then: tuple[ref[torch.Tensor], int] | None) -> bool:
         now = parameter.grad

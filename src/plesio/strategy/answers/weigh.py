@@ -128,7 +128,8 @@ class BySamples(Answer):
 
     def weight(self, one: Arrival) -> float:
         """The work behind the contribution: its samples, or its steps if those are unknown; at least 1."""
-        return max(1, one.work) * max(float((1.0 + one.staleness) ** -self.a), SMALLEST)
+        staled = max(float((1.0 + one.staleness) ** -self.a), SMALLEST) if self.a else 1.0
+        return max(1, one.work) * staled
 
     def __str__(self) -> str:
         return "by samples" + (f" (1+staleness)^-{self.a:g}" if self.a else "")

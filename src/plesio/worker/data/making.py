@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from plesio.worker.data.source import as_loader
+
 
 class BatchMaker:
     """Makes a loader's batches of indices: one after the other, or ahead where the loader has processes of its own.
@@ -49,6 +51,14 @@ class _Relay:
     def over(self, indices: Iterator[Any]) -> Iterator[Any]:
         self._source = indices
         return iter(self._loader)
+
+
+def whole_pass(given: Any) -> Iterator[Any]:
+    """A pass over all that `prepare` was given, in its own order: a DataLoader's own, or a data set's items as tensors."""
+    if isinstance(given, DataLoader):
+        return iter(given)
+    source = as_loader(given)
+    return (_fetch(source, one) for one in range(len(given)))
 
 
 def _fetch(loader: DataLoader[Any], indices: Any) -> Any:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,6 +27,8 @@ AT_ONCE = 64
 """So many batches are drawn at a time: the random sources are changed for it, and put back."""
 KEPT_MAX = 1 << 20
 """About so many indices of an epoch are kept."""
+LENGTH_MAX = 1 << 20
+"""A sampler without a length that draws so many batches has no end."""
 STARTS_MAX = 1000
 """Of so many epochs it is known how their generators began."""
 
@@ -81,7 +84,12 @@ class Order:
             return len(self._sampler)
         except (TypeError, NotImplementedError):
             batches = self.batches(0)
-            batches.finish()
+            batches.finish(LENGTH_MAX)
+            if batches.drawn >= LENGTH_MAX:
+                raise ConfigurationError(
+                    f"{type(self._sampler).__name__} has no length, and drew {batches.drawn:,} batches without an end; give it "
+                    "a __len__, and have each pass end (worker.steps counts steps without a loader)"
+                ) from None
             return int(batches.drawn)
 
     def _states(self) -> list[torch.Tensor]:
@@ -162,9 +170,9 @@ class _Drawn:
             self._draw_on()
         return self._kept[:AT_ONCE]
 
-    def finish(self) -> list[torch.Tensor]:
-        """Draw the rest; the states in which that leaves the generators."""
-        while self._draw_on():
+    def finish(self, most: float = inf) -> list[torch.Tensor]:
+        """Draw the rest, at most to `most` batches; the states in which that leaves the generators."""
+        while self.drawn < most and self._draw_on():
             pass
         return self._inside.generators
 

@@ -49,7 +49,7 @@ def watch(parameters: Iterable[torch.Tensor], exchange: Stepping) -> None:
         _exchanged[one] = by
     if not _watching:
         _watching = True
-        register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_pre_hook(before_step)
         nn.Parameter.data = property(_counted, _data.__set__)  # type: ignore[assignment,attr-defined]
 
 
@@ -63,7 +63,8 @@ def _counted(parameter: torch.Tensor) -> Any:
     return parameter.detach() if parameter in _exchanged else _data.__get__(parameter)  # type: ignore[attr-defined]
 
 
-def _before_step(optimizer: Optimizer, *_: Any) -> None:
+def before_step(optimizer: Optimizer, *_: Any) -> None:
+    """The hook. A prepared optimizer that steps at the server leaves it out: it knows that the step is of the run."""
     for group in optimizer.param_groups if _exchanged else ():
         for parameter in group["params"]:
             by = _exchanged.get(parameter)
