@@ -334,8 +334,10 @@ def test_peeking_at_a_batch_is_as_in_torch(strategy: ps.Strategy) -> None:
 def test_a_batch_with_an_accumulated_gradient_is_no_peek(strategy: ps.Strategy, tmp_path: Path) -> None:
     run = ps.run(partial(accumulate_by_next, folder=str(tmp_path)), strategy, workers=2, timeout_s=60)
     rows = (tmp_path / "rows.txt").read_text().split()
-    assert len(set(rows)) == len(rows) == 4 * BATCH
-    assert run.samples == 2 * 4 * BATCH or strategy.release.cancel_late
+    assert len(rows) == 4 * BATCH
+    if not strategy.release.cancel_late:  # else a step may be called off, and its batches come again
+        assert len(set(rows)) == len(rows)
+        assert run.samples == 2 * 4 * BATCH
 
 
 @pytest.mark.parametrize("processes", [0, 2], ids=["made here", "made ahead"])

@@ -22,7 +22,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from itertools import chain
 from math import gcd
 from typing import Self
 
@@ -314,7 +313,7 @@ class DataLeases:
         leases.opened = state.epochs * (state.total or 0)
         returned = list(map(_read, state.returned))
         queues = [_last(worker, length, state) for worker, length in enumerate(state.waiting)]
-        for epoch, numbers in sorted(chain(returned, *queues), key=_place):
+        for epoch, numbers in sorted(sum(queues, returned), key=_place):
             leases._undone[epoch] = leases._undone.get(epoch, 0) + len(numbers)
         leases._put_back(returned)
         for worker, (queue, length) in enumerate(zip(queues, state.waiting, strict=True)):
