@@ -15,7 +15,22 @@ from textwrap import dedent
 import pytest
 
 from conformance.table import ROWS, Settings
-from plesio.core.events import Abandoned, Cancel, Discard, Effect, Fold, Grant, Hold, Joined, Left, Pushed
+from plesio.core.events import (
+    Abandoned,
+    Cancel,
+    Discard,
+    Effect,
+    Fold,
+    Forget,
+    Grant,
+    Hold,
+    Joined,
+    Left,
+    Pushed,
+    Share,
+    Show,
+    WakeAt,
+)  # fmt: skip
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy, recipes
 
@@ -36,6 +51,8 @@ def line(effect: Effect) -> str:
             return f"drop {worker}#{number} tau{staleness} {verdict.name.lower()}"
         case Cancel(worker=worker, number=number, version=version):
             return f"stop {worker}#{number}@v{version}"
+        case Show() | Share() | Forget() | WakeAt():
+            return ""
     raise AssertionError(effect)
 
 
@@ -59,7 +76,7 @@ class Course:
             if isinstance(effect, Cancel):
                 seat = self.sequencer.members.seats[effect.worker]
                 assert self.sequencer.receive(Abandoned(seat.worker, seat.incarnation, 0), now_s=0.0) == []
-        self.lines.append(f"{title}: {'; '.join(line(effect) for effect in effects) or '-'}")
+        self.lines.append(f"{title}: {'; '.join(filter(None, map(line, effects))) or '-'}")
 
     def run(self) -> list[str]:
         self.lines.clear()

@@ -31,12 +31,13 @@ from plesio.cluster import (
     Timetable,
 )
 from plesio.cluster.faults import AnyFault
-from plesio.core.events import Effect, Event, Fold, Ticked
+from plesio.core.events import Effect, Event, Fold, Hold, Show, Ticked
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.clock import Limits, VirtualClock
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker, timed_workers
+from plesio.memory.port import Memory
 from plesio.protocol.launcher import Final
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.recording import Recorder
@@ -52,6 +53,7 @@ from plesio.strategy.recipes import (
     ringmaster,
     sync_sgd,
 )
+from plesio.transport.doorbell import Located
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     **makers(),
@@ -314,8 +316,8 @@ def test_time_is_counted_once_and_only_before_the_end(name: str) -> None:
 # What is folded is what was computed
 
 
-class Slots:
-    """A folder that holds each fold against what the members' slots hold."""
+class Slots(Memory):
+    """A memory that holds each fold against what the members' slots hold."""
 
     def __init__(self, workers: int) -> None:
         self.slots: list[tuple[int, int]] = [(0, 0)] * workers  # (incarnation, version computed from)
@@ -324,14 +326,15 @@ class Slots:
         self.folded: list[tuple[int, int, int]] = []
         self.published = [0] * workers
 
-    def publish(self, reader: int, unasked: bool = False) -> int:
-        self.published[reader] = self.version
-        return self.version
+    def do(self, effect: Effect) -> None:
+        if isinstance(effect, Show):
+            self.published[effect.worker] = self.version
+        elif isinstance(effect, Hold):
+            self.held.append(self.slots[effect.worker])
+        elif isinstance(effect, Fold):
+            self._fold(effect)
 
-    def hold(self, worker: int, weight: float) -> None:
-        self.held.append(self.slots[worker])
-
-    def fold(self, fold: Fold) -> None:
+    def _fold(self, fold: Fold) -> None:
         slots = [self.slots[member.worker] for member in fold.members]
         if fold.held:
             slots, self.held = self.held, []
@@ -340,12 +343,6 @@ class Slots:
         self.version += 1
         assert fold.version == self.version
         self.folded += [(member.worker, member.incarnation, member.number) for member in fold.members]
-
-    def forget(self, worker: int) -> None:
-        pass
-
-    def set_groups(self, worker: int, groups: object) -> None:
-        pass
 
 
 class Trainer:
@@ -362,16 +359,15 @@ class Trainer:
         self.batches: list[tuple[int, int]] = []
         self.version, self.steps, self.finished = -1, 0, False
 
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+    def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
         assert not self.finished
         if isinstance(answer, LeaseReply):
-            assert buffer == -1
             self.batches += answer.batches
             if not answer.batches:
                 self.epoch += 1
         else:
-            assert answer.version == buffer
-            self.version, self.steps, self.began_s, self.number = buffer, 0, now_s, answer.number + 1
+            assert answer.version == self.folder.published[self.worker]
+            self.version, self.steps, self.began_s, self.number = answer.version, 0, now_s, answer.number + 1
         return self._work(now_s)
 
     def _work(self, now_s: float) -> tuple[float, Request]:
@@ -600,7 +596,7 @@ def test_invalid_simulations_are_refused() -> None:
         def begin(self, incarnation: int) -> None:
             pass
 
-        def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+        def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
             return now_s, LeaseRequest(0, self.total, 1, 0, 0)
 
         def end(self) -> None:

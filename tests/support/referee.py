@@ -5,6 +5,7 @@ The promises are those at the head of `plesio.core.sequencer`; `judge` raises As
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from plesio.core.events import (
     LeaseWanted,
     Left,
     Pushed,
+    Show,
     Ticked,
     Verdict,
 )
@@ -45,6 +47,7 @@ from plesio.strategy.answers import (
     Within,
 )
 from plesio.strategy.questions import Arrival
+from support.sequencing import decided
 
 SILENCE_S = 10.0
 EPOCH_BATCHES = 7
@@ -133,6 +136,8 @@ class Referee:
         self.grace_until_s = math.inf  # of the round under way, once it has its quota
 
     def judge(self, event: Event, now_s: float, batches: list[Batch], effects: list[Effect]) -> None:
+        self.check_shown(effects)
+        effects = decided(effects)
         self.event, self.now_s, self.effects = event, now_s, effects
         getattr(self, f"hear_{type(event).__name__.lower()}")(event, batches)
         self.close_empty_round()
@@ -140,6 +145,14 @@ class Referee:
             self.seen[type(effect).__name__] += 1
             getattr(self, f"see_{type(effect).__name__.lower()}")(effect)
         self.check_calm()
+
+    def check_shown(self, effects: list[Effect]) -> None:
+        """Whoever goes on is shown the version that it is told, just before."""
+        shown = [(one, then) for one, then in itertools.pairwise(effects) if isinstance(one, Show)]
+        assert len(shown) == sum(isinstance(one, (Grant, Cancel)) for one in effects)
+        for show, then in shown:
+            assert isinstance(then, (Grant, Cancel))
+            assert show == Show(then.worker, then.version, unasked=isinstance(then, Cancel))
 
     # What came
 

@@ -5,12 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeVar
 
-from plesio.core.events import Abandoned, Effect, Grant, Joined, Leased, LeaseWanted, Left, Pushed, Ticked
+from plesio.core.events import (
+    Abandoned,
+    Effect,
+    Event,
+    Forget,
+    Grant,
+    Joined,
+    Leased,
+    LeaseWanted,
+    Left,
+    Pushed,
+    Share,
+    Show,
+    Ticked,
+    WakeAt,
+)  # fmt: skip
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy
 
 Kind = TypeVar("Kind")
+
+
+def decided(effects: list[Effect]) -> list[Effect]:
+    """What becomes of contributions and workers, without what the memory and the clock do for it."""
+    return [one for one in effects if not isinstance(one, (Forget, Share, Show, WakeAt))]
 
 
 def only(kind: type[Kind], effects: list[Effect]) -> list[Kind]:
@@ -37,10 +57,13 @@ class Run:
     def version(self) -> int:
         return self.sequencer.version
 
+    def tell(self, event: Event) -> list[Effect]:
+        return decided(self.sequencer.receive(event, self.now_s))
+
     def join(self, worker: int) -> list[Effect]:
         self.incarnations[worker] += 1
         self.numbers[worker] = 0
-        return self.sequencer.receive(Joined(worker, self.incarnations[worker]), self.now_s)
+        return self.tell(Joined(worker, self.incarnations[worker]))
 
     def push(self, worker: int, **of_it: int) -> list[Effect]:
         self.numbers[worker] += 1
@@ -50,21 +73,21 @@ class Run:
         self, worker: int, number: int, *, finite: bool = True, samples: int = 32, batches: int = 0, steps: int = 1
     ) -> list[Effect]:
         event = Pushed(worker, self.incarnations[worker], number, steps, samples, batches, finite)
-        return self.sequencer.receive(event, self.now_s)
+        return self.tell(event)
 
     def die(self, worker: int) -> list[Effect]:
-        return self.sequencer.receive(Left(worker, self.incarnations[worker], died=True), self.now_s)
+        return self.tell(Left(worker, self.incarnations[worker], died=True))
 
     def finish(self, worker: int) -> list[Effect]:
-        return self.sequencer.receive(Left(worker, self.incarnations[worker], died=False), self.now_s)
+        return self.tell(Left(worker, self.incarnations[worker], died=False))
 
     def lease(self, worker: int, most: int = 1, epoch: int = 0, total: int = 6) -> tuple[tuple[int, int], ...]:
         event = LeaseWanted(worker, self.incarnations[worker], epoch, total, most)
-        return only(Leased, self.sequencer.receive(event, self.now_s))[0].batches
+        return only(Leased, self.tell(event))[0].batches
 
     def abandon(self, worker: int, batches: int = 0) -> list[Effect]:
-        return self.sequencer.receive(Abandoned(worker, self.incarnations[worker], batches), self.now_s)
+        return self.tell(Abandoned(worker, self.incarnations[worker], batches))
 
     def tick(self, now_s: float) -> list[Effect]:
         self.now_s = now_s
-        return self.sequencer.receive(Ticked(), now_s)
+        return self.tell(Ticked())

@@ -10,13 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plesio.core.events import Cancel, Discard, Effect, Event, Evict, Fold, Grant, Joined, Leased, Left, Pushed, Ticked
+from plesio.core.events import (
+    Cancel,
+    Discard,
+    Effect,
+    Event,
+    Evict,
+    Fold,
+    Grant,
+    Hold,
+    Joined,
+    Leased,
+    Left,
+    Pushed,
+    Ticked,
+)  # fmt: skip
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
+from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.protocol.worker import Contribution, LeaseReply
-from plesio.server.interfaces import NoFolder
+from plesio.server.interfaces import Replies
 from plesio.server.program import Program
+from plesio.transport.doorbell import Located
 from torture.model import Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S
 from torture.process import Clock
@@ -53,7 +69,7 @@ class Watched:
         return effects
 
 
-class Server(NoFolder):
+class Server(Memory, Replies):
     """One life of the server, from its start to its crash: it drives the program, folds for it, and answers for it."""
 
     def __init__(self, world: World, epoch: int, clock: Clock) -> None:
@@ -84,7 +100,7 @@ class Server(NoFolder):
             self.service = parts.service(plan.workers, epoch, SILENCE_S, plan.level, image.service, now_s=self.now_s())
         watched: Any = Watched(self.sequencer, self._saw)
         self.program = Program(
-            plan.strategy, watched, self, Meter(plan.workers, spans_max=0), tell=lambda message: None, folder=self
+            plan.strategy, watched, self, Meter(plan.workers, spans_max=0), tell=lambda message: None, memory=self
         )
         self._actions = self.program.actions
         self.program.actions = dict.fromkeys(self._actions, self._carry_out)
@@ -171,14 +187,17 @@ class Server(NoFolder):
             self._post()
         self._boundary()
 
-    # What folds (`plesio.server.interfaces.Folder`)
+    # What folds (`plesio.memory.port.Memory`)
 
-    def hold(self, worker: int, weight: float) -> None:
-        """What came is added to the buffer."""
-        assert isinstance(self._event, Pushed)
-        self._buffer.append(self._slots[worker, self._event.incarnation])
+    def do(self, effect: Effect) -> None:
+        """What came is added to the buffer, or a version made."""
+        if isinstance(effect, Hold):
+            assert isinstance(self._event, Pushed)
+            self._buffer.append(self._slots[effect.worker, self._event.incarnation])
+        elif isinstance(effect, Fold):
+            self._fold(effect)
 
-    def fold(self, fold: Fold) -> None:
+    def _fold(self, fold: Fold) -> None:
         """Make a version of what lies in the slots, or in the buffer."""
         if fold.held:
             payloads, self._buffer = self._buffer, []
@@ -195,12 +214,12 @@ class Server(NoFolder):
 
     # What workers are answered (`plesio.server.interfaces.Replies`): letters, which the sessions write
 
-    def granted(self, grant: Grant, buffer: int) -> float:
+    def granted(self, grant: Grant, answer: Located) -> float:
         """A worker goes on."""
         self.service.granted(grant)
         return self.now_s()
 
-    def called_off(self, cancel: Cancel, buffer: int) -> float:
+    def called_off(self, cancel: Cancel, answer: Located) -> float:
         """A step does not count."""
         self.service.called_off(cancel)
         return self.now_s()

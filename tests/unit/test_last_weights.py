@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plesio.server.last_weights import LastWeights, Place
+from plesio.memory.last_weights import LastWeights, Place
 
 
 def test_weights_of_one_version_share_a_buffer() -> None:

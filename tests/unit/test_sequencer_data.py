@@ -90,9 +90,9 @@ def test_an_older_incarnation_cannot_return_the_newers_data() -> None:
 def test_reported_versions_are_counted() -> None:
     run = Run(recipes.hogwild(), workers=2)
     run.lease(0, most=2)
-    assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []
+    assert run.tell(Reported(0, 1, versions=3, batches=2)) == []
     assert (run.version, run.leases.done) == (3, 2)
     run.join(0)
-    assert run.sequencer.receive(Reported(0, 1, versions=3, batches=2), 0.0) == []
+    assert run.tell(Reported(0, 1, versions=3, batches=2)) == []
     assert (run.version, run.leases.done) == (3, 2), "fenced"
     assert run.join(1) == [Grant(1, 0, version=3, verdict=Verdict.TAKEN, staleness=0)]

@@ -9,7 +9,7 @@ import pytest
 
 from plesio.core.events import Abandoned, Cancel, Effect, Event, Fold, Grant, Joined, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.server.assembly import most_read
+from plesio.memory.blocks import most_read
 from plesio.strategy import recipes
 from plesio.tensors.versions import Versions
 

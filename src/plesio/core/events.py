@@ -187,6 +187,32 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, gc=False):
     version: int
 
 
+class Show(msgspec.Struct, frozen=True, gc=False):
+    """`worker` is to read `version` from now on. `unasked`: beside what it reads until it hears that its step was called off."""
+
+    worker: int
+    version: int
+    unasked: bool = False
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """`worker` is a member no longer, and reads nothing."""
+
+    worker: int
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """Learning rates are shared among so many `workers` from the next fold on."""
+
+    workers: int
+
+
+class WakeAt(msgspec.Struct, frozen=True, gc=False):
+    """What has come is to be folded at `time_s`, whoever is missing: `Ticked` is to be told then. At infinity: no longer."""
+
+    time_s: float
+
+
 class Evict(msgspec.Struct, frozen=True, gc=False):
     """A worker that others wait for, or one of the last after others finished, was silent too long: it is a member no longer."""
 
@@ -205,4 +231,4 @@ class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
     through: int = 0
 
 
-Effect = Hold | Fold | Discard | Grant | Cancel | Evict | Leased
+Effect = Hold | Fold | Share | Forget | Show | Grant | Cancel | Discard | Leased | Evict | WakeAt

@@ -89,7 +89,7 @@ class Sequencer:
         self._grace_s = strategy.grace_s
         self._deadline_s = strategy.deadline_s
         self.grace_until_s = NEVER_S
-        """When what has come is to be folded, whoever is missing; a driver is to tell of the time then."""
+        """When what has come is to be folded, whoever is missing."""
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
@@ -116,7 +116,7 @@ class Sequencer:
         >>> [effect.verdict.name for effect in after.receive(events.Joined(0, 1), 9.0)]
         ['FENCED']
         >>> [effect.version for effect in after.receive(events.Joined(0, 2), 9.1)]
-        [1]
+        [1, 1]
         """
         leases = DataLeases.restore(state.leases, workers, stealing)
         sequencer = cls(strategy, workers, leases, silence_s)
@@ -137,10 +137,17 @@ class Sequencer:
         """Take one event at time `now_s` (any monotonic clock); the effects, in the order they are to be done."""
         self._effects = []
         self._now_s = now_s
+        until_s = self.grace_until_s
         if isinstance(event, Pushed):  # as most are
             self._sender = event.worker
             self._pushed(event)
-            return self._effects
+        else:
+            self._of_others(event)
+        if self.grace_until_s != until_s:
+            self._effects.append(events.WakeAt(self.grace_until_s))
+        return self._effects
+
+    def _of_others(self, event: Event) -> None:
         self._sender = -1 if isinstance(event, (events.Ticked, events.Scaled)) else event.worker
         if isinstance(event, events.LeaseWanted):
             self._lease_wanted(event)
@@ -157,7 +164,6 @@ class Sequencer:
             self._scaled(event.workers)
         else:
             self._ticked()
-        return self._effects
 
     # Membership
 
@@ -171,7 +177,10 @@ class Sequencer:
             return
         self.leases.joined(event.worker)
         self._count_anew()
-        self._effects.append(events.Grant(event.worker, 0, self.version, Verdict.TAKEN, 0))
+        self._effects += (
+            events.Show(event.worker, self.version),
+            events.Grant(event.worker, 0, self.version, Verdict.TAKEN, 0),
+        )
 
     def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
         """A contribution that already came still counts, though its worker is gone; unfinished work does not."""
@@ -180,6 +189,7 @@ class Sequencer:
             self.leases.left(worker)
         if seat is None:
             return
+        self._effects.append(events.Forget(worker))
         if seat.waiting is not None and self._after_fold:
             self._orphans += 1
         self._count_anew()
@@ -190,6 +200,7 @@ class Sequencer:
         self.workers = workers
         self._folds.share_among(workers)
         self.leases.share_out(workers)
+        self._effects.append(events.Share(workers))
 
     def _ticked(self) -> None:
         left_over = self.members.left_over(self._now_s)
@@ -380,7 +391,10 @@ class Sequencer:
         """Cancel what `seat` is computing; this answers its next contribution."""
         number, staleness = seat.next_number, self.version - seat.computing
         self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
-        self._effects.append(events.Cancel(seat.worker, number, self.version))
+        self._effects += (
+            events.Show(seat.worker, self.version, unasked=True),
+            events.Cancel(seat.worker, number, self.version),
+        )
         seat.next_number, seat.computing, seat.called_off = number + 1, self.version, True
 
     def _learned(self, seat: Seat) -> None:
@@ -404,8 +418,9 @@ class Sequencer:
     def _grant(self, seat: Seat) -> None:
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         by_other = seat.worker != self._sender
-        self._effects.append(
-            events.Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other)
+        self._effects += (
+            events.Show(seat.worker, self.version),
+            events.Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other),
         )
         self.members.answered(seat, self._now_s)
         seat.computing = self.version

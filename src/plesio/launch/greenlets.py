@@ -32,6 +32,7 @@ from torch import nn
 
 from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
+from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import (
     A,
@@ -44,7 +45,6 @@ from plesio.protocol.worker import (
     LeaseRequest,
     Ready,
 )
-from plesio.server.assembly import arenas
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import Arena, Layout

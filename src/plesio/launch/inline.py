@@ -12,8 +12,9 @@ from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.launch.greenlets import GreenletWorker, Place
+from plesio.memory.blocks import Blocks
+from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello
-from plesio.server.assembly import Assembly
 from plesio.server.program import Program
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
@@ -45,20 +46,19 @@ class Seating:
         self._program = program
         self._workers, self._seats = program.sequencer.workers, len(program.listening)
         self._first: Hello | None = None
+        self._machine: Machine | None = None
         self._judged: tuple[Arena, nn.Module] | None = None
         self._held: dict[int, WeakSet[nn.Module]] = {}  # by worker
 
     @property
-    def _memory(self) -> Assembly:
-        assert self._program.memory is not None, "a worker was seated"
-        return self._program.memory
+    def memory(self) -> Machine:
+        assert self._machine is not None, "a worker was seated"
+        return self._machine
 
     @property
     def state_dict(self) -> dict[str, torch.Tensor]:
         self._program.look()
-        kept = [view.clone() for view in self._memory.current.views]
-        tables = {name: one.clone() for name, one in self._memory.tables.items()}
-        return {name: kept[index] for name, index in self._memory.model.names} | tables
+        return self.memory.state_dict()
 
     def seat(self, worker: GreenletWorker, now_s: float) -> bool:
         """Bring a worker up to where training can begin; False if its function ended before it took part."""
@@ -69,28 +69,28 @@ class Seating:
         first = self._first is None
         if first:
             self._first = hello
-            memory = Assembly(self._strategy, self._workers, [hello], False, self._seats, self._holds)
-            memory.in_one_process = True
-            copies = memory.layout.nbytes * self._seats  # processes may read a version where it lies
+            blocks = Blocks(self._strategy, self._workers, [hello], False, self._seats, self._holds)
+            self._machine = Machine(blocks, in_one_process=True)
+            copies = blocks.layout.nbytes * self._seats  # processes may read a version where it lies
             what = f"with a copy of the model for each of the {self._seats} workers of this process, training"
-            check_room(memory.shared_bytes + copies, what)  # none of it is touched yet
+            check_room(blocks.shared_bytes + copies, what)  # none of it is touched yet
         else:
-            memory = self._memory
-            memory.check(hello)
+            blocks = self.memory.blocks
+            blocks.check(hello)
         worker.resume(
             Place(
-                memory.layout,
-                memory.ring,
-                memory.slots[worker.rank],
-                memory.homes[worker.rank] if memory.gives_back_mean else None,
+                blocks.layout,
+                blocks.ring,
+                blocks.slots[worker.rank],
+                blocks.homes[worker.rank] if blocks.gives_back_mean else None,
                 first,
-                partial(memory.state_for, worker.rank),
-                memory.held,
+                partial(self.memory.state_for, worker.rank),
+                blocks.held,
                 self._holds,
             )
         )
         if first:
-            self._program.begin(memory, now_s)
+            self._program.begin(self.memory, now_s)
         return True
 
     def _check_own(self, worker: GreenletWorker) -> None:
@@ -110,17 +110,17 @@ class Seating:
     def close(self) -> None:
         """The memory goes now, and with it the descriptors, not when somebody looks for cycles."""
         self._program.close_memory()
-        self._first = self._judged = None
+        self._first = self._judged = self._machine = None
 
     def model(self) -> nn.Module:
         """A copy of the model with the current weights, to be judged."""
         if self._judged is None:
             assert self._first is not None and self._first.structure, "asked for when the workers were made"
-            own = Arena.private(self._memory.layout)
+            own = Arena.private(self.memory.blocks.layout)
             self._judged = own, load_structure(self._first.structure, own.layout.specs, own.views)
         own, model = self._judged
         self._program.look()
-        own.copy_from(self._memory.current)
+        own.copy_from(self.memory.current)
         return model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
 
 
@@ -14,11 +15,10 @@ class SnapshotRequest(msgspec.Struct, tag=True, frozen=True):
 class Snapshot(msgspec.Struct, tag=True, frozen=True):
     """The server to the evaluator, the first time with the model and the ring's descriptor."""
 
-    buffer: int
+    lies: Lies
     time_s: float
     version: int
     samples: int
     final: bool
-    buffers: int = 0
     model: Described | None = None
     structure: bytes = b""

@@ -8,6 +8,7 @@ from plesio.observe.clients import Visit
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
 from plesio.protocol.worker import Count, Seconds
+from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
 
 
@@ -105,8 +106,7 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     staleness: Staleness
     workers: tuple[WorkerSummary, ...]
     timeline: tuple[Span, ...]
-    buffer: int
-    buffers: int
+    lies: Lies
     model: Described | None
     now: Standing
     lost: str = ""

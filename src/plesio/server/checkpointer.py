@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
+from plesio.memory.port import Kept, Memory
 from plesio.protocol.worker import Counters
-from plesio.server.assembly import Assembly
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
-from plesio.transport.held import Held
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,11 +108,11 @@ class Checkpointer:
             self._due_s = now_s + self._keeping.every_s
         return due
 
-    def write(self, sequencer: Sequencer, built: Assembly, position: int, now_s: float) -> None:
+    def write(self, sequencer: Sequencer, memory: Memory, position: int, now_s: float) -> None:
         """Write one, if there is anything new. `CheckpointError`: it cannot, for a reason that was not told yet."""
         if sequencer.version == self._kept:
             return
-        kept, done = built.folder.kept(), self.done(sequencer)
+        kept, done = memory.kept(), self.done(sequencer)
         manifest = Manifest(
             version=sequencer.version,
             strategy=self._strategy.name,
@@ -122,7 +120,7 @@ class Checkpointer:
             workers=self._workers,
             seed=self._keeping.seed,
             train_hash=self._keeping.train_hash,
-            layout=_words(built),
+            layout=kept.layout,
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(self._made),
@@ -132,9 +130,8 @@ class Checkpointer:
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
-        weights, nameless = _weights(built)
         try:
-            self._store.save(manifest, weights, {**nameless, **kept.tensors}, self.own_states(built.held))
+            self._store.save(manifest, kept.weights, kept.tensors, self.own_states(memory))
         except CheckpointError as error:
             reason = _reason(error)
             if reason in self._failed:
@@ -144,14 +141,14 @@ class Checkpointer:
         self._kept = sequencer.version
         self._failed.clear()
 
-    def restore(self, built: Assembly, order: Callable[[SequencerState], None]) -> bool:
+    def restore(self, memory: Memory, order: Callable[[SequencerState], None]) -> bool:
         """Get ready to fold from the checkpoint to go on from, and give `order` the sequencer's state; False if there is none.
         `CheckpointError`: it cannot be read, or is of another model."""
         if not self._keeping.resume:
             return False
         saved = read(Path(self._keeping.resume))
         try:
-            self._restore(saved, built)
+            self._restore(saved, memory)
             order(saved.manifest.order)
         except PlesioError:
             raise
@@ -162,15 +159,14 @@ class Checkpointer:
             ) from error
         return True
 
-    def _restore(self, saved: Saved, built: Assembly) -> None:
-        _load_weights(saved, built)
-        built.build_folder(carry=False)
-        _load_state(saved, built)
+    def _restore(self, saved: Saved, memory: Memory) -> None:
         manifest = saved.manifest
+        kept = Kept(saved.weights(), saved.state(), manifest.numbers, manifest.layout)
+        memory.restore(kept, str(saved.path), manifest.version)
         if len(manifest.progress) != len(self._made):
             raise ValueError(f"progress of {len(manifest.progress)} workers, of {len(self._made)}")
         self._made = list(manifest.progress)
-        self.go_on(built.held, saved.own_states())
+        self.go_on(memory, saved.own_states())
         self.taken = Taken(manifest.steps, manifest.samples)
         self.counters = dict(manifest.counters)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
@@ -182,27 +178,21 @@ class Checkpointer:
         self._coming[worker] = Progress()
         self._counted[worker] = {}
 
-    def own_states(self, held: Held | None) -> dict[int, bytes]:
+    def own_states(self, memory: Memory) -> dict[int, bytes]:
         """What each worker held after its last contribution that was answered; nothing of those that left."""
-        if held is None:
-            return {}
         numbers = [made.contributions - was.contributions for made, was in zip(self._made, self.before, strict=True)]
-        states = {worker: held.get(worker, number) for worker, number in enumerate(numbers)}
+        states = {worker: memory.held(worker, number) for worker, number in enumerate(numbers)}
         known = {worker: state for worker, state in states.items() if state}
         return dict([*known.items()][:1]) if self._strategy.outer.in_worker else known
 
-    def go_on(self, held: Held | None, states: Mapping[int, bytes]) -> None:
+    def go_on(self, memory: Memory, states: Mapping[int, bytes]) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again. The
         first process in a seat takes up what its worker held, of those in `states`."""
-        self.held_again = ()
         if self._strategy.outer.in_worker:  # any worker's is everybody's
             states = {worker: state for state in states.values() for worker in range(len(self._made))}
-        if held is not None:
-            self.held_again = tuple(states)
-            for worker in range(len(self._made)):
-                held.forget(worker)
-            for worker, state in states.items():
-                held.put(worker, 0, state)
+        self.held_again = tuple(states) if memory.holds else ()
+        for worker in range(len(self._made)):
+            memory.hold_again(worker, states.get(worker))
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
         self.counters = self._settled()
@@ -227,53 +217,3 @@ def _reason(error: CheckpointError) -> str:
         return str(cause.errno)
     number = re.search(r"os error (\d+)", str(cause))  # as safetensors words it
     return number[1] if number else type(cause or error).__name__
-
-
-def _load_weights(saved: Saved, built: Assembly) -> None:
-    wanted, got = saved.manifest.layout, _words(built)
-    if wanted != got:
-        differ = (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b)
-        first = next(differ, f"{len(wanted)} tensors, got {len(got)}")
-        raise CheckpointError(f"{saved.path} is of another model: it has {first}; build the model as it was")
-    weights, state = saved.weights(), saved.state()
-    views = built.ring[0].views
-    for name, index in built.model.names:
-        views[index].copy_(weights[name])
-    for name, table in built.tables.items():
-        table.copy_(weights[name])
-    for index, view in enumerate(views):
-        if f"tensor {index}" in state:
-            view.copy_(state[f"tensor {index}"])
-
-
-def _load_state(saved: Saved, built: Assembly) -> None:
-    was, now = saved.manifest.numbers, built.folder.kept().numbers
-    if was.keys() != now.keys():  # with or without momentum, look-ahead or plainly: what folds depends on the optimizer
-        had, has = (one.get("optimizer", {}).get("kind", "no optimizer") for one in (was, now))
-        raise CheckpointError(
-            f"{saved.path} holds the state of {had} ({', '.join(was)}), and this run prepared {has} ({', '.join(now)}); "
-            "prepare the same optimizer with momentum as it was, or begin a new run and load weights.safetensors in the "
-            "training function"
-        )
-    built.folder.restore(was)
-    state = saved.state()
-    for name, tensor in built.folder.kept().tensors.items():
-        tensor.copy_(state[name])
-
-
-def _weights(built: Assembly) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Tensors by name, each with memory of its own, and by place those that have no name."""
-    views = built.current.views
-    named: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in built.model.names}
-    known = {index for _, index in built.model.names}
-    named |= {name: table.clone() for name, table in built.tables.items()}
-    return named, {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
-
-
-def _words(built: Assembly) -> tuple[str, ...]:
-    tensors = [
-        f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {spec.kind.name.lower()}"
-        + (f" in group {spec.group}" if spec.group >= 0 else "")
-        for spec in built.layout.specs
-    ]
-    return (*tensors, *(f"{name}: {place.what}" for name, place in built.model.tables.items()))

@@ -1,51 +1,13 @@
-"""What the server's program asks of others: of whoever does the arithmetic, and of whoever answers the workers (and how)."""
+"""What the server's program asks of whoever answers the workers, and with what."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from msgspec.structs import asdict
 
-from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Verdict
-from plesio.protocol.worker import Beginning, Counters, GoOn, LeaseReply
+from plesio.core.events import Cancel, Discard, Evict, Grant, Verdict
+from plesio.protocol.worker import Answer, Beginning, Counters, GoOn, LeaseReply
 from plesio.server.checkpoints import Progress
-from plesio.tensors.optimizer_spec import Groups
-from plesio.tensors.rows import Rows
 from plesio.transport.doorbell import Located
-
-
-class Folder(Protocol):
-    """What the program asks of whoever does the arithmetic (see `plesio.tensors.folding.Folder`)."""
-
-    def set_groups(self, worker: int, groups: Groups) -> None:
-        return
-
-    def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
-        return
-
-    @property
-    def row_bytes(self) -> int:
-        """What travelled of tables."""
-        return 0
-
-    def hold(self, worker: int, weight: float) -> None:
-        return
-
-    def fold(self, fold: Fold) -> None:
-        return
-
-    def publish(self, reader: int, unasked: bool = False) -> int:
-        return 0
-
-    def forget(self, worker: int) -> None:
-        return
-
-    def share_among(self, workers: int) -> None:
-        return
-
-
-class NoFolder(Folder):
-    """Folds nothing: before there is a model, where workers fold themselves, and in runs that ask for the time only."""
 
 
 class Replies:
@@ -56,13 +18,16 @@ class Replies:
         """The time by now: what was done since the event came took some."""
         return 0.0
 
-    def granted(self, grant: Grant, buffer: int) -> float:
-        """A worker goes on from what lies in `buffer`; when it does."""
+    def granted(self, grant: Grant, answer: Located) -> float:
+        """A worker goes on, as `answer` tells it; when it does."""
         raise NotImplementedError
 
-    def called_off(self, cancel: Cancel, buffer: int) -> float | None:
-        """A worker is to drop its step and go on from `buffer`; when it did, or None where the driver counts that itself."""
+    def called_off(self, cancel: Cancel, answer: Located) -> float | None:
+        """A worker is to drop its step and go on as `answer` tells it; when it did, or None where the driver counts that."""
         raise NotImplementedError
+
+    def wake_at(self, time_s: float) -> None:
+        """`Ticked` is to be told at `time_s`; at infinity: no longer."""
 
     def leased(self, worker: int, reply: LeaseReply) -> None:
         """A worker gets data, or is told that there is none."""
@@ -78,16 +43,14 @@ class Replies:
         """A worker is a member no longer, which it may not know."""
 
 
-def answer_to(effect: Grant | Cancel, buffer: int, before: Progress, counters: Counters, stop: bool = False) -> Located:
-    """For a worker that is to go on from `buffer`; `before`: what it did before the run was resumed.
+def answer_to(effect: Grant | Cancel, before: Progress, counters: Counters, stop: bool) -> Answer:
+    """For a worker that is to go on; `before`: what it did before the run was resumed.
 
-    >>> answer_to(Cancel(worker=0, number=7, version=5), 2, Progress(), {}).answer.verdict
+    >>> answer_to(Cancel(worker=0, number=7, version=5), Progress(), {}, stop=False).verdict
     <Verdict.CANCELLED: 3>
     """
     if isinstance(effect, Cancel):
-        return Located(GoOn(effect.version, stop, Verdict.CANCELLED, 0, counters), buffer)
+        return GoOn(effect.version, stop, Verdict.CANCELLED, 0, counters)
     if effect.number:
-        return Located(GoOn(effect.version, stop, effect.verdict, effect.staleness, counters, effect.steps), buffer)
-    return Located(
-        Beginning(effect.version, stop, **asdict(before), counters=counters, steps_granted=effect.steps), buffer
-    )
+        return GoOn(effect.version, stop, effect.verdict, effect.staleness, counters, effect.steps)
+    return Beginning(effect.version, stop, **asdict(before), counters=counters, steps_granted=effect.steps)

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from plesio.observe.summary import DIVERGED
-from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.finite import are_finite
 
 
 class NonFinite:
@@ -33,9 +31,10 @@ class NonFinite:
             before = f", like {number - 1:,} before it" if number > 1 else ""
             self._tell(worker, what, f": discarded{before}")
 
-    def allows(self, parameters: Arena, version: int) -> bool:
-        """Whether `parameters`, which are of `version`, may be kept; the first time they may not, that is told."""
-        if are_finite(parameters.of_kind(Kind.TRAINED, Kind.ROWS)):
+    def allows(self, not_finite: str, version: int) -> bool:
+        """Whether the parameters of `version`, of which the tensor `not_finite` is the first that is not finite, may be kept; the
+        first time they may not, that is told."""
+        if not not_finite:
             self._finite_at = version
             return True
         if self._finite_at is None:
@@ -44,7 +43,7 @@ class NonFinite:
             self._diverged = True
             self._tell(
                 None,
-                f"{DIVERGED}: {_first_not_finite(parameters)} holds a NaN or an infinity at version {version}, and "
+                f"{DIVERGED}: {not_finite} holds a NaN or an infinity at version {version}, and "
                 f"held none at version {self._finite_at}; no checkpoint is written of it, the last finite one is kept; "
                 "lower the learning rate or clip the gradients",
             )
@@ -55,8 +54,3 @@ class NonFinite:
             self._trouble(worker, what + then, f"{what}; on_nonfinite='raise'", "NonFiniteError")
         else:
             self._trouble(worker, what + then, "", "")
-
-
-def _first_not_finite(parameters: Arena) -> str:
-    specs = zip(parameters.layout.specs, parameters.views, strict=True)
-    return next(spec.name for spec, view in specs if spec.kind.moves and not are_finite([view]))

@@ -14,23 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plesio.errors import PlesioError
+from plesio.memory.blocks import Blocks
 from plesio.protocol.worker import Hello, Refused
-from plesio.server.assembly import Assembly
 from plesio.server.lines import Line
 
 
 class Opening:
     """How far the workers at `lines` are on the way to the beginning.
 
-    `assembled` lays out memory for those that show this; `wanted`: how many seats have to be taken, of which the others are
+    `lay_out` lays out memory for those that show this; `wanted`: how many seats have to be taken, of which the others are
     for workers that come later.
     """
 
-    def __init__(self, assembled: Callable[[list[Hello]], Assembly], lines: list[Line | None], wanted: int) -> None:
-        self._assembled = assembled
+    def __init__(self, lay_out: Callable[[list[Hello]], Blocks], lines: list[Line | None], wanted: int) -> None:
+        self._lay_out = lay_out
         self._lines = lines
         self._wanted = wanted
-        self.assembly: Assembly | None = None
+        self.blocks: Blocks | None = None
 
     def live(self) -> list[Line]:
         return [line for line in self._lines if line is not None and not line.gone]
@@ -45,36 +45,36 @@ class Opening:
             for line in self.live():
                 self._welcome(line, first=False)
         elif not any(line.welcomed for line in self.live()):
-            self._assemble(stopping)
+            self._begin(stopping)
 
     def _welcome(self, line: Line, first: bool) -> None:
-        if self.assembly is not None and line.hello is not None and not line.welcomed:
+        if self.blocks is not None and line.hello is not None and not line.welcomed:
             line.welcomed = True
-            line.say(*self.assembly.welcome(first))
+            line.say(*self.blocks.welcome(first))
 
-    def _assemble(self, stopping: bool) -> None:
+    def _begin(self, stopping: bool) -> None:
         """When every live worker has shown its model: lay out memory for them, or tell all why not."""
         live = self.live()
         if not live or self.vacant() or any(line.hello is None for line in live):
             return
-        if self.assembly is not None:
-            self.assembly.close()
+        if self.blocks is not None:
+            self.blocks.close()
         try:
             hellos = [line.hello for line in live if line.hello is not None]
-            self.assembly = self._assembled(hellos)
+            self.blocks = self._lay_out(hellos)
         except PlesioError as error:
             for line in live:
                 line.say(Refused(type(error).__name__, str(error)))
             return
         if stopping:
-            self.assembly.board.stopped = 1
+            self.blocks.board.stopped = 1
         self._welcome(live[0], first=True)
 
     @property
     def complete(self) -> bool:
         """Whether every seat is taken, and every live worker ready."""
         live = self.live()
-        return self.assembly is not None and bool(live) and not self.vacant() and all(line.ready for line in live)
+        return self.blocks is not None and bool(live) and not self.vacant() and all(line.ready for line in live)
 
     def lacking(self) -> str:
         """Who is not as far as the others, and how far."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plesio.core.rounds import Call, RollCall
+from plesio.memory.blocks import Blocks
 from plesio.protocol.worker import CheckedOut, CheckIn, CheckOut, Regrouped, RollCalled, WorkDone
-from plesio.server.assembly import Assembly
 from plesio.server.departures import Departures
 from plesio.server.lines import Line
 from plesio.server.program import Program
@@ -28,7 +28,7 @@ class Peers:
     """What the server does for them; one may keep the others waiting for `silence_s`, and groups meet at `host`."""
 
     def __init__(
-        self, program: Program, lines: Sequence[Line], memory: Assembly, silence_s: float, host: str, now_s: float
+        self, program: Program, lines: Sequence[Line], blocks: Blocks, silence_s: float, host: str, now_s: float
     ) -> None:
         self.hear: dict[type, Callable[[int, int, Any, float], None]] = {
             WorkDone: self._work_done,
@@ -38,11 +38,11 @@ class Peers:
         """What is done of each message."""
         self._program = program
         self._lines = lines
-        self._board = memory.board
-        self._last_weights = memory.last_weights
-        self._by_collective = memory.mirrored
+        self._board = blocks.board
+        self._last_weights = blocks.last_weights
+        self._by_collective = blocks.mirrored
         self._silence_s = silence_s
-        self._departures = Departures(memory.board, len(lines), memory.mirrored, now_s)
+        self._departures = Departures(blocks.board, len(lines), blocks.mirrored, now_s)
         self._roll = RollCall()  # of nobody, where nobody checks in
         self._came: dict[int, CheckIn] = {}  # what each checked in with
         if self._by_collective:

@@ -3,7 +3,8 @@
     message -> event -> sequencer -> effect -> memory (folding), replies (answers)
                                             -> meter (figures), checkpointer, recorder (the journal)
 
-One object under every clock. It reads no clock and knows no pipe: drivers bring the events and the time, and carry the answers.
+One object under every clock. It reads no clock, knows no pipe and no tensor: drivers bring the events and the time, and carry the
+answers.
 
 | driver                           | events come from         | an answer is                                      |
 | -------------------------------- | ------------------------ | ------------------------------------------------- |
@@ -12,15 +13,17 @@ One object under every clock. It reads no clock and knows no pipe: drivers bring
 | `plesio.launch.replayed`         | the journal of a run     | what the worker's greenlet goes on from           |
 | the fault simulation (`torture`) | a network that loses     | a message, sent again until it is confirmed       |
 
-| effect  | memory  | replies                      | figures                           | journal  |
-| ------- | ------- | ---------------------------- | --------------------------------- | -------- |
-| Hold    | hold    | -                            | -                                 | -        |
-| Fold    | fold    | -                            | staleness of each member          | fold     |
-| Discard | -       | DUPLICATE, FENCED: repeated  | the others: counted, by reason    | discard  |
-| Grant   | publish | granted                      | exchange and wait; progress       | -        |
-| Cancel  | publish | called_off                   | time in vain; progress            | -        |
-| Leased  | -       | leased                       | -                                 | -        |
-| Evict   | forget  | evicted                      | how it left; an incident          | eviction |
+| effect        | memory    | replies                      | figures                           | journal  |
+| ------------- | --------- | ---------------------------- | --------------------------------- | -------- |
+| Hold, Forget, | does them | -                            | -                                 | -        |
+| Share, Show   |           |                              |                                   |          |
+| Fold          | does it   | -                            | staleness of each member          | fold     |
+| Discard       | -         | DUPLICATE, FENCED: repeated  | the others: counted, by reason    | discard  |
+| Grant         | its place | granted                      | exchange and wait; progress       | -        |
+| Cancel        | its place | called_off                   | time in vain; progress            | -        |
+| Leased        | -         | leased                       | -                                 | -        |
+| WakeAt        | -         | wake_at                      | -                                 | -        |
+| Evict         | -         | evicted                      | how it left; an incident          | eviction |
 """
 
 from __future__ import annotations
@@ -30,31 +33,30 @@ from functools import partial
 from math import inf, nan
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
+from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import LISTED_MAX, Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, LeaseReply, LeaseRequest, WorkDone
-from plesio.server.assembly import MEANS, Assembly
+from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, WorkDone
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
-from plesio.server.interfaces import Folder, NoFolder, Replies
+from plesio.server.interfaces import Replies, answer_to
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
-from plesio.server.whole import WholeParameters
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena
-from plesio.tensors.tensor_set import of_bits
+from plesio.tensors.arena import Lies
+from plesio.tensors.model import Described
+from plesio.transport.doorbell import Located
 
 WHOLE_ROUND_S = 1.0
 """How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
@@ -65,6 +67,10 @@ STALE_S = 1.0
 TURNS = 6
 """Of how many contributions it is remembered whose they were, to say in which orders workers step."""
 
+NOWHERE = Lies()
+NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
+"""Where workers only take time."""
+
 
 class Program:
     """One run's server.
@@ -72,7 +78,7 @@ class Program:
     Args:
         checkpointer: None where nobody asks for checkpoints, nor for what each worker contributed.
         tell: told of what a user will want to know.
-        folder: does the arithmetic, where no memory is handed over (`begin`).
+        memory: what there is until one is handed over (`begin`).
         raise_on_nonfinite: a NaN or an infinity ends the run.
     """
 
@@ -86,11 +92,13 @@ class Program:
         recorder: Recorder | None = None,
         checkpointer: Checkpointer | None = None,
         tell: Callable[[Trouble | Writing], None],
-        folder: Folder | None = None,
+        memory: Memory | None = None,
         raise_on_nonfinite: bool = False,
     ) -> None:
         self.sequencer = sequencer
-        self.memory: Assembly | None = None
+        self.memory = memory or Memory()
+        self.begun = False
+        """Whether there is a model."""
         self.stopping = False
         """Workers are told to stop, each with its next answer."""
         self.listening = [False] * len(meter.workers)
@@ -102,11 +110,9 @@ class Program:
         self._checkpointer = checkpointer
         self._counts = checkpointer if checkpointer is not None and checkpointer.counts else None
         self._tell = tell
-        self._folder: Folder = folder or NoFolder()
         self._in_rounds = strategy.gather.in_rounds
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._seen: set[int] = set()  # workers that have joined
-        self._absent = [b""] * len(meter.workers)  # of what each sent last
         self._turns: list[list[int]] = [[] for _ in meter.workers]  # of which optimizers its last contributions are
         self._came_late = self._out_of_turn = False
         self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
@@ -114,15 +120,19 @@ class Program:
         """What was done before the run was resumed."""
         self._now_s = 0.0  # when what is dealt with now came
         self._made_s = 0.0  # when the version that is current was made
-        self._whole: WholeParameters | None = None
-        """Where the parameters are the workers' own."""
+        self._in_workers = strategy.gives_back_mean  # the parameters are their own
+        self._begun_at = 0  # the version that training begins with, or goes on from
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self._stale_told_s = -inf
         self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
-            events.Hold: self._hold,
+            events.Hold: self._move,
+            events.Share: self._move,
+            events.Forget: self._move,
+            events.Show: self._show,
+            events.WakeAt: self._wake_at,
             events.Discard: self._discard,
             events.Cancel: self._cancel,
             events.Leased: self._leased,
@@ -132,30 +142,25 @@ class Program:
 
     # Of the run as a whole
 
-    def begin(self, memory: Assembly, now_s: float) -> None:
+    def begin(self, memory: Memory, now_s: float) -> None:
         """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place."""
         workers = self.sequencer.workers
-        if memory.gives_back_mean:
-            self._whole = WholeParameters(memory, self.version)
+        self.memory = self._recorder.memory = memory
         resumed = self._checkpointer is not None and self._checkpointer.restore(memory, self.go_back)
         if not resumed:
-            memory.build_folder()
-        self.memory = memory
-        if memory.folds:
-            self._folder = memory.folder
-        self._recorder.memory = memory
+            memory.begin(self.version)
+        self.begun, self._begun_at = True, self.version
         if resumed:
             held = self._checkpointer.held_again if self._checkpointer is not None else ()
             self._recorder.keep(JournalWriter.resumed, self.version, held, now_s)
             self._tell_what_is_lost(held)
         if self.sequencer.workers != workers:  # the checkpoint is of another number
             self.receive(events.Scaled(workers), now_s)
-        self._folder.share_among(workers)
         if self._checkpointer is not None:
             self.before = self._checkpointer.taken
-        self.is_finite(memory.current)
-        if memory.after_step is not None:
-            self.trouble(None, f"after each step the weights go through {memory.after_step.name}")
+        self.is_finite()
+        if memory.note:
+            self.trouble(None, memory.note)
 
     def _tell_what_is_lost(self, held: Sequence[int]) -> None:
         """Workers that had trained before the run was resumed, and whose own state did not come back, begin it anew."""
@@ -177,24 +182,19 @@ class Program:
             self._strategy, state.leases.workers, state, stealing=was.leases.stealing, silence_s=was.members.silence_s
         )
         self.sequencer.leases.lone = was.leases.lone
-        self._folder.share_among(self.sequencer.workers)
-        if self._whole is not None:
-            self._whole.go_back(self.version)
+        self._begun_at = self.version
+        self.memory.do(events.Share(self.sequencer.workers))
+        self.memory.go_back(self.version)
 
     def scale(self, workers: int, now_s: float) -> None:
         """The run is to have so many workers from now on."""
         was = self.sequencer.workers
         self.receive(events.Scaled(workers), now_s)
-        self._folder.share_among(workers)
         self.trouble(None, f"scaled from {was} to {workers} workers")
 
     def close_memory(self) -> None:
-        self.memory, self._folder, self._whole = None, NoFolder(), None
-        self._recorder.memory = None
-
-    @property
-    def begun(self) -> bool:
-        return self.memory is not None
+        self.begun = False
+        self.memory = self._recorder.memory = Memory()
 
     def tick(self, now_s: float) -> None:
         """Time went by: workers that were silent for too long are evicted, and what is due is written."""
@@ -212,35 +212,31 @@ class Program:
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
         """Do this when the parameters in memory are whole; `held`: and what workers hold of their own is there."""
-        if self._whole is None or not self.sequencer.members.seats:
-            do()
-        else:
-            self._whole.when_seen(do, held)
+        self.memory.when_whole(do, list(self.sequencer.members.seats), held)
 
     def look(self) -> None:
         """Where all workers are in this process: have the parameters of this version in memory."""
-        if self._whole is not None:
-            self._whole.look(self.sequencer)
+        self.memory.look(list(self.sequencer.members.seats), self.version)
 
     def keep(self, now_s: float) -> None:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
-        if self._checkpointer is not None and self._checkpointer.writes and self.memory is not None:
-            self.when_whole(partial(self._keep, self._checkpointer, self.memory, now_s), held=True)
+        if self._checkpointer is not None and self._checkpointer.writes and self.begun:
+            self.when_whole(partial(self._keep, self._checkpointer, now_s), held=True)
 
-    def _keep(self, checkpointer: Checkpointer, memory: Assembly, now_s: float) -> None:
-        if not self.is_finite(memory.current):
+    def _keep(self, checkpointer: Checkpointer, now_s: float) -> None:
+        if not self.is_finite():
             return
         self._tell(Writing(True))
         self._recorder.keep(JournalWriter.flush, durable=True)
         try:
-            checkpointer.write(self.sequencer, memory, self._recorder.position, now_s)
+            checkpointer.write(self.sequencer, self.memory, self._recorder.position, now_s)
         except CheckpointError as error:
             self.trouble(None, str(error))
         self._tell(Writing(False))
 
-    def is_finite(self, parameters: Arena) -> bool:
-        """Whether `parameters`, of this version, may be kept; the first time they may not, that is told."""
-        return self._non_finite.allows(parameters, self.version)
+    def is_finite(self) -> bool:
+        """Whether the parameters of this version may be kept; the first time they may not, that is told."""
+        return self._non_finite.allows(self.memory.not_finite(), self.version)
 
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
@@ -257,7 +253,7 @@ class Program:
             self._stale_told_s = now_s
             stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
         if nbytes is None:
-            nbytes = self._bytes(self.memory) if self.memory else 0
+            nbytes = self._bytes()
         return Standing(
             listed,
             len(seated) - len(listed),
@@ -268,9 +264,9 @@ class Program:
             stale,
         )
 
-    def figures(self, now_s: float, memory: Assembly | None = None, buffer: int = 0, lost: str = "") -> Final:
-        """All the run cost; `buffer` of `memory` holds the weights unless they are `lost`. An answer costs the
-        bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed in."""
+    def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None, lost: str = "") -> Final:
+        """All the run cost; the weights of `model` are at `lies`, unless they are `lost`. An answer costs the bytes of the
+        parameters that are not frozen, and a contribution as many, or those that it is packed in."""
         meter = self._meter
         counters = self._checkpointer.counters if self._checkpointer is not None else {}
         return Final(
@@ -283,32 +279,31 @@ class Program:
             missing_gradients=meter.missing_gradients,
             batches_unvisited=self.sequencer.leases.unvisited,
             unshared=not (self.sequencer.leases.opened or meter.samples or counters or self._strategy.every.by_client),
-            bytes=self._bytes(memory) if memory else 0,
-            shared_bytes=memory.shared_bytes if memory else 0,
+            bytes=self._bytes(),
+            shared_bytes=self.memory.shared_bytes,
             served_s=meter.served_s,
-            plain_bytes=self.memory.layout.payload_bytes if self.memory and not self._folder.row_bytes else 0,
+            plain_bytes=self.memory.plain_bytes,
             staleness=meter.staleness(),
             workers=tuple(one.summary() for one in meter.seated),
             timeline=meter.timeline(),
-            buffer=buffer,
-            buffers=len(memory.ring) if memory else 0,
-            model=memory.model if memory else None,
+            lies=lies,
+            model=model,
             now=self.now(now_s),
             lost=lost,
         )
 
-    def _bytes(self, memory: Assembly) -> int:
-        answers = self._meter.answers * memory.answer_bytes
-        return self._meter.exchanges * memory.push_bytes + answers + self._folder.row_bytes
+    def _bytes(self) -> int:
+        memory, meter = self.memory, self._meter
+        return meter.exchanges * memory.push_bytes + meter.answers * memory.answer_bytes + memory.row_bytes
 
-    def close(self, now_s: float, buffer: int | None = None) -> None:
-        """The run ended in order: keep what is to be kept. `buffer` holds the weights, if not the current one."""
-        if self.memory is None:
+    def close(self, now_s: float) -> None:
+        """The run ended in order: keep what is to be kept."""
+        if not self.begun:
             return
         self.look()
-        if self._whole is not None and (lost := self._whole.lost(self.version)):
+        if lost := self.memory.lost(self.version):
             self.trouble(None, lost)
-        self.is_finite(self.memory.current if buffer is None else self.memory.ring[buffer])
+        self.is_finite()
         if not self.stopping:  # else it was kept when it was stopped
             self.keep(now_s)
         self._recorder.end(self.version, now_s)
@@ -344,7 +339,7 @@ class Program:
         self.listening[worker] = True
         self._meter.workers[worker].came = True
         self._joining[worker] = incarnation
-        if self._whole is None or self.version == self._whole.begun:
+        if self.version == self._begun_at:
             self._join(worker, incarnation, now_s, at)
         else:
             self.when_whole(partial(self._join, worker, incarnation, now_s, at), held=True)
@@ -353,16 +348,16 @@ class Program:
         if self._joining.get(worker) != incarnation:  # it ended before it began
             return
         del self._joining[worker]
-        if self._whole is not None:
-            self._whole.hand_on(worker)
+        self.memory.hand_on(worker)
         self.receive(events.Joined(worker, incarnation, at), now_s)
 
     def pushed(
         self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None
     ) -> None:
         """A contribution lies in its slot; `ready_s`: when it was done, if that is known better than by what it says."""
-        if self._whole is not None and made.steps and self.sequencer.members.seat(worker, incarnation) is not None:
-            self._whole.came(worker, made.number, self.version)
+        memory = self.memory
+        if self._in_workers and made.steps and self.sequencer.members.seat(worker, incarnation) is not None:
+            memory.came(worker, made.number, self.version)
         meter = self._meter.workers[worker]
         if ready_s is None:
             ready_s = meter.granted_s + made.worked_s
@@ -374,14 +369,8 @@ class Program:
             self._counts.came(worker, made.number, told)
         if made.counted:
             self._count(worker, made.counted)
-        if made.settings:
-            self._folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
-            if self._whole is not None:
-                self._whole.told(worker, made.settings)
+        memory.told(worker, made)
         self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
-        if made.rows or made.absent != self._absent[worker]:
-            self._absent[worker] = made.absent
-            self._folder.came(worker, of_bits(made.absent), made.rows)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.served_s += meter.held_since_s - now_s
@@ -452,19 +441,18 @@ class Program:
 
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
-        self._folder.forget(worker)
         self._forget(worker, died)
-        wrong = self._whole.left(worker, incarnation, died, self.sequencer) if self._whole is not None else ""
-        if wrong:
+        seat = self.sequencer.members.seat(worker, incarnation)
+        if seat is not None and (wrong := self.memory.left(worker, died, seat.waiting is not None, self.version)):
             self.trouble(worker, f"worker {worker} {wrong}")
         self.receive(events.Left(worker, incarnation, died), now_s)
-        if self._whole is not None and not self.sequencer.members.seats:
-            self._whole.nobody_left()
+        if not self.sequencer.members.seats:
+            self.memory.nobody_left()
 
     def _forget(self, worker: int, lost: bool) -> None:
         """Of who is gone no pace is known; what it held is `lost`, or for the process that the run may be resumed with."""
-        if lost and self.memory is not None and self.memory.held is not None:
-            self.memory.held.forget(worker)
+        if lost:
+            self.memory.hold_again(worker, None)
         if self._paces is not None:
             self._paces.forget(worker)
 
@@ -485,16 +473,29 @@ class Program:
         self._recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
         return bool(effects)
 
+    def _move(self, effect: events.Hold | events.Share | events.Forget) -> None:
+        self.memory.do(effect)
+
+    def _show(self, show: events.Show) -> None:
+        if self.listening[show.worker]:
+            self.memory.do(show)
+
+    def _wake_at(self, wake: events.WakeAt) -> None:
+        self._replies.wake_at(wake.time_s)
+
+    def _answer(self, effect: events.Grant | events.Cancel) -> Located:
+        if self._checkpointer is None:
+            return NO_ANSWER
+        before, counters = self._checkpointer.before[effect.worker], self._checkpointer.counters
+        return self.memory.located(effect.worker, answer_to(effect, before, counters, self.stopping))
+
     def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number
         if not self.listening[worker]:
             return
         if self._paces is not None:
             grant = replace(grant, steps=self._paces.allowed(worker))
-        buffer = self._folder.publish(worker)
-        if not number and self._whole is not None:
-            buffer = MEANS  # behind which the parameters lie
-        has_it_s = self._replies.granted(grant, buffer)
+        has_it_s = self._replies.granted(grant, self._answer(grant))
         meter = self._meter.workers[worker]
         if not number:  # the first version everybody has
             meter.granted_s = has_it_s
@@ -508,7 +509,7 @@ class Program:
         worker = cancel.worker
         if not self.listening[worker]:
             return
-        heard_s = self._replies.called_off(cancel, self._folder.publish(worker, True))
+        heard_s = self._replies.called_off(cancel, self._answer(cancel))
         if self._counts is not None:
             self._counts.answered(worker, cancel.number)
         self._meter.answers += 1
@@ -523,12 +524,9 @@ class Program:
             self._check_turns([member.worker for member in fold.members])
         if self._strategy.weigh.normalised and self._strategy.every.by_client:
             self._check_samples(fold.members)
-        wrong = self._whole.fold(fold) if self._whole is not None else ""
-        if wrong:
-            self.trouble(None, wrong, wrong, "ConfigurationError")
         try:
-            self._folder.fold(fold)
-        except ConfigurationError as error:  # of the function that prepare named
+            self.memory.do(fold)
+        except ConfigurationError as error:
             self.trouble(None, str(error), str(error), type(error).__name__)
 
     def _check_samples(self, members: Sequence[events.Member]) -> None:
@@ -556,9 +554,6 @@ class Program:
         excused = self._came_late or self._strategy.gather.size(everybody) < everybody
         self.trouble(None, why, "" if excused else why, "ConfigurationError")
 
-    def _hold(self, hold: events.Hold) -> None:
-        self._folder.hold(hold.worker, hold.weight)
-
     def _discard(self, discard: events.Discard) -> None:
         if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):
             self._replies.repeated(discard)
@@ -573,7 +568,6 @@ class Program:
         worker = evict.worker
         others = "while others waited for it" if self.sequencer.members.seats else "and all the others had ended"
         self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
-        self._folder.forget(worker)
         self._forget(worker, True)
         self.listening[worker] = False
         self._meter.workers[worker].left = "evicted"

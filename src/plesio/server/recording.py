@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from math import nan
 from typing import Concatenate, ParamSpec
 
-import torch
-
 from plesio.core.events import Discard, Effect, Event, Evict, Fold, Ticked
+from plesio.memory.port import Memory
 from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.server.assembly import Assembly
-from plesio.tensors.checksum import weights_hash, window_checksum
 
 P = ParamSpec("P")
 
@@ -25,8 +22,8 @@ class Recorder:
     ) -> None:
         self._writer = writer
         self._failed = failed
-        self.memory: Assembly | None = None
-        """What versions are in, once there is some."""
+        self.memory = Memory()
+        """What versions are in."""
 
     def keep(self, write: Callable[Concatenate[JournalWriter, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         if self._writer is None:
@@ -39,15 +36,6 @@ class Recorder:
                 raise
             self._failed(error)
 
-    def weights(self) -> torch.Tensor:
-        assert self.memory is not None, "versions are made of something"
-        return self.memory.current.memory
-
-    def folded(self) -> torch.Tensor:
-        """What the last fold made: the weights, or the mean that workers step by."""
-        assert self.memory is not None, "versions are made of something"
-        return self.memory.folded.memory
-
     def told(self, event: Event, effects: Sequence[Effect], now_s: float, loss: float = nan) -> None:
         """The sequencer was told `event`, and `effects` are done; `loss` is what the worker that says it last logged."""
         if self._writer is None:
@@ -56,7 +44,7 @@ class Recorder:
             self.keep(JournalWriter.event, event, now_s, loss)
         for effect in effects:
             if isinstance(effect, Fold):
-                self.keep(JournalWriter.fold, effect, window_checksum(self.folded(), effect.version))
+                self.keep(JournalWriter.fold, effect, self.memory.checksum(effect.version))
             elif isinstance(effect, Discard):
                 self.keep(JournalWriter.discard, effect)
             elif isinstance(effect, Evict):
@@ -69,4 +57,4 @@ class Recorder:
 
     def end(self, version: int, now_s: float) -> None:
         if self._writer is not None:
-            self.keep(JournalWriter.end, version, weights_hash(self.weights()), now_s)
+            self.keep(JournalWriter.end, version, self.memory.digest(), now_s)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from plesio.memory.machine import EVALUATOR, Machine
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
-from plesio.server.assembly import EVALUATOR, Assembly
-from plesio.tensors.arena import Arena
 from plesio.transport.channel import Channel, ChannelClosedError
 
 Standing = Callable[[], tuple[float, int, int]]
@@ -23,7 +22,7 @@ class Snapshots:
     """What the evaluator asked for, and what it was given; `look` is shown the parameters of each snapshot."""
 
     def __init__(
-        self, evaluator: Channel[SnapshotRequest] | None, standing: Standing, look: Callable[[Arena], object]
+        self, evaluator: Channel[SnapshotRequest] | None, standing: Standing, look: Callable[[], object]
     ) -> None:
         self.evaluator = evaluator
         self._standing = standing
@@ -43,34 +42,33 @@ class Snapshots:
         self._asked = True
         return True
 
-    def serve(self, built: Assembly) -> None:
+    def serve(self, built: Machine) -> None:
         if not self._asked or self.evaluator is None:
             return
         self._asked = False
-        if built.mirrored:
+        if built.blocks.mirrored:
             self._mirrors += 1
-            built.board.mirror_wanted = self._mirrors
+            built.blocks.board.mirror_wanted = self._mirrors
         else:
             self.send(built, final=False)
 
-    def mirrored(self, built: Assembly, number: int) -> None:
-        if number == built.board.mirror_wanted:
-            built.board.mirror_wanted = 0
+    def mirrored(self, built: Machine, number: int) -> None:
+        if number == built.blocks.board.mirror_wanted:
+            built.blocks.board.mirror_wanted = 0
             self.send(built, final=False)
 
-    def send(self, built: Assembly, final: bool) -> None:
+    def send(self, built: Machine, final: bool) -> None:
         """Send the parameters as they are; the first time with the model and the ring's descriptor."""
         if self.evaluator is None:
             return
-        buffer = 0 if built.mirrored and not final else built.final_buffer(EVALUATOR)
-        self._look(built.ring[buffer])
-        snapshot = Snapshot(buffer, *self._standing(), final)
+        lies = built.view(EVALUATOR, final)
+        self._look()
+        snapshot = Snapshot(lies, *self._standing(), final)
         descriptors: tuple[int, ...] = ()
         if not self._shown:
-            self._shown, descriptors = True, (built.ring_descriptor,)
-            snapshot = msgspec.structs.replace(
-                snapshot, buffers=len(built.ring), model=built.model, structure=built.structure
-            )
+            blocks = built.blocks
+            self._shown, descriptors = True, (blocks.ring_descriptor,)
+            snapshot = msgspec.structs.replace(snapshot, model=blocks.model, structure=blocks.structure)
         try:
             self.evaluator.send(snapshot, descriptors)
         except ChannelClosedError:

@@ -149,6 +149,17 @@ def _together(spec: TensorSpec) -> tuple[Kind, int, str]:
     return spec.kind, spec.group, spec.dtype
 
 
+class Lies(msgspec.Struct, frozen=True):
+    """Where an arena lies in memory that processes share: from byte `start` on, in `nbytes` of it."""
+
+    nbytes: int = 0
+    start: int = 0
+
+    def of(self, memory: torch.Tensor, layout: Layout) -> Arena:
+        """That arena, where `memory` is the whole of it."""
+        return Arena(layout, memory[self.start : self.start + layout.nbytes])
+
+
 class Arena:
     """A piece of memory read through a layout.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from plesio.errors import DeadlineError, ServerLostError
 from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
@@ -70,6 +71,10 @@ class Located(NamedTuple):
 
     answer: Answer
     buffer: int
+
+    def stopping(self) -> Located:
+        """The same, and the worker is to stop."""
+        return Located(replace(self.answer, stop=True), self.buffer)
 
 
 class MessageReader:

@@ -29,7 +29,6 @@ from plesio.launch.returned import unpacked
 from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import ProtocolError, cut
-from plesio.server.assembly import arenas
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
@@ -398,8 +397,8 @@ class LocalEngine:
                 self._fail(WorkerLostError(f"training did not begin: {how}; start the head and its workers again"))
             return
         layout = Layout(message.model.specs)
-        block = SharedBlock(descriptors[0], layout.nbytes * message.buffers)
-        kept = [view.clone() for view in arenas(block, layout, message.buffers)[message.buffer].views]
+        block = SharedBlock(descriptors[0], message.lies.nbytes)
+        kept = [view.clone() for view in message.lies.of(block.memory, layout).views]
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         self._outcome.state_dict |= {name: one.clone() for name, one in tables_at(message.model.tables).items()}
         block.close()

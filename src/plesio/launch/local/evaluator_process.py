@@ -13,7 +13,6 @@ from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
 from plesio.protocol.launcher import Evaluated
-from plesio.server.assembly import arenas
 from plesio.server.judge import Judge
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
@@ -32,11 +31,10 @@ def judge_snapshots(job: Job, server: Channel[Snapshot], engine: Channel[object]
         snapshot, descriptors = server.receive(FOREVER_S, "a snapshot")
         if snapshot.model is not None:  # the first one says where they are
             layout = Layout(snapshot.model.specs)
-            block = SharedBlock(descriptors[0], layout.nbytes * snapshot.buffers)
-            ring = arenas(block, layout, snapshot.buffers)
+            block = SharedBlock(descriptors[0], snapshot.lies.nbytes)
             own = Arena.private(layout)
             model = load_structure(snapshot.structure, layout.specs, own.views)
-        own.copy_from(ring[snapshot.buffer])
+        own.copy_from(snapshot.lies.of(block.memory, layout))
         evaluation = Evaluation(snapshot.time_s, snapshot.version, snapshot.samples, judgement(model))
         engine.send(Evaluated(evaluation, snapshot.final, judgement.raised))
         if snapshot.final:

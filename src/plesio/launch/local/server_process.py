@@ -11,6 +11,7 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 from plesio.core.events import Cancel, Evict, Grant, Ticked
@@ -18,6 +19,8 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.job import Job, pace_of
+from plesio.memory.blocks import Blocks
+from plesio.memory.machine import ENGINE, Machine
 from plesio.observe.meter import Meter
 from plesio.protocol import launcher
 from plesio.protocol import worker as protocol
@@ -25,9 +28,8 @@ from plesio.protocol.coding import ProtocolError
 from plesio.protocol.evaluator import SnapshotRequest
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Final, Progress, Trouble, Writing
-from plesio.server.assembly import Assembly
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.interfaces import Replies, answer_to
+from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
 from plesio.server.peers import Peers
@@ -36,11 +38,10 @@ from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.collective import LOOPBACK, rendezvous_store
-from plesio.transport.doorbell import Lookout, write_answer
+from plesio.transport.doorbell import Located, Lookout, write_answer
 
 TICK_S = 0.1
 MESSAGE_S = 10.0
-FINAL = -2  # the reader of the ring for the engine, at the end
 
 
 class Server(Replies):
@@ -68,8 +69,9 @@ class Server(Replies):
         )
         holds = self._checkpointer.holds and job.listening is None  # else workers are elsewhere
         evaluates = evaluator is not None
-        assembled = partial(Assembly, strategy, config.workers, evaluates=evaluates, seats=config.seats, holds=holds)
-        self._opening = Opening(assembled, lines, config.workers)
+        lay_out = partial(Blocks, strategy, config.workers, evaluates=evaluates, seats=config.seats, holds=holds)
+        self._opening = Opening(lay_out, lines, config.workers)
+        self._machine: Machine | None = None
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._late: list[Line] = []  # ready, while the others train
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
@@ -96,30 +98,32 @@ class Server(Replies):
             protocol.Farewell: self._farewell,
         }
         self._next_tick_s = self._emptied_s = 0.0
+        self._wake_s = inf
         self._started_s = time.monotonic()
 
     @property
-    def _memory(self) -> Assembly:
-        assert self._program.memory is not None, "nobody contributes before the model is there"
-        return self._program.memory
+    def _memory(self) -> Machine:
+        assert self._machine is not None, "nobody contributes before the model is there"
+        return self._machine
 
     # Answers; none is repeated: pipes lose nothing
 
     def now_s(self) -> float:
         return time.monotonic()
 
-    def granted(self, effect: Grant | Cancel, buffer: int) -> float:
+    def granted(self, effect: Grant | Cancel, answer: Located) -> float:
         line = self._line(effect.worker)
-        before, counters = self._checkpointer.before[effect.worker], self._checkpointer.counters
         try:
-            stop = self._program.stopping or line.leaving
-            write_answer(line.answer, *answer_to(effect, buffer, before, counters, stop))
+            write_answer(line.answer, *(answer.stopping() if line.leaving else answer))
         except BlockingIOError:
             self._unresponsive.append(line)
         return time.monotonic()
 
-    def called_off(self, cancel: Cancel, buffer: int) -> float:
-        return self.granted(cancel, buffer)  # unasked
+    def called_off(self, cancel: Cancel, answer: Located) -> float:
+        return self.granted(cancel, answer)  # unasked
+
+    def wake_at(self, time_s: float) -> None:
+        self._wake_s = time_s
 
     def leased(self, worker: int, reply: protocol.LeaseReply) -> None:
         self._line(worker).say(reply)
@@ -161,7 +165,7 @@ class Server(Replies):
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
-        until_s = min(self._next_tick_s, self._program.sequencer.grace_until_s)
+        until_s = min(self._next_tick_s, self._wake_s)
         return min(TICK_S, max(0.0, until_s - time.monotonic()))
 
     def _over(self) -> bool:
@@ -193,7 +197,7 @@ class Server(Replies):
 
     def _tick(self) -> None:
         now_s, program = time.monotonic(), self._program
-        if now_s >= program.sequencer.grace_until_s:
+        if now_s >= self._wake_s:
             program.receive(Ticked(), now_s)
         if now_s < self._next_tick_s:
             return
@@ -243,8 +247,8 @@ class Server(Replies):
         if isinstance(message, launcher.Emptied):
             self._lost(self._line(message.worker))
             return
-        if self._opening.assembly is not None:
-            self._opening.assembly.board.stopped = 1
+        if self._opening.blocks is not None:
+            self._opening.blocks.board.stopped = 1
         self._program.stop(time.monotonic())
 
     def _scale(self, workers: int) -> None:
@@ -294,10 +298,10 @@ class Server(Replies):
             return
         if isinstance(message, protocol.Hello):
             line.hello = message
-            line.late = self._opening.assembly is not None
-            if self._opening.assembly is not None:  # its model has to be the others'
+            line.late = self._opening.blocks is not None
+            if self._opening.blocks is not None:  # its model has to be the others'
                 try:
-                    self._opening.assembly.check(message)
+                    self._opening.blocks.check(message)
                 except PlesioError as error:
                     self._refuse(line, error)
                     return
@@ -308,7 +312,7 @@ class Server(Replies):
         elif line.ready:
             self._late.append(line)
         else:
-            line.say(*self._memory.welcome(first=False))
+            line.say(*self._memory.blocks.welcome(first=False))
 
     def _group_for(self, worker: int) -> protocol.GroupGiven:
         """Where workers meet for collectives of torch's, and who is left."""
@@ -380,45 +384,47 @@ class Server(Replies):
     def _begin(self) -> None:
         """Training is one step nearer; when every live worker is ready it begins."""
         self._opening.proceed(self._program.stopping)
-        memory = self._opening.assembly
-        if memory is None or not self._opening.complete:
+        blocks = self._opening.blocks
+        if blocks is None or not self._opening.complete:
             return
-        now_s = time.monotonic()
+        now_s, machine = time.monotonic(), Machine(blocks)
         try:
-            self._program.begin(memory, now_s)
+            self._program.begin(machine, now_s)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
             self._program.trouble(None, str(error), str(error), type(error).__name__)
             return
+        self._machine = machine
         self._meter.begin(now_s)
         self._tell_engine(Begun())
         lines = [line for line in self._lines if line is not None]
-        if not memory.folds:
+        if not blocks.folds:
             host = self._listening.host if self._listening is not None else LOOPBACK
-            self._peers = Peers(self._program, lines, memory, self._timeout_s, host, now_s)
+            self._peers = Peers(self._program, lines, blocks, self._timeout_s, host, now_s)
             self._hear |= self._peers.hear
         for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
             if line.gone:
                 self._program.left(line.worker, line.incarnation, not line.finished, now_s)
             else:
                 self._joined(line, now_s)
-        self._snapshots.serve(memory)
+        self._snapshots.serve(machine)
 
     # Ending
 
     def _finish(self) -> None:
-        program, memory = self._program, self._program.memory
+        program, machine = self._program, self._machine
         lost = ""
         if self._peers is not None:
             self._peers.settle(concluded=True)
             lost = self._peers.lost_weights()
         program.end(time.monotonic())
-        buffer = 0
-        if memory is not None:
-            self._snapshots.send(memory, final=True)
-            buffer = memory.final_buffer(FINAL)
-        program.close(time.monotonic(), buffer)
-        figures = program.figures(time.monotonic(), memory, buffer, lost)
-        self._tell_engine(figures, (memory.ring_descriptor,) if memory is not None else ())
+        if machine is None:
+            self._tell_engine(program.figures(time.monotonic()))
+            return
+        self._snapshots.send(machine, final=True)
+        lies = machine.view(ENGINE, final=True)
+        program.close(time.monotonic())
+        figures = program.figures(time.monotonic(), lies, machine.blocks.model, lost)
+        self._tell_engine(figures, (machine.blocks.ring_descriptor,))
 
     def _tell(self, message: Trouble | Writing) -> None:
         """Tell the engine; what happened is put on record, too."""

@@ -19,6 +19,7 @@ from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.launch.local.output import speak_as
 from plesio.launch.returned import packed
+from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest, Visited
 from plesio.protocol.worker import (
@@ -35,7 +36,6 @@ from plesio.protocol.worker import (
     ToWorker,
     Welcome,
 )
-from plesio.server.assembly import arenas
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import States, brought_back, hand_over
 from plesio.tensors.model import device_of

@@ -46,12 +46,11 @@ from plesio.observe.meter import Meter
 from plesio.protocol.journal import NO_END, Journal, JournalError, JournalHead, WorkerEvent, read_journal, records
 from plesio.protocol.worker import Beginning, Contribution, GoOn, LeaseReply, LeaseRequest, Ready
 from plesio.server.checkpointer import Checkpointer, Keeping
-from plesio.server.interfaces import Replies, answer_to
+from plesio.server.interfaces import Replies
 from plesio.server.program import Program, event_of
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
-from plesio.tensors.checksum import weights_hash, window_checksum
 from plesio.transport.doorbell import Located
 
 
@@ -202,7 +201,7 @@ class _Checksums(Recorder):
         """Versions were made."""
         for effect in effects:
             if isinstance(effect, events.Fold):
-                self.made[effect.version] = window_checksum(self.folded(), effect.version)
+                self.made[effect.version] = self.memory.checksum(effect.version)
 
 
 class _Replay(Replies):
@@ -282,7 +281,7 @@ class _Replay(Replies):
                 what = f"made of contribution {who}, the weights are not the same"
                 raise _DifferentError(what if ours is not None else "it was not made here")
             self._same = record.version
-        elif isinstance(record, records.Ended) and weights_hash(self._checksums.weights()) != record.weights_hash:
+        elif isinstance(record, records.Ended) and self._checksums.memory.digest() != record.weights_hash:
             raise _DifferentError("all versions looked the same, but the final weights differ")
         answered, self._answered = self._answered, []
         for seat, answer in answered:  # they run up to their next requests
@@ -295,15 +294,15 @@ class _Replay(Replies):
 
     def _resume(self, held: tuple[int, ...]) -> None:
         """The run was interrupted after its checkpoint; do what restoring that does. `held`: whose own state came back."""
-        memory = self._program.memory
-        if memory is None:
+        if not self._program.begun:
             raise _DifferentError("the journal begins at a checkpoint: the part before it is not there")
         self._program.look()
         for seat in self._seats:
             seat.empty()
-        states = self._checkpointer.own_states(memory.held)
-        self._checkpointer.go_on(memory.held, {worker: state for worker, state in states.items() if worker in held})
-        memory.folder.begin_anew()
+        memory = self._program.memory
+        states = self._checkpointer.own_states(memory)
+        self._checkpointer.go_on(memory, {worker: state for worker, state in states.items() if worker in held})
+        memory.begin_anew()
         self._program.go_back(self._program.sequencer.state())
 
     def _heard(self, event: WorkerEvent, time_s: float) -> None:
@@ -359,17 +358,16 @@ class _Replay(Replies):
     def _on_the_way(self, seat: RecordedWorker, event: events.Joined, to: events.Whereabouts) -> LeaseReply | Located:
         """Bring a worker nearer to where it lost its seat. What it did on the way is in no version, and much of it in no journal:
         the head that it did it for was lost. It only has to be as far."""
-        assert seat.worker is not None and self._program.memory is not None, "it is under way"
+        assert seat.worker is not None, "it is under way"
         request, steps, version = seat.request, seat.worker.state.steps, self._program.version
         if request is None or steps > to.steps or (isinstance(request, LeaseRequest) and request.epoch >= to.epochs):
             raise self._otherwise(seat, event)
         if isinstance(request, LeaseRequest):
             here = steps < to.steps - (not to.asks) or request.epoch + 1 == to.epochs
             return LeaseReply(((request.epoch, 0),) if here else ())
-        current = next(i for i, one in enumerate(self._program.memory.ring) if one is self._program.memory.current)
         if isinstance(request, Ready):
-            return Located(Beginning(version, False, 0, 0), current)
-        return Located(GoOn(version, False, events.Verdict.TAKEN), current)
+            return self.seating.memory.whole(Beginning(version, False, 0, 0))
+        return self.seating.memory.whole(GoOn(version, False, events.Verdict.TAKEN))
 
     def _otherwise(self, seat: RecordedWorker, event: WorkerEvent) -> _DifferentError:
         worker = seat.worker
@@ -379,15 +377,13 @@ class _Replay(Replies):
 
     # What workers are answered; the run was not refused anything, or the journal would not have it
 
-    def granted(self, grant: events.Grant, buffer: int) -> float:
+    def granted(self, grant: events.Grant, answer: Located) -> float:
         """It goes on when the event is dealt with."""
-        answer = answer_to(grant, buffer, self._checkpointer.before[grant.worker], self._checkpointer.counters)
         self._answered.append((self._seats[grant.worker], answer))
         return 0.0
 
-    def called_off(self, cancel: events.Cancel, buffer: int) -> None:
+    def called_off(self, cancel: events.Cancel, answer: Located) -> None:
         """It goes on when the journal says that it heard of that."""
-        answer = answer_to(cancel, buffer, self._checkpointer.before[cancel.worker], self._checkpointer.counters)
         self._seats[cancel.worker].called_off.append(answer)
 
     def leased(self, worker: int, reply: LeaseReply) -> None:

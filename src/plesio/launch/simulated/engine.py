@@ -37,10 +37,10 @@ from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.interfaces import answer_to
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
 from plesio.strategy.answers import Server
+from plesio.transport.doorbell import Located
 
 THREADS = 1  # the same bits on every machine, and steps as small as a simulation's are fastest so
 
@@ -135,7 +135,6 @@ class SimulatedEngine:
     def seat(self, worker: GreenletWorker) -> None:
         run = self.run_of
         if self._seating.seat(worker, run.clock.now_s):
-            assert run.program.memory is not None, "it was laid out for the first"
             run.push_nbytes = run.program.memory.push_bytes
             run.answer_nbytes = run.program.memory.answer_bytes
         elif worker.error is not None and self.job.config.on_worker_error == "raise":
@@ -171,8 +170,7 @@ class SimulatedEngine:
     def _judge(self, now_s: float) -> None:
         assert self._judgement is not None
         program = self.run_of.program
-        assert program.memory is not None, "there is a model"
-        program.is_finite(program.memory.current)
+        program.is_finite()
         metrics = self._judgement(self._seating.model())
         samples = program.before.samples + self.run_of.samples
         self.outcome.judged(Evaluation(now_s, program.version, samples, metrics), self._judgement.raised, self.live)
@@ -194,14 +192,10 @@ class _Participant(Watcher, Participant):
         self._worker = self._engine.new_worker(self._rank, self)
         self._engine.seat(self._worker)
 
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+    def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
-        told: object = answer
-        if not isinstance(answer, LeaseReply):
-            checkpointer = self._engine.checkpointer
-            told = answer_to(answer, buffer, checkpointer.before[self._rank], checkpointer.counters)
-        request = self._worker.resume(told)
+        request = self._worker.resume(answer if isinstance(answer, LeaseReply) else told)
         assert request is None or isinstance(request, (Contribution, LeaseRequest)), (
             "a step is called off by its answer"
         )

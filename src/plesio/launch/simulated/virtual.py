@@ -36,15 +36,17 @@ from plesio.errors import ConfigurationError, PlesioError, error_class
 from plesio.launch.simulated.clock import NO_LIMITS, Limits, VirtualClock
 from plesio.launch.simulated.network import network_of
 from plesio.launch.simulated.workers import Answer, Message, Participant
+from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.interfaces import Folder, Replies
-from plesio.server.program import Program
+from plesio.server.interfaces import Replies
+from plesio.server.program import NO_ANSWER, Program
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
+from plesio.transport.doorbell import Located
 
 LOOK_STEPS = 64  # how many events there are between two looks at the run
 TICKS = 10  # how many times in the time that a worker may be silent it is asked whether one is
@@ -64,14 +66,14 @@ class _Worker:
     incarnation: int
     state: State = State.ABSENT
     latest: Message | None = None
-    called_off: tuple[Cancel, int, float] | None = None
-    """While it waited for data, with the buffer it goes on from and when that is there."""
+    called_off: tuple[Cancel, Located, float] | None = None
+    """A cancellation that came while it waited for data, with its answer, and when that is there."""
 
 
 class VirtualRun(Replies):
     """One run in virtual time: it brings the events to the server's program, and is its replies.
 
-    The arithmetic is done by `folder`, or in memory that the program is given (`Program.begin`); with neither, only the time
+    The arithmetic is done by `memory`, or in one that the program is given (`Program.begin`); with neither, only the time
     is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `evaluate` is called
     with the time and the version; a reason ends the run. `look` is called between
     events, now and then. `incarnation` is that of the first processes.
@@ -82,7 +84,7 @@ class VirtualRun(Replies):
         strategy: Strategy,
         cluster: Cluster,
         participants: Sequence[Participant],
-        folder: Folder | None = None,
+        memory: Memory | None = None,
         *,
         push_nbytes: int = 0,
         answer_nbytes: int = 0,
@@ -114,7 +116,7 @@ class VirtualRun(Replies):
             recorder=recorder,
             checkpointer=checkpointer,
             tell=self._told,
-            folder=folder,
+            memory=memory,
             raise_on_nonfinite=raise_on_nonfinite,
         )
         self.incidents: list[Incident] = []
@@ -132,12 +134,14 @@ class VirtualRun(Replies):
         self._checkpoint_every_s = checkpoint_every_s
         self._workers = [_Worker(one, incarnation - 1) for one in participants]
         self._here = 0  # processes that the server has not seen the end of
-        self._answered: list[tuple[int, Answer | Discard, int, float]] = []  # what to do when an event is dealt with
+        self._answered: list[
+            tuple[int, Answer | Discard, Located, float]
+        ] = []  # what to do when an event is dealt with
         self._keeps_slot = strategy.release.after_fold
         self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
         self._silent_until_s = 0.0
         self._ticking = False
-        self._grace_until_s = inf  # for when a tick is planned
+        self._wake_s = self._planned_s = inf
 
     # The loop
 
@@ -296,10 +300,10 @@ class VirtualRun(Replies):
 
     # What workers send
 
-    def _go_on(self, index: int, answer: Answer, buffer: int, has_it_s: float) -> None:
+    def _go_on(self, index: int, answer: Answer, told: Located, has_it_s: float) -> None:
         """Tell a worker to go on, and plan what it sends next."""
         worker = self._workers[index]
-        ready_s, request = worker.participant.go_on(answer, buffer, has_it_s)
+        ready_s, request = worker.participant.go_on(answer, told, has_it_s)
         assert ready_s >= has_it_s, f"worker {index} answered before it was asked: {request}"
         message = worker.latest = Message(index, worker.incarnation, ready_s, request)
         nbytes = 0
@@ -330,7 +334,7 @@ class VirtualRun(Replies):
 
     def _end_grace(self, until_s: float) -> None:
         """A grace is over at `until_s`, unless everybody came before."""
-        if self.program.sequencer.grace_until_s == until_s:
+        if self._wake_s == until_s:
             self.program.receive(Ticked(), until_s)
             self._settle()
 
@@ -367,27 +371,30 @@ class VirtualRun(Replies):
         """What the server does takes no time."""
         return self.clock.now_s
 
-    def granted(self, grant: Grant, buffer: int) -> float:
+    def granted(self, grant: Grant, answer: Located) -> float:
         has_it_s = self._answer(grant.worker, grant.version)
-        self._answered.append((grant.worker, grant, buffer, has_it_s))
+        self._answered.append((grant.worker, grant, answer, has_it_s))
         return has_it_s
 
-    def called_off(self, cancel: Cancel, buffer: int) -> None:
+    def called_off(self, cancel: Cancel, answer: Located) -> None:
         """A step is called off: void, unless it is on its way, or its worker waits for data, by the time this is heard."""
         worker = self._workers[cancel.worker]
         if worker.latest is None or worker.latest.request is None:
             return
         has_it_s = self._answer(cancel.worker, cancel.version)
-        worker.called_off = (cancel, buffer, has_it_s)
+        worker.called_off = (cancel, answer, has_it_s)
         if isinstance(worker.latest.request, Contribution):
-            self._answered.append((cancel.worker, cancel, buffer, has_it_s))
+            self._answered.append((cancel.worker, cancel, answer, has_it_s))
+
+    def wake_at(self, time_s: float) -> None:
+        self._wake_s = time_s
 
     def leased(self, worker: int, reply: LeaseReply) -> None:
         """Data takes as long as a message without bytes, each way."""
         has_it_s, latest = self._network.answer(worker, 0), self._workers[worker].latest
         assert latest is not None, "it asked"
         self.meter.workers[worker].fetched(latest.ready_s, has_it_s)
-        self._answered.append((worker, reply, -1, has_it_s))
+        self._answered.append((worker, reply, NO_ANSWER, has_it_s))
 
     def refused(self, worker: int, why: str) -> None:
         raise ConfigurationError(why)
@@ -396,7 +403,7 @@ class VirtualRun(Replies):
         """One that crossed its cancellation is counted; whoever was evicted learns of it now."""
         if discard.verdict is Verdict.FENCED:
             self.meter.workers[discard.worker].void()
-            self._answered.append((discard.worker, discard, -1, self.clock.now_s))
+            self._answered.append((discard.worker, discard, NO_ANSWER, self.clock.now_s))
 
     def _answer(self, index: int, version: int) -> float:
         """When the parameters are with a worker; the first version is everywhere from the start."""
@@ -407,19 +414,18 @@ class VirtualRun(Replies):
 
     def _settle(self) -> None:
         """An event is dealt with: those who were answered go on, in that order."""
-        for index, answer, buffer, has_it_s in self._answered:
+        for index, answer, told, has_it_s in self._answered:
             if isinstance(answer, Cancel):
                 self._call_off(index, has_it_s)
             elif isinstance(answer, Discard):
                 self._fenced(index, answer.incarnation)
             else:
-                self._go_on(index, answer, buffer, has_it_s)
+                self._go_on(index, answer, told, has_it_s)
         self._answered.clear()
-        until_s = self.program.sequencer.grace_until_s
-        if until_s != self._grace_until_s:
-            self._grace_until_s = until_s
-            if until_s < inf:
-                self.clock.at(until_s, self._end_grace, until_s)
+        if self._wake_s != self._planned_s:
+            self._planned_s = self._wake_s
+            if self._wake_s < inf:
+                self.clock.at(self._wake_s, self._end_grace, self._wake_s)
         if self._to_rejoin:
             self._let_in()
 
@@ -427,7 +433,7 @@ class VirtualRun(Replies):
         """The worker hears that its latest request is called off; what it waits for comes at `listens_s`."""
         worker, meter = self._workers[index], self.meter.workers[index]
         assert worker.called_off is not None and worker.latest is not None, "there is a step to call off"
-        (cancel, buffer, has_it_s), worker.called_off = worker.called_off, None
+        (cancel, told, has_it_s), worker.called_off = worker.called_off, None
         heard_s = max(listens_s, has_it_s)
         message = worker.latest
         made = message.request if isinstance(message.request, Contribution) else None
@@ -438,7 +444,7 @@ class VirtualRun(Replies):
             meter.cancelled(heard_s)
             batches = made.batches if made is not None else 0
             self._send(index, heard_s, 0, self._abandoned, Abandoned(index, worker.incarnation, batches))
-        self._go_on(index, cancel, buffer, heard_s)
+        self._go_on(index, cancel, told, heard_s)
 
     def _told(self, message: Trouble | Writing) -> None:
         if isinstance(message, Writing):

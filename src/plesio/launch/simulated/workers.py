@@ -9,6 +9,7 @@ from plesio.cluster import Cluster, Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.strategy.answers import Every
+from plesio.transport.doorbell import Located
 
 Request = Contribution | LeaseRequest | None  # what a worker sends; None: its training function returned
 Answer = Grant | Cancel | LeaseReply
@@ -31,10 +32,10 @@ class Participant:
     def begin(self, incarnation: int) -> None:
         """A new process of this worker starts."""
 
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+    def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
         """Go on from `answer`, had at `now_s`; when it sends something next, and what.
 
-        `buffer` is what the folder published for it (-1 with data: the parameters are the same as before). After a
+        `told` is what its process hears (nothing with data). After a
         Cancel the request before this one was never sent, or came to nothing.
         """
         raise NotImplementedError
@@ -52,7 +53,7 @@ class TimedWorker(Participant):
         self._last = last
         self._done = self._latest = 0  # steps, and those of them sent last
 
-    def go_on(self, answer: Answer, buffer: int, now_s: float) -> tuple[float, Request]:
+    def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
         assert not isinstance(answer, LeaseReply), "it asks for no data"
         if isinstance(answer, Cancel):
             self._done -= self._latest

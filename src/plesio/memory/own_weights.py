@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xxhash import xxh3_64_intdigest
+
 from plesio.core.events import Fold
-from plesio.core.sequencer import Sequencer
-from plesio.server.assembly import Assembly
+from plesio.errors import ConfigurationError
+from plesio.memory.blocks import MEANS, Blocks
+from plesio.tensors.arena import Arena, Kind
 from plesio.transport.held import EVERYBODY
 
 UNEVEN = (
@@ -32,58 +35,67 @@ DIFFER = (
 )
 
 
-class WholeParameters:
-    """When the parameters in `memory` are whole, as `sequencer` tells; `begun`: the version that the run begins with."""
+class OwnWeights:
+    """The parameters as they were seen last, and when they are whole.
 
-    def __init__(self, memory: Assembly, begun: int) -> None:
-        self._memory = memory
+    Args:
+        blocks: the run's; `homes` are where workers have their parameters.
+        in_one_process: workers run from one request to the next.
+    """
+
+    def __init__(self, blocks: Blocks, in_one_process: bool) -> None:
+        self.parameters = blocks.ring[MEANS]
+        self._board = blocks.board
+        self._homes = blocks.homes
+        assert blocks.held is not None, "workers that step have one"
+        self._held = blocks.held
+        self._in_one_process = in_one_process
         self._wanted: list[tuple[Callable[[], None], bool]] = []  # what to do, and whether with what a worker holds
         self._settings: dict[int, bytes] = {}  # of each worker's optimizer
         self._holds: bytes | None = None  # what the worker that was seen last holds of its own
-        self.go_back(begun)
+        self._seen = -1, 0  # of which version the parameters are, and minus whose
+        self._ended = -1, 0  # of which version a worker's were that ended, and their digest
 
     def go_back(self, version: int) -> None:
-        """The run begins, or goes on, with `version`: parameters in memory."""
-        self.begun = version
-        self._memory.seen = version, 1
+        """The run begins, or goes on, with `version`: parameters are here."""
+        self._seen = version, 1
+
+    def look_at(self, worker: int, version: int) -> None:
+        """The parameters of `version` are those that `worker` has, or one with a lower number."""
+        if (version, -worker) >= self._seen:
+            self._seen = version, -worker
+            self.parameters.copy_from(self._homes[worker])
 
     def when_seen(self, do: Callable[[], None], held: bool) -> None:
         """Do this when a worker comes to its next exchange; `held`: and left what it holds of its own."""
         self._wanted.append((do, held))
-        self._memory.board.mirror_wanted = max(self._memory.board.mirror_wanted, 1 + held)
+        self._board.mirror_wanted = max(self._board.mirror_wanted, 1 + held)
 
     def came(self, worker: int, number: int, version: int) -> None:
         """`worker`, a member, comes to exchange `number`."""
         if not self._wanted:
             return
-        assert self._memory.held is not None, "workers that step have one"
-        self._holds = self._memory.held.get(worker, number - 1)
+        self._holds = self._held.get(worker, number - 1)
         ready = [one for one in self._wanted if self._holds is not None or not one[1]]
         self._wanted = [one for one in self._wanted if one not in ready]
-        self._memory.board.mirror_wanted = 2 if self._wanted else 0
-        self._memory.look_at(worker, version)
+        self._board.mirror_wanted = 2 if self._wanted else 0
+        self.look_at(worker, version)
         for do, _ in ready:
             do()
 
     def hand_on(self, worker: int) -> None:
         """`worker` begins with what the one that was seen holds."""
-        if self._holds and self._memory.held is not None:
-            self._memory.held.put(worker, 0, self._holds)
+        if self._holds:
+            self._held.put(worker, 0, self._holds)
 
-    def look(self, sequencer: Sequencer) -> None:
-        """Show what the workers of this process have."""
-        if seats := sequencer.members.seats:
-            self._memory.look_at(min(seats), sequencer.version)
-
-    def left(self, worker: int, incarnation: int, died: bool, sequencer: Sequencer) -> str:
+    def left(self, worker: int, died: bool, waiting: bool, version: int) -> str:
         """A worker is about to be a member no longer; what is wrong with what it leaves."""
-        seat = sequencer.members.seat(worker, incarnation)
-        if seat is None:
-            return ""
         if not died:
-            return "" if self._memory.ended_alike(worker, sequencer.version) else DIFFER
-        if self._memory.in_one_process or seat.waiting is not None:
-            self._memory.look_at(worker, sequencer.version)
+            self.look_at(worker, version)
+            before, self._ended = self._ended, (version, _digest(self._homes[worker]))
+            return "" if before[0] != version or before == self._ended else DIFFER
+        if self._in_one_process or waiting:
+            self.look_at(worker, version)
         return ""
 
     def nobody_left(self) -> None:
@@ -97,17 +109,23 @@ class WholeParameters:
         """These are the settings of its optimizer."""
         self._settings[worker] = settings
 
-    def fold(self, fold: Fold) -> str:
-        """Where the settings of the members' optimizers differ, the lowest worker's hold for all. What is wrong with the fold."""
+    def check(self, fold: Fold) -> None:
+        """Where the settings of the members' optimizers differ, the lowest worker's hold for all."""
         told = [self._settings.get(member.worker, b"") for member in fold.members]
         if any(one != told[0] for one in told):
-            assert self._memory.held is not None, "workers that step have one"
-            self._memory.held.put(EVERYBODY, fold.version, told[0])
-        return UNEVEN if len({member.steps for member in fold.members}) > 1 else ""
+            self._held.put(EVERYBODY, fold.version, told[0])
+        if len({member.steps for member in fold.members}) > 1:
+            raise ConfigurationError(UNEVEN)
 
     def lost(self, version: int) -> str:
         """What is lost where those that had `version` died."""
-        seen, _ = self._memory.seen
+        seen, _ = self._seen
         if seen == version:
             return ""
         return f"the workers that had version {version} died: the weights are those of version {seen}"
+
+
+def _digest(arena: Arena) -> int:
+    """Of the parameters."""
+    ((_, end),) = arena.layout.stretches((Kind.TRAINED, Kind.FROZEN))
+    return xxh3_64_intdigest(arena.memory[:end].numpy().data)

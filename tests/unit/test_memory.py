@@ -12,9 +12,10 @@ from torch import nn
 from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from plesio.errors import ConfigurationError
+from plesio.memory.blocks import Blocks
+from plesio.memory.machine import Machine
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest
 from plesio.protocol.worker import Hello
-from plesio.server.assembly import Assembly
 from plesio.server.snapshots import Snapshots
 from plesio.strategy import Strategy, recipes
 from plesio.tensors.model import describe
@@ -39,13 +40,11 @@ def hello(worker: int, make: Make) -> Hello:
 def advice(make: Make, strategy: Strategy, workers: int = 2) -> list[str]:
     """What the user is warned of when training begins."""
     hellos = [hello(worker, make) for worker in range(workers)]
-    assembly = Assembly(strategy, workers, hellos, evaluates=False)
+    machine = Machine(Blocks(strategy, workers, hellos, evaluates=False))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assembly.build_folder()
-    said = [str(one.message) for one in caught if one.category is RuntimeWarning]
-    assert said == ([assembly.advice] if assembly.advice else [])
-    return said
+        machine.begin(0)
+    return [str(one.message) for one in caught if one.category is RuntimeWarning]
 
 
 @pytest.mark.parametrize("make", [NAdam, RAdam, Adamax, Mine], ids=lambda make: make.__name__)
@@ -103,8 +102,8 @@ def test_different_optimizers_are_refused_where_one_is_shared(make: Make, words:
         with pytest.raises(
             ConfigurationError, match=rf"worker 1 does not hold the same optimizer as worker 0: {words};"
         ):
-            Assembly(strategy, 2, hellos, evaluates=False)
-    Assembly(recipes.local_sgd(), 2, hellos, evaluates=False)
+            Blocks(strategy, 2, hellos, evaluates=False)
+    Blocks(recipes.local_sgd(), 2, hellos, evaluates=False)
 
 
 def test_a_locally_defined_optimizer_class_matches_across_workers() -> None:
@@ -116,20 +115,20 @@ def test_a_locally_defined_optimizer_class_matches_across_workers() -> None:
 
         return Own
 
-    Assembly(recipes.sync_sgd(), 2, [hello(worker, define()) for worker in range(2)], evaluates=False)
+    Blocks(recipes.sync_sgd(), 2, [hello(worker, define()) for worker in range(2)], evaluates=False)
 
 
 def test_a_closed_evaluator_connection_is_not_polled() -> None:
     """The closed end is noticed at the answer."""
     ours, theirs = channel_pair()
     line = Channel(ours, SnapshotRequest, "the evaluator")
-    snapshots = Snapshots(line, lambda: (0.0, 0, 0), look=lambda _: None)
+    snapshots = Snapshots(line, lambda: (0.0, 0, 0), look=lambda: None)
     evaluator: Channel[Any] = Channel(theirs, Snapshot, "the server")
     evaluator.send(SnapshotRequest())
     assert snapshots.hear(1.0)
     evaluator.close()
-    assembly = Assembly(recipes.sync_sgd(), 1, [hello(0, partial(SGD, lr=0.1))], evaluates=True)
-    assembly.build_folder()
-    snapshots.serve(assembly)
+    machine = Machine(Blocks(recipes.sync_sgd(), 1, [hello(0, partial(SGD, lr=0.1))], evaluates=True))
+    machine.begin(0)
+    snapshots.serve(machine)
     assert not snapshots.hear(1.0)
     line.close()

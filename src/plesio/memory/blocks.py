@@ -1,4 +1,4 @@
-"""A run's shared memory, laid out when every worker has shown its model.
+"""A run's shared memory in blocks, laid out when every worker has shown its model.
 
 What it takes, for N workers and W bytes of weights, is a formula that a run prints:
 
@@ -15,28 +15,21 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rich.filesize import decimal
-from xxhash import xxh3_64_intdigest
 
 from plesio.errors import ConfigurationError
+from plesio.memory.last_weights import LastWeights
 from plesio.protocol.worker import Hello, Welcome
-from plesio.server.last_weights import LastWeights
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Codec
-from plesio.tensors.after_step import Applied, same
-from plesio.tensors.arena import PAGE, Arena, Kind, Layout
-from plesio.tensors.carrying import Carried
-from plesio.tensors.folding import Folder, build_folder, state_copies
-from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
+from plesio.tensors.after_step import same
+from plesio.tensors.arena import PAGE, Arena, Kind, Layout, Lies
+from plesio.tensors.folding import state_copies
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers
 from plesio.tensors.outer_optimizer import described
-from plesio.tensors.packing import Packing
 from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.held import Held
@@ -44,12 +37,15 @@ from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, ta
 
 MEANS = 2
 """Buffers of the ring for means, where these are what is folded: the parameters lie behind them."""
-EVALUATOR = -1
-"""The reader of the ring that is no worker."""
 
 
-class Assembly:
-    """The memory of one run and what the server does with it. `holds`: workers leave what they hold of their own."""
+class Blocks:
+    """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own.
+
+    Raises:
+        ConfigurationError: the models, optimizers or settings do not go together.
+        SharedMemoryError: there is not that much memory.
+    """
 
     def __init__(
         self,
@@ -60,9 +56,9 @@ class Assembly:
         seats: int = 0,
         holds: bool = False,
     ) -> None:
-        self._strategy = strategy
-        self._workers = workers
-        seats = max(workers, seats)
+        self.strategy = strategy
+        self.workers = workers
+        self.seats = seats = max(workers, seats)
         self._first = hellos[0]
         self.model: Described = self._first.model
         self.structure = next((one.structure for one in hellos if one.structure), b"")
@@ -78,11 +74,12 @@ class Assembly:
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
         self.gives_back_mean = strategy.gives_back_mean
-        self._specs = _specs_of(strategy, self._first, workers)
+        self.specs = _specs_of(strategy, self._first, workers)
         for hello in hellos[1:]:
             self.check(hello)
-        self._carried = self._specs[0].carried if strategy.steps_at_server else None
-        carried = len(self._carried.keys) if self._carried is not None else 0
+        self.carried = self.specs[0].carried if strategy.steps_at_server else None
+        """The state that the user's optimizer brings."""
+        carried = len(self.carried.keys) if self.carried is not None else 0
         read = most_read(strategy, seats) + evaluates
         own = 2 + evaluates if self.mirrored else 1
         buffers = max(read + 2, 1 + carried) if self.folds else own
@@ -90,7 +87,7 @@ class Assembly:
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
             buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
-        kept = state_copies(strategy, self._specs, self.layout, seats) if self.folds else 0
+        kept = state_copies(strategy, self.specs, self.layout, seats) if self.folds else 0
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
@@ -102,75 +99,30 @@ class Assembly:
         self.board = Board(SharedBlock.create(PAGE, what), seats)
         self.ring = arenas(self._ring, self.layout, blocks)
         self.slots = arenas(self._slots, self.layout, slots)
+        self.versions = Versions(self.ring[:buffers])
+        self.packed = self.ring[buffers:]
+        """Where packed answers go."""
         self.homes = self.slots[seats:]
         """Where workers have their parameters, if these are theirs."""
-        self.in_one_process = False
-        """Whether workers run from one request to the next, in this process."""
-        self.seen = -1, 0
-        """Of which version the parameters are that were seen last, and minus whose."""
-        self._ended = -1, 0  # of which version a worker's were that ended, and their digest
         own = (holds and (strategy.send.stepped or seats == 1)) or self.gives_back_mean
         self.held = Held.create(seats) if own else None
         self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
-        self._versions = Versions(self.ring[:buffers])
-        self._folder: Folder | None = None
 
     def _check_privacy(self) -> None:
         names = [*(spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER), *self.tables]
-        if self._strategy.send.privacy is not None and names:
+        if self.strategy.send.privacy is not None and names:
             raise ConfigurationError(
                 f"privacy=: the model's buffers ({', '.join(names[:3])}) would be sent as they are, neither clipped nor noised; "
                 "use layers without running statistics (GroupNorm in place of BatchNorm)"
             )
-
-    @property
-    def push_bytes(self) -> int:
-        """What a contribution takes, without the rows of tables."""
-        return self._bytes_by(self._strategy.send.codec)
-
-    @property
-    def answer_bytes(self) -> int:
-        """What an answer takes."""
-        return self._bytes_by(self._strategy.adopt.codec)
-
-    def _bytes_by(self, codec: Codec | None) -> int:
-        return Packing(self.layout, codec).nbytes if codec is not None else self.layout.payload_bytes
 
     def check(self, hello: Hello) -> None:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""
         if self.after_step is not None or hello.after_step is not None:
             same([self.after_step, hello.after_step])
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
-        if self._strategy.outer.of_user or self._strategy.outer.in_worker:
+        if self.strategy.outer.of_user or self.strategy.outer.in_worker:
             check_same_optimizers(self._first.optimizers, hello.optimizers, hello.worker, self._first.worker)
-
-    @property
-    def folder(self) -> Folder:
-        assert self._folder is not None, "training has begun"
-        return self._folder
-
-    @property
-    def current(self) -> Arena:
-        """The global parameters as the last fold left them; the next one writes there. Where they are the workers', as they were
-        seen last."""
-        return self.ring[MEANS] if self.gives_back_mean else self.folded
-
-    @property
-    def folded(self) -> Arena:
-        """What the last fold made."""
-        return self._versions.buffers[self._versions.current]
-
-    def look_at(self, worker: int, version: int) -> None:
-        """The parameters of `version` are those that `worker` has, or one with a lower number."""
-        if (version, -worker) >= self.seen:
-            self.seen = version, -worker
-            self.current.copy_from(self.homes[worker])
-
-    def ended_alike(self, worker: int, version: int) -> bool:
-        """`worker` has ended with `version`; whether the one before it, if that ended with the same, has the same parameters."""
-        self.look_at(worker, version)
-        before, self._ended = self._ended, (version, _digest(self.homes[worker]))
-        return before[0] != version or before == self._ended
 
     @property
     def ring_descriptor(self) -> int:
@@ -185,73 +137,24 @@ class Assembly:
         held = (self.held.fd,) if self.held is not None else ()
         return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor, *held)
 
+    def lies(self, buffer: int) -> Lies:
+        """Where a buffer of the ring lies."""
+        return Lies(self._ring.nbytes, buffer * self.layout.nbytes)
+
+    def new_arenas(self) -> Callable[[str], Arena]:
+        """Makes memory for what the server keeps."""
+        # not a method of ours: in a cycle, memory would wait for the collector
+        return partial(_new_arena, self._state, self.layout, self.strategy.name)
+
+    def lent(self, count: int, what: str) -> tuple[SharedBlock, tuple[Arena, ...]]:
+        """Memory for so many arenas of `what`, for a worker."""
+        block = SharedBlock.create(self.layout.nbytes * count or PAGE, what)
+        return block, arenas(block, self.layout, count)
+
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""
         self._ring.close()
         self._slots.close()
-
-    def build_folder(self, carry: bool = True) -> None:
-        """Get ready to fold from the weights in the first buffer, and if `carry` with the state in those behind it."""
-        if self.folds:
-            # not a method of ours: in a cycle, memory would wait for the collector
-            new_arena = partial(_new_arena, self._state, self.layout, self._strategy.name)
-            self._folder = build_folder(
-                self._strategy,
-                self._specs,
-                self._versions,
-                self.slots,
-                self._workers,
-                new_arena,
-                self.ring[len(self._versions.buffers) :],
-                self._threads(),
-                Applied(self.after_step, self.model.specs)
-                if self.after_step and self._strategy.steps_at_server
-                else None,
-            )
-            if carry and self._carried is not None:
-                self._folder.begin_from(self._carried, self.ring[1:])
-        for buffer in (*self._versions.buffers[1:], *self.ring[MEANS : MEANS + self.gives_back_mean]):
-            buffer.copy_from(self.ring[0])
-        if self.advice:
-            warnings.warn(self.advice, RuntimeWarning, stacklevel=2)
-
-    def _threads(self) -> int:
-        """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""
-        cores = len(os.sched_getaffinity(0))
-        return cores if self._strategy.gather.in_rounds else max(1, cores - self._workers)
-
-    @property
-    def advice(self) -> str:
-        """What the user should know of the way this run folds; empty if it is as the strategy says."""
-        asked = self._strategy.adopt.looks_ahead and self._workers > 1  # one has nobody to look ahead to
-        if not asked or isinstance(self._folder, LookAheadFolding):
-            return ""
-        kept = [spec for spec in self._specs if keeps_momentum(spec.groups)]
-        if not kept:
-            return ""
-        return (
-            f"{kept[0].kind.__name__}: no look-ahead is known for it, so {self._strategy.name} folds it plainly, which "
-            "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
-        )
-
-    def state_for(self, worker: int) -> tuple[Carried, SharedBlock]:
-        """The state of the optimizer that steps at the server, as `worker` would hold it; the block holds what the keys name."""
-        carried = self.folder.carried()
-        block = SharedBlock.create(self.layout.nbytes * len(carried.keys) or PAGE, "the optimizer's state")
-        self.folder.copy_state(worker, carried, arenas(block, self.layout, len(carried.keys)))
-        return carried, block
-
-    def final_buffer(self, reader: int) -> int:
-        """Pin a buffer that holds the parameters as they are (or, mirrored, as the last to finish left them)."""
-        if self.gives_back_mean:
-            if reader != EVALUATOR:
-                return MEANS
-            self.ring[-1].copy_from(self.current)  # it reads while others are looked at
-            return len(self.ring) - 1
-        if self.folds:
-            return self.folder.snapshot(reader)
-        whole = self.last_weights.whole
-        return whole.buffer if whole is not None else len(self.ring) - 1
 
 
 def _specs_of(strategy: Strategy, first: Hello, workers: int) -> tuple[OptimizerSpec, ...]:
@@ -267,12 +170,6 @@ def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str)
     block = SharedBlock.create(layout.nbytes, f"the {what} that {keeper} keeps")
     state.append(block)
     return Arena(layout, block.memory)
-
-
-def _digest(arena: Arena) -> int:
-    """Of the parameters."""
-    ((_, end),) = arena.layout.stretches((Kind.TRAINED, Kind.FROZEN))
-    return xxh3_64_intdigest(arena.memory[:end].numpy().data)
 
 
 def most_read(strategy: Strategy, workers: int) -> int:

@@ -1,0 +1,280 @@
+"""The memory of a run that has a model: blocks that the workers map, and what the server does with them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from plesio.core.events import Effect, Fold, Forget, Hold, Share, Show
+from plesio.memory import saved
+from plesio.memory.blocks import MEANS, Blocks
+from plesio.memory.own_weights import OwnWeights
+from plesio.memory.port import Kept, Memory
+from plesio.protocol.worker import Answer, Beginning, Contribution
+from plesio.strategy.answers import Codec
+from plesio.tensors.after_step import Applied
+from plesio.tensors.arena import Arena, Kind, Lies
+from plesio.tensors.carrying import Carried
+from plesio.tensors.checksum import weights_hash, window_checksum
+from plesio.tensors.finite import are_finite
+from plesio.tensors.folding import Folder, build_folder
+from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
+from plesio.tensors.packing import Packing
+from plesio.tensors.tensor_set import of_bits
+from plesio.transport.doorbell import Located
+from plesio.transport.memory import SharedBlock
+
+EVALUATOR, ENGINE = -1, -2
+"""Readers that are no workers."""
+
+
+class Machine(Memory):
+    """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next."""
+
+    def __init__(self, blocks: Blocks, in_one_process: bool = False) -> None:
+        strategy = blocks.strategy
+        self.blocks = blocks
+        self.push_bytes = self._bytes_by(strategy.send.codec)
+        self.answer_bytes = self._bytes_by(strategy.adopt.codec)
+        self._own = OwnWeights(blocks, in_one_process) if blocks.gives_back_mean else None
+        self._absent = [b""] * blocks.seats  # in what each worker sent last
+        self._places = [0] * blocks.seats  # the buffer that each was shown last
+        self._final: int | None = None
+        self._folder: Folder | None = None
+        self._actions: dict[type, Callable[..., None]] = {Hold: self._hold, Fold: self._fold, Show: self._show}
+        self._actions |= {Share: self._share, Forget: self._forget}
+
+    def _bytes_by(self, codec: Codec | None) -> int:
+        layout = self.blocks.layout
+        return Packing(layout, codec).nbytes if codec is not None else layout.payload_bytes
+
+    @property
+    def plain_bytes(self) -> int:  # type: ignore[override]
+        return 0 if self.row_bytes else self.blocks.layout.payload_bytes
+
+    @property
+    def row_bytes(self) -> int:  # type: ignore[override]
+        return self._folder.row_bytes if self._folder is not None else 0
+
+    @property
+    def shared_bytes(self) -> int:  # type: ignore[override]
+        return self.blocks.shared_bytes
+
+    @property
+    def folder(self) -> Folder:
+        assert self._folder is not None, "training has begun"
+        return self._folder
+
+    @property
+    def current(self) -> Arena:
+        """The global parameters as the last fold left them; the next one writes there. Where they are the workers', as they were
+        seen last."""
+        return self.folded if self._own is None else self._own.parameters
+
+    @property
+    def folded(self) -> Arena:
+        """What the last fold made: the parameters, or the mean that workers step by."""
+        return self.blocks.versions.buffers[self.blocks.versions.current]
+
+    # Beginning
+
+    @property
+    def note(self) -> str:  # type: ignore[override]
+        after = self.blocks.after_step
+        return f"after each step the weights go through {after.name}" if after is not None else ""
+
+    def begin(self, version: int, carry: bool = True) -> None:
+        """As the port has it; `carry`: with the state that the user's optimizer brings."""
+        blocks = self.blocks
+        if blocks.folds:
+            self._folder = self._built()
+            if carry and blocks.carried is not None:
+                self._folder.begin_from(blocks.carried, blocks.ring[1:])
+        for buffer in (*blocks.versions.buffers[1:], *blocks.ring[MEANS : MEANS + blocks.gives_back_mean]):
+            buffer.copy_from(blocks.ring[0])
+        if self._own is not None:
+            self._own.go_back(version)
+        if advice := self._advice():
+            warnings.warn(advice, RuntimeWarning, stacklevel=2)
+
+    def _built(self) -> Folder:
+        blocks, strategy = self.blocks, self.blocks.strategy
+        after = blocks.after_step if strategy.steps_at_server else None
+        applied = Applied(after, blocks.model.specs) if after is not None else None
+        return build_folder(
+            strategy, blocks.specs, blocks.versions, blocks.slots, blocks.workers, blocks.new_arenas(), blocks.packed,
+            self._threads(), applied,
+        )  # fmt: skip
+
+    def _threads(self) -> int:
+        """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""
+        cores = len(os.sched_getaffinity(0))
+        return cores if self.blocks.strategy.gather.in_rounds else max(1, cores - self.blocks.workers)
+
+    def _advice(self) -> str:
+        """What the user should know of the way this run folds; empty if it is as the strategy says."""
+        strategy = self.blocks.strategy
+        asked = strategy.adopt.looks_ahead and self.blocks.workers > 1  # one has nobody to look ahead to
+        kept = [spec for spec in self.blocks.specs if keeps_momentum(spec.groups)]
+        if not asked or not kept or isinstance(self._folder, LookAheadFolding):
+            return ""
+        return (
+            f"{kept[0].kind.__name__}: no look-ahead is known for it, so {strategy.name} folds it plainly, which "
+            "can diverge with many workers; use SGD, Adam or AdamW, or correct='plain' to accept it"
+        )
+
+    # Training
+
+    def came(self, worker: int, number: int, version: int) -> None:
+        if self._own is not None:
+            self._own.came(worker, number, version)
+
+    def told(self, worker: int, made: Contribution) -> None:
+        if made.settings:
+            self.folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
+            if self._own is not None:
+                self._own.told(worker, made.settings)
+        if made.rows or made.absent != self._absent[worker]:
+            self._absent[worker] = made.absent
+            self.folder.came(worker, of_bits(made.absent), made.rows)
+
+    def do(self, effect: Effect) -> None:
+        if self._folder is not None:
+            self._actions[type(effect)](effect)
+
+    def _hold(self, hold: Hold) -> None:
+        self.folder.hold(hold.worker, hold.weight)
+
+    def _fold(self, fold: Fold) -> None:
+        if self._own is not None:
+            self._own.check(fold)
+        self.folder.fold(fold)
+
+    def _show(self, show: Show) -> None:
+        self._places[show.worker] = self.folder.publish(show.worker, show.unasked)
+
+    def _share(self, share: Share) -> None:
+        self.folder.share_among(share.workers)
+
+    def _forget(self, forget: Forget) -> None:
+        self.folder.forget(forget.worker)
+
+    def located(self, worker: int, answer: Answer) -> Located:
+        if self._own is not None and isinstance(answer, Beginning):
+            return Located(answer, MEANS)  # behind which the parameters lie
+        return Located(answer, self._places[worker])
+
+    def whole(self, answer: Answer) -> Located:
+        """An answer to anybody, with the place of the current version itself."""
+        return Located(answer, next(at for at, one in enumerate(self.blocks.ring) if one is self.current))
+
+    # What others may see
+
+    def checksum(self, version: int) -> int:
+        return window_checksum(self.folded.memory, version)
+
+    def digest(self) -> str:
+        return weights_hash(self.current.memory)
+
+    def not_finite(self) -> str:
+        parameters = self.current if self._final is None else self.blocks.ring[self._final]
+        if are_finite(parameters.of_kind(Kind.TRAINED, Kind.ROWS)):
+            return ""
+        named = zip(parameters.layout.specs, parameters.views, strict=True)
+        return next(spec.name for spec, view in named if spec.kind.moves and not are_finite([view]))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The parameters by the model's names, each with memory of its own."""
+        views = self.current.views
+        named = {name: views[index].clone() for name, index in self.blocks.model.names}
+        return named | {name: table.clone() for name, table in self.blocks.tables.items()}
+
+    def view(self, reader: int, final: bool = False) -> Lies:
+        """Where `reader` finds the parameters as they are, until it asks again. Where workers fold among themselves that is
+        what one left in the mirror or, in the end, what the last to finish left."""
+        blocks = self.blocks
+        if blocks.folds:
+            buffer = self._shown_whole(reader)
+        elif not final:
+            return blocks.lies(0)
+        else:
+            whole = blocks.last_weights.whole
+            buffer = whole.buffer if whole is not None else len(blocks.ring) - 1
+        self._final = buffer if final else None
+        return blocks.lies(buffer)
+
+    def _shown_whole(self, reader: int) -> int:
+        if self._own is None:
+            return self.folder.snapshot(reader)
+        if reader != EVALUATOR:
+            return MEANS
+        self.blocks.ring[-1].copy_from(self.current)  # it reads while others are looked at
+        return len(self.blocks.ring) - 1
+
+    def state_for(self, worker: int) -> tuple[Carried, SharedBlock]:
+        """The state of the optimizer that steps at the server, as `worker` would hold it; the block holds what the keys name."""
+        carried = self.folder.carried()
+        block, arenas = self.blocks.lent(len(carried.keys), "the optimizer's state")
+        self.folder.copy_state(worker, carried, arenas)
+        return carried, block
+
+    # Checkpoints
+
+    def kept(self) -> Kept:
+        return saved.kept(self.blocks, self.current, self.folder.kept())
+
+    def restore(self, kept: Kept, name: str, version: int) -> None:
+        saved.load_weights(self.blocks, kept, name)
+        self.begin(version, carry=False)
+        saved.load_state(self.folder, kept, name)
+
+    def go_back(self, version: int) -> None:
+        if self._own is not None:
+            self._own.go_back(version)
+
+    def begin_anew(self) -> None:
+        self.folder.begin_anew()
+
+    @property
+    def holds(self) -> bool:  # type: ignore[override]
+        return self.blocks.held is not None
+
+    def held(self, worker: int, number: int) -> bytes | None:
+        return self.blocks.held.get(worker, number) if self.blocks.held is not None else None
+
+    def hold_again(self, worker: int, state: bytes | None) -> None:
+        if self.blocks.held is None:
+            return
+        self.blocks.held.forget(worker)
+        if state is not None:
+            self.blocks.held.put(worker, 0, state)
+
+    # Where the parameters are the workers' own
+
+    def when_whole(self, do: Callable[[], None], members: Sequence[int], held: bool = False) -> None:
+        if self._own is None or not members:
+            do()
+        else:
+            self._own.when_seen(do, held)
+
+    def look(self, members: Sequence[int], version: int) -> None:
+        if self._own is not None and members:
+            self._own.look_at(min(members), version)
+
+    def hand_on(self, worker: int) -> None:
+        if self._own is not None:
+            self._own.hand_on(worker)
+
+    def left(self, worker: int, died: bool, waiting: bool, version: int) -> str:
+        return self._own.left(worker, died, waiting, version) if self._own is not None else ""
+
+    def nobody_left(self) -> None:
+        if self._own is not None:
+            self._own.nobody_left()
+
+    def lost(self, version: int) -> str:
+        return self._own.lost(version) if self._own is not None else ""

@@ -1,0 +1,137 @@
+"""The whole interface of a run's memory. It takes the sequencer's effects in their order, and gives answers.
+
+| effect          | what the memory does                                                               |
+| --------------- | ---------------------------------------------------------------------------------- |
+| Hold            | adds what lies in a worker's slot to the buffer; the slot is free                  |
+| Fold            | makes the next version of what was held, or lies in the members' slots             |
+| Show            | a worker reads the version from now on; where it lies goes with the next answer    |
+| Forget          | a worker reads nothing any more                                                    |
+| Share           | learning rates are shared among another number of workers                         |
+
+Beside these it is told what came with a contribution (`told`), before the sequencer hears of that. Nobody else at the server
+knows where tensors lie: a place travels in an answer, a welcome or a view, to whoever maps the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from plesio.core.events import Effect
+from plesio.protocol.worker import Answer, Contribution
+from plesio.transport.doorbell import Located
+
+
+class Kept(NamedTuple):
+    """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, and the
+    `layout` in words."""
+
+    weights: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Any]
+    layout: tuple[str, ...]
+
+
+class Memory:
+    """A memory without tensors: before there is a model, where the workers fold, and in runs that ask for the time only."""
+
+    push_bytes = 0
+    """What a contribution takes, without the rows of tables."""
+    answer_bytes = 0
+    """What an answer takes."""
+    plain_bytes = 0
+    """What either would take unpacked."""
+    row_bytes = 0
+    """What travelled of tables."""
+    shared_bytes = 0
+    """How much of it is shared with the workers."""
+
+    note = ""
+    """What the record of the run should say of it."""
+
+    def begin(self, version: int) -> None:
+        """Training begins from the weights that the first worker handed over, as `version`."""
+
+    def came(self, worker: int, number: int, version: int) -> None:
+        """A member of the run comes to its exchange `number`; the current version is `version`."""
+
+    def told(self, worker: int, made: Contribution) -> None:
+        """A contribution lies in `worker`'s slot: what came with it."""
+
+    def do(self, effect: Effect) -> None:
+        """Carry out an effect.
+
+        Raises:
+            ConfigurationError: what was contributed cannot be folded together.
+        """
+
+    def located(self, worker: int, answer: Answer) -> Located:
+        """An answer to `worker`, with the place of what it was shown last."""
+        return Located(answer, 0)
+
+    def checksum(self, version: int) -> int:
+        """That of a part of what the last fold made, which was `version`."""
+        return 0
+
+    def digest(self) -> str:
+        """That of all parameters."""
+        return ""
+
+    def not_finite(self) -> str:
+        """The first tensor of the parameters that holds a NaN or an infinity; empty if none does."""
+        return ""
+
+    # Checkpoints
+
+    def kept(self) -> Kept:
+        """What a checkpoint keeps; what waits to be folded is computed again."""
+        raise NotImplementedError
+
+    def restore(self, kept: Kept, name: str, version: int) -> None:
+        """Begin from what a checkpoint called `name` kept.
+
+        Raises:
+            CheckpointError: it is of another model or optimizer.
+        """
+        raise NotImplementedError
+
+    def go_back(self, version: int) -> None:
+        """The run goes on from `version`, which is here; nobody is a member."""
+
+    def begin_anew(self) -> None:
+        """As after a restore: nothing waits to be folded."""
+
+    holds = False
+    """Whether workers leave what they hold of their own."""
+
+    def held(self, worker: int, number: int) -> bytes | None:
+        """What `worker` held of its own after its contribution `number`; None if it left nothing."""
+        return None
+
+    def hold_again(self, worker: int, state: bytes | None) -> None:
+        """The next process of `worker` begins with this; None: with nothing."""
+
+    # Where the parameters are the workers' own (`plesio.memory.own_weights`)
+
+    def when_whole(self, do: Callable[[], None], members: Sequence[int], held: bool = False) -> None:
+        """Do this when the parameters are whole here; `held`: and what workers hold of their own is there."""
+        do()
+
+    def look(self, members: Sequence[int], version: int) -> None:
+        """Where all workers are in this process: have the parameters of `version` here."""
+
+    def hand_on(self, worker: int) -> None:
+        """`worker` is about to join."""
+
+    def left(self, worker: int, died: bool, waiting: bool, version: int) -> str:
+        """`worker`, a member, is about to leave; `waiting`: for an answer. What is wrong with what it leaves."""
+        return ""
+
+    def nobody_left(self) -> None:
+        """The last member is gone."""
+
+    def lost(self, version: int) -> str:
+        """What is lost of `version` where those that had it died."""
+        return ""

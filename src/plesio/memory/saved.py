@@ -1,0 +1,63 @@
+"""What a checkpoint keeps of a memory, and going on from that."""
+
+from __future__ import annotations
+
+import torch
+
+from plesio.errors import CheckpointError
+from plesio.memory.blocks import Blocks
+from plesio.memory.port import Kept
+from plesio.tensors import outer
+from plesio.tensors.arena import Arena
+from plesio.tensors.folding import Folder
+
+
+def kept(blocks: Blocks, current: Arena, state: outer.Kept) -> Kept:
+    """`weights` have memory of their own: torch loads them alone."""
+    views = current.views
+    weights: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in blocks.model.names}
+    known = {index for _, index in blocks.model.names}
+    weights |= {name: table.clone() for name, table in blocks.tables.items()}
+    nameless = {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
+    return Kept(weights, {**nameless, **state.tensors}, state.numbers, _words(blocks))
+
+
+def load_weights(blocks: Blocks, kept: Kept, name: str) -> None:
+    """Into the first buffer, where those of the first worker lie."""
+    wanted, got = kept.layout, _words(blocks)
+    if wanted != got:
+        differ = (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b)
+        first = next(differ, f"{len(wanted)} tensors, got {len(got)}")
+        raise CheckpointError(f"{name} is of another model: it has {first}; build the model as it was")
+    views = blocks.ring[0].views
+    for weight, index in blocks.model.names:
+        views[index].copy_(kept.weights[weight])
+    for weight, table in blocks.tables.items():
+        table.copy_(kept.weights[weight])
+    for index, view in enumerate(views):
+        if f"tensor {index}" in kept.tensors:
+            view.copy_(kept.tensors[f"tensor {index}"])
+
+
+def load_state(folder: Folder, kept: Kept, name: str) -> None:
+    """What the server's optimizer, corrections and publishing keep."""
+    was, now = kept.numbers, folder.kept().numbers
+    if was.keys() != now.keys():  # with or without momentum, look-ahead or plainly: what folds depends on the optimizer
+        had, has = (one.get("optimizer", {}).get("kind", "no optimizer") for one in (was, now))
+        raise CheckpointError(
+            f"{name} holds the state of {had} ({', '.join(was)}), and this run prepared {has} ({', '.join(now)}); "
+            "prepare the same optimizer with momentum as it was, or begin a new run and load weights.safetensors in the "
+            "training function"
+        )
+    folder.restore(was)
+    for key, tensor in folder.kept().tensors.items():
+        tensor.copy_(kept.tensors[key])
+
+
+def _words(blocks: Blocks) -> tuple[str, ...]:
+    tensors = [
+        f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {spec.kind.name.lower()}"
+        + (f" in group {spec.group}" if spec.group >= 0 else "")
+        for spec in blocks.layout.specs
+    ]
+    return (*tensors, *(f"{name}: {place.what}" for name, place in blocks.model.tables.items()))
