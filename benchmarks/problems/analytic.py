@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.core.events import Fold
+from plesio.core.events import Effect, Fold, Hold, Show
 from plesio.errors import ConfigurationError
 from plesio.launch.simulated.virtual import VirtualRun
+from plesio.memory.port import Memory
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Plain, WorkerMomentum
 
@@ -46,8 +47,8 @@ class Problem(Protocol):
         ...
 
 
-class Analytic:
-    """The folder for a problem. `at` is replaced by every fold and never written to: whoever reads it keeps it.
+class Analytic(Memory):
+    """The memory for a problem. `at` is replaced by every fold and never written to: whoever reads it keeps it.
 
     Args:
         problem: what is minimised.
@@ -83,16 +84,16 @@ class Analytic:
         self._held: list[tuple[Vector, float]] = []
         self._folded = folded
 
-    def publish(self, reader: int, unasked: bool = False) -> int:
-        """`reader` computes from the parameters as they are."""
-        self._read[reader] = self.at
-        return 0
+    def do(self, effect: Effect) -> None:
+        """A worker computes from the parameters as they were when it was shown them, also where it goes on before the fold."""
+        if isinstance(effect, Show):
+            self._read[effect.worker] = self.at
+        elif isinstance(effect, Hold):
+            self._held.append((self._read[effect.worker], effect.weight))
+        elif isinstance(effect, Fold):
+            self._fold(effect)
 
-    def hold(self, worker: int, weight: float) -> None:
-        """Remember what was read: the worker goes on before the fold."""
-        self._held.append((self._read[worker], weight))
-
-    def fold(self, fold: Fold) -> None:
+    def _fold(self, fold: Fold) -> None:
         """The next version."""
         if self._averages:
             self.at = np.sum(
@@ -128,12 +129,6 @@ class Analytic:
         for _ in range(steps):
             at = at - self._lr * self._problem.gradient(at, self._rng)
         return at
-
-    def forget(self, worker: int) -> None:
-        """What it sent may still be folded."""
-
-    def set_groups(self, worker: int, groups: object) -> None:
-        """The step sizes are given."""
 
 
 class Record:

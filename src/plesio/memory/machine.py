@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -45,8 +46,6 @@ class Machine(Memory):
         self._places = [0] * blocks.seats  # the buffer that each was shown last
         self._final: int | None = None
         self._folder: Folder | None = None
-        self._actions: dict[type, Callable[..., None]] = {Hold: self._hold, Fold: self._fold, Show: self._show}
-        self._actions |= {Share: self._share, Forget: self._forget}
 
     def _bytes_by(self, codec: Codec | None) -> int:
         layout = self.blocks.layout
@@ -144,7 +143,7 @@ class Machine(Memory):
 
     def do(self, effect: Effect) -> None:
         if self._folder is not None:
-            self._actions[type(effect)](effect)
+            ACTIONS[type(effect)](self, effect)
 
     def _hold(self, hold: Hold) -> None:
         self.folder.hold(hold.worker, hold.weight)
@@ -278,3 +277,13 @@ class Machine(Memory):
 
     def lost(self, version: int) -> str:
         return self._own.lost(version) if self._own is not None else ""
+
+
+ACTIONS: dict[type, Callable[[Machine, Any], None]] = {
+    Show: Machine._show,
+    Fold: Machine._fold,
+    Hold: Machine._hold,
+    Forget: Machine._forget,
+    Share: Machine._share,
+}
+"""What is done of each effect. No methods of an object: in a cycle, memory would wait for the collector."""
