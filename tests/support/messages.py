@@ -9,7 +9,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from hypothesis import strategies as st
 
-from plesio.protocol.worker import Count, Name, Seconds
+from plesio.protocol.coding import encode
+from plesio.protocol.worker import Count, Riding, Seconds
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
 ATOMS: dict[object, st.SearchStrategy[Any]] = {
@@ -18,7 +19,7 @@ ATOMS: dict[object, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     Count: st.integers(0, 2**32 - 1),
     Seconds: st.floats(0.0, 1e9),
-    Name: st.text("abcz!~", min_size=1, max_size=16),
+    Riding: st.dictionaries(st.text(max_size=9), PLAIN.map(lambda value: msgspec.Raw(encode(value))), max_size=3),
     bytes: st.binary(max_size=300),
     str: st.text(max_size=40),
     type(None): st.none(),

@@ -43,11 +43,8 @@ from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.rows import Rows
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-COUNTERS_MAX = 4
-"""Of counters that workers share (`plesio.worker.counter`): they are told with every answer, and an answer is small."""
-Name = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,16}$")]
-Counters = dict[Name, int]
-Counted = dict[Name, Count]
+Riding = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
+"""What travels beside it, each by its name and packed (`plesio.riders`)."""
 
 # On the channel
 
@@ -157,10 +154,10 @@ class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
-    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `calls`: of its schedules so far; `rate`: its
-    learning rate; `optimizer`: which one stepped, of several; `settings`: the hyper-parameters of all groups, if they changed
-    (`plesio.tensors.optimizer_spec.packed`); `counted`: added to the shared counters; `worked_s`: seconds from the answer before
-    it to when it was computed, but for those that it waited for data; `loss`: what the training function last logged as that.
+    (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `optimizer`: which one stepped, of several;
+    `settings`: the hyper-parameters of all groups, if they changed (`plesio.tensors.optimizer_spec.packed`); `riders`: see
+    `plesio.riders`; `worked_s`: seconds from the answer before it to when it was computed, but for those that it waited for data;
+    `loss`: what the training function last logged as that.
     """
 
     number: Count
@@ -172,10 +169,8 @@ class Contribution(Message):
     absent: bytes = b""
     rows: tuple[Rows, ...] = ()
     optimizer: Count = 0
-    calls: Count = 0
-    rate: float = 0.0
     settings: bytes = b""
-    counted: Counted = {}
+    riders: Riding = {}
     worked_s: Seconds = 0.0
     loss: float = nan
 
@@ -249,8 +244,8 @@ FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | Ch
 
 class Beginning(Message):
     """Training begins from `version` (`stop`: it is over at once). `contributions` and
-    what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`). `counters`: what
-    all workers have counted together; `steps_granted`: how many steps the worker may take alone, where the strategy says."""
+    what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`); `riders`:
+    see `plesio.riders`; `steps_granted`: how many steps the worker may take alone, where the strategy says."""
 
     version: int
     stop: bool
@@ -258,22 +253,20 @@ class Beginning(Message):
     steps: int
     samples: int = 0
     batches: int = 0
-    calls: int = 0
-    rate: float = 0.0
-    counters: Counters = {}
+    riders: Riding = {}
     steps_granted: Count = 0
 
 
 class GoOn(Message):
     """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
-    this answers; where its step was called off, it answers the one under way. `counters`,
+    this answers; where its step was called off, it answers the one under way. `riders`,
     `steps_granted`: as in `Beginning`."""
 
     version: int
     stop: bool
     verdict: Verdict
     staleness: int = 0
-    counters: Counters = {}
+    riders: Riding = {}
     steps_granted: Count = 0
 
 

@@ -12,7 +12,7 @@ import msgspec
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
 from plesio.memory.port import Kept, Memory
-from plesio.protocol.worker import Counters
+from plesio.riders import Riders
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
 
@@ -56,8 +56,7 @@ class Checkpointer:
         self.before = [Progress()] * seats
         self._made = [Progress()] * seats
         self._coming = [Progress()] * seats  # in a contribution that came and is not answered
-        self.counters: Counters = {}
-        self._counted: list[Counters] = [{} for _ in range(seats)]  # in a contribution that is not answered
+        self.riders = Riders(seats)
         self.held_again: tuple[int, ...] = ()  # workers that go on with what they held before the run was resumed
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
@@ -76,11 +75,6 @@ class Checkpointer:
         if self.before[worker].contributions + number > self._made[worker].contributions:
             self._coming[worker] = told
 
-    def counted(self, worker: int, amounts: Counters) -> None:
-        """With a contribution came what its worker added to the shared counters."""
-        self.counters = _sums(self.counters, amounts)
-        self._counted[worker] = amounts
-
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         made, one = self._made[worker], self._coming[worker]
@@ -89,11 +83,9 @@ class Checkpointer:
             made.steps + (one.steps if one.contributions else 1),
             made.samples + one.samples,
             made.batches + one.batches,
-            one.calls or made.calls,
-            one.rate or made.rate,
         )
         self._coming[worker] = Progress()
-        self._counted[worker] = {}
+        self.riders.answered(worker)
 
     def done(self, sequencer: Sequencer) -> Taken:
         """What a run that goes on from here need not do again: all that came, but for what waits to be folded."""
@@ -126,7 +118,7 @@ class Checkpointer:
             progress=tuple(self._made),
             steps=done.steps,
             samples=done.samples,
-            counters=self._settled(),
+            riders=self.riders.kept(),
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
@@ -168,7 +160,7 @@ class Checkpointer:
         self._made = list(manifest.progress)
         self.go_on(memory, saved.own_states())
         self.taken = Taken(manifest.steps, manifest.samples)
-        self.counters = dict(manifest.counters)
+        self.riders.restore(manifest.riders)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
             self._kept = manifest.version
 
@@ -176,7 +168,7 @@ class Checkpointer:
         """Another process has this worker's seat: it counts its contributions from 1."""
         self.before[worker] = self._made[worker]
         self._coming[worker] = Progress()
-        self._counted[worker] = {}
+        self.riders.again(worker)
 
     def own_states(self, memory: Memory) -> dict[int, bytes]:
         """What each worker held after its last contribution that was answered; nothing of those that left."""
@@ -195,19 +187,7 @@ class Checkpointer:
             memory.hold_again(worker, states.get(worker))
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
-        self.counters = self._settled()
-        self._counted = [{} for _ in self.before]
-
-    def _settled(self) -> Counters:
-        """The counters without what is counted again after a resume."""
-        settled = self.counters
-        for amounts in self._counted:
-            settled = _sums(settled, {name: -amount for name, amount in amounts.items()})
-        return settled
-
-
-def _sums(counters: Counters, amounts: Counters) -> Counters:
-    return counters | {name: counters.get(name, 0) + amount for name, amount in amounts.items()}
+        self.riders.restore(self.riders.kept())
 
 
 def _reason(error: CheckpointError) -> str:

@@ -31,22 +31,19 @@ from plesio.errors import CheckpointError, ConfigurationError
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 OWN = re.compile(r"worker-(0|[1-9]\d{0,8})\.pt")
-FORMAT = 4
+FORMAT = 5
 PREFIX = "version-"
 FOLDER = "checkpoints"
 """Their folder in a run folder."""
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """How many contributions of a worker were dealt with, the local steps, samples and leased batches in them, and how often
-    it had called its schedules when it made the last, and its learning rate then."""
+    """How many contributions of a worker were dealt with, the local steps, samples and leased batches in them."""
 
     contributions: int = 0
     steps: int = 0
     samples: int = 0
     batches: int = 0
-    calls: int = 0
-    rate: float = 0.0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +57,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         numbers: the folder's.
         progress: how far the worker in each seat was.
         steps, samples: of all workers together, without those called off.
-        counters: what workers counted together, but for what was not answered yet.
+        riders: see `plesio.riders`.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.
     """
@@ -77,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     progress: tuple[Progress, ...]
     steps: int = 0
     samples: int = 0
-    counters: dict[str, int] = {}
+    riders: dict[str, Any] = {}
     journal: str = ""
     position: int = 0
     files: dict[str, str] = {}

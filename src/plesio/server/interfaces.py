@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import asdict
 
 from plesio.core.events import Cancel, Discard, Evict, Grant, Verdict
-from plesio.protocol.worker import Answer, Beginning, Counters, GoOn, LeaseReply
+from plesio.protocol.worker import Answer, Beginning, GoOn, LeaseReply
+from plesio.riders import Riders
 from plesio.server.checkpoints import Progress
 from plesio.transport.doorbell import Located
 
@@ -43,14 +44,15 @@ class Replies:
         """A worker is a member no longer, which it may not know."""
 
 
-def answer_to(effect: Grant | Cancel, before: Progress, counters: Counters, stop: bool) -> Answer:
+def answer_to(effect: Grant | Cancel, before: Progress, riders: Riders, stop: bool) -> Answer:
     """For a worker that is to go on; `before`: what it did before the run was resumed.
 
-    >>> answer_to(Cancel(worker=0, number=7, version=5), Progress(), {}, stop=False).verdict
+    >>> answer_to(Cancel(worker=0, number=7, version=5), Progress(), Riders(seats=1), stop=False).verdict
     <Verdict.CANCELLED: 3>
     """
     if isinstance(effect, Cancel):
-        return GoOn(effect.version, stop, Verdict.CANCELLED, 0, counters)
+        return GoOn(effect.version, stop, Verdict.CANCELLED, 0, riders.answer)
     if effect.number:
-        return GoOn(effect.version, stop, effect.verdict, effect.staleness, counters, effect.steps)
-    return Beginning(effect.version, stop, **asdict(before), counters=counters, steps_granted=effect.steps)
+        return GoOn(effect.version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps)
+    riding = riders.beginning(effect.worker)
+    return Beginning(effect.version, stop, **asdict(before), riders=riding, steps_granted=effect.steps)

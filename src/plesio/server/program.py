@@ -46,7 +46,7 @@ from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import COUNTERS_MAX, Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, WorkDone
+from plesio.protocol.worker import Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, Riding, WorkDone
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
 from plesio.server.interfaces import Replies, answer_to
@@ -268,7 +268,7 @@ class Program:
         """All the run cost; the weights of `model` are at `lies`, unless they are `lost`. An answer costs the bytes of the
         parameters that are not frozen, and a contribution as many, or those that it is packed in."""
         meter = self._meter
-        counters = self._checkpointer.counters if self._checkpointer is not None else {}
+        counters = self._checkpointer.riders.answer if self._checkpointer is not None else {}
         return Final(
             wall_s=max(0.0, (self._ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
             version=self.version,
@@ -365,10 +365,9 @@ class Program:
             self._paces.took(worker, made.steps, ready_s - meter.granted_s)
         meter.pushed(ready_s, made.steps, made.samples, made.number)
         if self._counts is not None:
-            told = Progress(1, made.steps, made.samples, made.batches, made.calls, made.rate)
-            self._counts.came(worker, made.number, told)
-        if made.counted:
-            self._count(worker, made.counted)
+            self._counts.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
+        if made.riders:
+            self._told(worker, made.riders)
         memory.told(worker, made)
         self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
@@ -379,14 +378,12 @@ class Program:
         if not made.finite:
             self._non_finite.discarded(worker, f"contribution {made.number}")
 
-    def _count(self, worker: int, amounts: dict[str, int]) -> None:
+    def _told(self, worker: int, riding: Riding) -> None:
         assert self._checkpointer is not None, "wherever workers are answered there is one"
-        self._checkpointer.counted(worker, amounts)
-        if len(names := self._checkpointer.counters) > COUNTERS_MAX:
-            why = (
-                f"the workers use {len(names)} counters ({', '.join(sorted(names))}): a run has {COUNTERS_MAX} at most"
-            )
-            self.trouble(worker, why, why, "ConfigurationError")
+        try:
+            self._checkpointer.riders.told(worker, riding)
+        except ConfigurationError as error:
+            self.trouble(worker, str(error), str(error), type(error).__name__)
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         if step.reason:
@@ -486,8 +483,8 @@ class Program:
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
         if self._checkpointer is None:
             return NO_ANSWER
-        before, counters = self._checkpointer.before[effect.worker], self._checkpointer.counters
-        return self.memory.located(effect.worker, answer_to(effect, before, counters, self.stopping))
+        before, riders = self._checkpointer.before[effect.worker], self._checkpointer.riders
+        return self.memory.located(effect.worker, answer_to(effect, before, riders, self.stopping))
 
     def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number

@@ -14,6 +14,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from plesio.errors import ConfigurationError
+from plesio.riders.schedules import Scheduling
 from plesio.worker.loader import LeasedLoader
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
@@ -73,7 +74,7 @@ class RunSchedule(LRScheduler):
             schedule.step(*metric, **named)
             return
         self._calls += 1
-        self._state.calls += 1
+        self._state.riders.of(Scheduling).calls += 1
         if loader.within:
             if not self._by_batch:
                 self._by_batch = True
@@ -95,8 +96,9 @@ class RunSchedule(LRScheduler):
             for group, kept in zip(self._schedule.optimizer.param_groups, settings, strict=True):
                 group.update(kept)
             self._made = 0
-        if 0 < state.steps_before <= 2 * state.calls + 1:
-            self._calls = state.calls // of + 1
+        calls = state.riders.of(Scheduling).calls
+        if 0 < state.steps_before <= 2 * calls + 1:
+            self._calls = calls // of + 1
             self._schedule.optimizer._opt_called = True  # torch warns of a schedule that is ahead of its optimizer
             self._follow()
 

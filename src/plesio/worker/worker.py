@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
+from plesio.riders.counters import Counting
+from plesio.riders.schedules import Scheduling
 from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
@@ -364,7 +366,7 @@ class Worker:
         if not self._exchange.any_optimizer:
             watch(self._exchange.replica.trained, self._exchange)
         reads_alone = lambda: self.workers > 1 and not (self._used.batches or self._used.samples)  # noqa: E731
-        guards.prepared(not self._exchange.local, reads_alone, self._state.rate_before)
+        guards.prepared(not self._exchange.local, reads_alone, self._state.riders.of(Scheduling).rate_before)
         if self.rank == 0 and not self._exchange.shares_parameters:
             guards.warn_of_outside()
         several = len(given.optimizers) > 1
@@ -550,7 +552,7 @@ class Worker:
                 "worker.counter needs a server that folds, and under this strategy workers fold among themselves; loop over "
                 "worker.steps(number), which shares out the run's steps under every strategy"
             )
-        return Counter(name, self._state)
+        return Counter(name, self._state.riders.of(Counting))
 
     def end(self) -> None:
         """The training function returned."""

@@ -13,6 +13,7 @@ from torch import nn
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply
+from plesio.riders.counters import Counting
 from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients
 from plesio.worker.clients.turn import Client
@@ -125,7 +126,7 @@ class LeasedClients:
 
     def _check_number(self, round: int) -> None:
         """Whether enough clients are in the version. A worker that was away does not know: what it counted may be lost."""
-        before, total = self._counted, self._context.state.counters.get(COUNTED, 0)
+        before, total = self._counted, self._context.state.riders.of(Counting).all.get(COUNTED, 0)
         self._counted = None if self._used.losses else total
         if before is not None and total - before < self._clients.clients_min:
             raise ConfigurationError(
@@ -233,7 +234,7 @@ class LeasedClients:
             return False
         self._used.samples += client.samples
         if self._clients.clients_min:
-            counted = self._context.state.counted
+            counted = self._context.state.riders.of(Counting).added
             counted[COUNTED] = counted.get(COUNTED, 0) + 1
         return True
 

@@ -86,6 +86,7 @@ class ServerExchange(Exchange):
             for part in parts_of(self.optimizer):
                 part.state.clear()
         self._sent = None
+        self.state.riders.lost()
         self.taken = False
         self.state.discarded += 1
         self._begin_from(beginning)
@@ -242,11 +243,9 @@ class ServerExchange(Exchange):
                 missing=self.replica.missing,
                 absent=bits(self.replica.absent),
                 rows=self.replica.rows,
-                calls=self.state.calls,
-                rate=float(self.optimizer.param_groups[0].get("lr", 0.0)),
                 optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
-                counted=self.state.take_counted(),
+                riders=self.state.riders.take(self),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
             )
@@ -288,7 +287,8 @@ class ServerExchange(Exchange):
         state = self.state
         state.staleness, self.taken = answer.staleness, answer.verdict is Verdict.TAKEN
         if answer.verdict is Verdict.CANCELLED:
-            self._sent = None  # the settings sent with it may be lost
+            self._sent = None  # what was sent with it may be lost
+            self.state.riders.lost()
         if answer.verdict is not Verdict.TAKEN:
             state.discarded += 1
         if answer.verdict is Verdict.NOT_FINITE:
@@ -299,8 +299,8 @@ class ServerExchange(Exchange):
         self.used.waited_s = 0.0
         self.replica.adopt(self.doorbell.buffer, anew)
         self.state.version = answer.version
-        if answer.counters:
-            self.state.heard_of(answer.counters)
+        if answer.riders:
+            self.state.riders.hear(answer.riders)
         self.state.stopped = self.state.stopped or answer.stop
         self._steps = 0
         self._granted = answer.steps_granted

@@ -1,0 +1,65 @@
+"""How far each worker's learning-rate schedules are, for a process that goes on where another ended."""
+
+from __future__ import annotations
+
+from plesio.core.events import Count
+from plesio.riders.rider import Half, Pushing, Rider
+
+Stands = tuple[Count, float]
+"""(how often its schedules were called, the learning rate)"""
+NOWHERE = (0, 0.0)
+
+
+class Schedules(Rider):
+    """Where the schedules of the worker in each seat are."""
+
+    name = "schedules"
+    said = Stands
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._made = self._coming = self._before = [NOWHERE] * workers
+
+    def told(self, worker: int, value: Stands) -> None:
+        self._coming = [*self._coming[:worker], value, *self._coming[worker + 1 :]]
+
+    def answered(self, worker: int) -> None:
+        self._made = [*self._made[:worker], self._coming[worker], *self._made[worker + 1 :]]
+
+    def again(self, worker: int) -> None:
+        self._coming = [*self._coming[:worker], self._made[worker], *self._coming[worker + 1 :]]
+        self._before = [*self._before[:worker], self._made[worker], *self._before[worker + 1 :]]
+
+    def beginning(self, worker: int) -> Stands:
+        return self._before[worker]
+
+    def kept(self) -> list[Stands]:
+        return self._made
+
+    def restore(self, kept: list[Stands]) -> None:
+        self._made = self._coming = self._before = [(calls, rate) for calls, rate in kept]
+
+
+class Scheduling(Half):
+    """A worker's schedules: `calls` so far, also before the run was resumed, and the learning rate then (0: it was not)."""
+
+    heard = Stands
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.rate_before = 0.0
+        self._said = NOWHERE
+
+    def take(self, pushing: Pushing) -> Stands | None:
+        """Where they are, if that is new."""
+        now = self.calls, float(pushing.optimizer.param_groups[0].get("lr", 0.0))
+        if now == self._said:
+            return None
+        self._said = now
+        return now
+
+    def lost(self) -> None:
+        self._said = NOWHERE
+
+    def hear(self, value: Stands) -> None:
+        self.calls, self.rate_before = value

@@ -1,0 +1,78 @@
+"""What travels with contributions and answers: each rider's halves together, and what is no rider's is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plesio.errors import ConfigurationError
+from plesio.protocol.coding import ProtocolError, encode
+from plesio.riders import Halves, Riders
+from plesio.riders.counters import Counting
+from plesio.riders.schedules import Scheduling
+
+WORKERS = 3
+PUSHING = SimpleNamespace(optimizer=torch.optim.SGD([torch.ones(1)], lr=0.5))
+TURNS = st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(1, 9), st.booleans()), max_size=30)
+
+
+@given(TURNS)
+def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tuple[int, int, bool]]) -> None:
+    riders, halves = Riders(WORKERS), [Halves() for _ in range(WORKERS)]
+    settled, waiting = 0, dict[int, int]()
+    for worker, amount, answered in turns:
+        if worker in waiting:
+            continue  # it has one contribution at a time
+        halves[worker].of(Counting).added["games"] = amount
+        riders.told(worker, halves[worker].take(PUSHING))
+        if answered:
+            riders.answered(worker)
+            settled += amount
+        else:
+            waiting[worker] = amount
+    assert riders.kept()["counters"].get("games", 0) == settled
+    for half in halves:
+        half.hear(riders.answer)
+        assert half.of(Counting).all.get("games", 0) == settled + sum(waiting.values())
+    again = Riders(WORKERS)
+    again.restore(msgspec.msgpack.decode(encode(riders.kept())))
+    assert again.kept() == riders.kept()
+
+
+def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_answered() -> None:
+    riders, half = Riders(WORKERS), Halves()
+    schedule = half.of(Scheduling)
+    schedule.calls = 2
+    riders.told(1, half.take(PUSHING))
+    assert half.take(PUSHING) == {}, "nothing is new"
+    half.lost()
+    assert half.take(PUSHING) != {}, "it may not have come"
+    riders.answered(1)
+    schedule.calls = 3
+    riders.told(1, half.take(PUSHING))  # and is not answered
+    riders.again(1)
+    successor = Halves()
+    successor.hear(riders.beginning(1))
+    found = successor.of(Scheduling)
+    assert (found.calls, found.rate_before) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ({"colour": 1}, ProtocolError, "worker 0 said 'colour', which has no place in this run"),
+        ({"counters": {"games": -1}}, ProtocolError, "bytes are no message"),
+        ({"counters": {"two words": 1}}, ProtocolError, "bytes are no message"),
+        ({"schedules": "fast"}, ProtocolError, "bytes are no message"),
+        ({"counters": dict.fromkeys("abcde", 1)}, ConfigurationError, r"5 counters \(a, b, c, d, e\)"),
+    ],
+)
+def test_what_no_rider_says_is_refused(said: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Riders(WORKERS).told(0, {name: msgspec.Raw(encode(value)) for name, value in said.items()})
