@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from plesio.launch.replayed.replay import Replayed as Replayed
     from plesio.launch.replayed.replay import ReplayError as ReplayError
     from plesio.launch.replayed.replay import replay as replay
+    from plesio.launch.result import EvaluateError as EvaluateError
+    from plesio.launch.result import Run as Run
     from plesio.observe import sinks as sinks
-    from plesio.runner import EvaluateError as EvaluateError
-    from plesio.runner import Run as Run
     from plesio.runner import run as run
     from plesio.transport.secure import ProofError as ProofError
     from plesio.transport.wire import RemoteProtocolError as RemoteProtocolError
@@ -63,7 +63,8 @@ _NEED_TORCH = {
     "plesio.launch.remote.join": ("join",),
     "plesio.transport.secure": ("ProofError",),
     "plesio.transport.wire": ("RemoteProtocolError",),
-    "plesio.runner": ("EvaluateError", "Run", "run"),
+    "plesio.launch.result": ("EvaluateError", "Run"),
+    "plesio.runner": ("run",),
     "plesio.worker.clients": ("Clients",),
     "plesio.worker.worker": ("Worker",),
 }

@@ -181,7 +181,7 @@ def test_an_ascii_terminal_gets_ascii_tables() -> None:
     assert not [line for line in done.stdout.splitlines() if line != line.rstrip()]
     code = (
         "from pathlib import Path; import msgspec; from plesio.observe.summary import Summary\n"
-        "from plesio.runner import Run; (path,) = Path('runs').glob('*/summary.json')\n"
+        "from plesio.launch.result import Run; (path,) = Path('runs').glob('*/summary.json')\n"
         "print(Run(msgspec.json.decode(path.read_bytes(), type=Summary), {}, path.parent))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=few, timeout=60)

@@ -20,7 +20,7 @@ from plesio.config import RunConfig
 from plesio.launch.job import Listening
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.listen import Door
-from plesio.runner import start
+from plesio.launch.start import start
 from plesio.transport import secure
 
 TOKEN = "a token of the tests, long enough"

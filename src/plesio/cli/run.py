@@ -21,7 +21,7 @@ from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
     from plesio.launch.job import Live
-    from plesio.runner import Run
+    from plesio.launch.result import Run
 
 
 @takes_settings(but=["engine", "workers_max"])

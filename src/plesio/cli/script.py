@@ -18,7 +18,7 @@ from plesio.launch.working_directory import check_working_directory
 
 if TYPE_CHECKING:
     from plesio.launch.job import Live
-    from plesio.runner import Run
+    from plesio.launch.result import Run
 
 RUN_NAME = "plesio_script"  # not "__main__": what a script does only as a program stays undone
 UNGUARDED = "it calls ps.run while it is loaded; put ps.run under if __name__ == '__main__'"
@@ -72,7 +72,7 @@ def _functions(names: Mapping[str, Any]) -> str:
 
 
 def _execute(path: Path) -> dict[str, Any]:
-    from plesio.runner import alone  # imports torch, which another process does by now
+    from plesio.launch.start import alone  # imports torch, which another process does by now
 
     try:
         with alone(f"{path}: {UNGUARDED}"):

@@ -57,14 +57,14 @@ def resumption(job: Job) -> Resumption | None:
     manifest = saved.manifest
     undone, unknown = _undone(manifest)
     if unknown and unknown != NO_JOURNAL:
-        warnings.warn(f"resumed from {saved.path}; {unknown}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"resumed from {saved.path}; {unknown}", RuntimeWarning, stacklevel=6)
     if manifest.train_hash and manifest.train_hash != train_hash(job.train):
         warnings.warn(
             f"resumed from {saved.path}; the training function, or something else in its file, has changed since: the run "
             f"goes on with the new one. plesio replay can do its journal again with neither: up to version "
             f"{manifest.version} it is the old one's, from there on the new one's",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return Resumption(saved, undone, unknown)
 

@@ -93,7 +93,7 @@ class LocalEngine:
         if self._error is not None and not self._outcome.interrupted:
             raise self._error
         if self._error is not None and self._patience.writing:  # the one thing that is waited for longer after Ctrl-C
-            warnings.warn(str(self._error), RuntimeWarning, stacklevel=4)
+            warnings.warn(str(self._error), RuntimeWarning, stacklevel=5)
         self._say_how_they_left()
         return self._outcome
 

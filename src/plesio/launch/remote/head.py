@@ -84,7 +84,11 @@ def start_head(where: Place, config: RunConfig, evaluate: Callable[..., object] 
     """
     ours, theirs = os.pipe()
     head = subprocess.Popen(
-        [sys.executable, "-c", f"{FROM_THE_SAME_PATH}from plesio.runner import head; head({theirs})"],
+        [
+            sys.executable,
+            "-c",
+            f"{FROM_THE_SAME_PATH}from plesio.launch.remote.head_process import main; main({theirs})",
+        ],
         stdin=subprocess.PIPE,
         pass_fds=[theirs],
         start_new_session=True,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import secrets
 import tempfile
@@ -46,6 +45,7 @@ from plesio.errors import (
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import Door
 from plesio.launch.remote.find import Place
+from plesio.launch.start import start
 from plesio.server.checkpoints import FOLDER, kept_in
 from plesio.strategy import Strategy
 from plesio.transport.certificates import make_certificates
@@ -267,7 +267,6 @@ class Head:
         """The thread: run, and say how it ended."""
         standing = self._standing
         try:
-            start = importlib.import_module("plesio.runner").start  # this process's program, a room above
             self._run = start(config, None, self._evaluate, door=door)
         except ServerLostError as error:
             print(words_of(error), flush=True)

@@ -1,0 +1,156 @@
+"""A finished run: what it was, and whether that is what its user wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from plesio.config import RunConfig
+from plesio.errors import NonFiniteError, PlesioError
+from plesio.launch.job import Outcome
+from plesio.launch.simulated.whatif import advice
+from plesio.observe.files import RunFolder
+from plesio.observe.summary import Summary
+from plesio.observe.tables import run_table
+from plesio.protocol.launcher import Final
+
+
+class EvaluateError(PlesioError):
+    """`evaluate` raised, which ended the run in good order; the message holds its traceback.
+
+    Attributes:
+        run: the `ps.Run` as far as it got: its weights and figures can be used like any other's.
+
+    >>> def evaluate(model):
+    ...     return {"accuracy": 1 / 0}
+    >>> try:
+    ...     ps.run(train, "sync_sgd", workers=2, evaluate=evaluate, engine=ps.Simulated("uniform"))
+    ... except ps.EvaluateError as error:
+    ...     print(sorted(error.run.state_dict))
+    ['bias', 'weight']
+    """
+
+    def __init__(self, raised: str, run: Run) -> None:
+        self.run = run
+        what, *more = raised.splitlines()
+        where = run.folder if run.folder is not None else "this exception's .run"
+        kept = f"what was trained until then, version {run.summary.version}, is in {where}"
+        super().__init__("\n".join([f"evaluate raised {what}; {kept}", *more]))
+
+
+class Run:
+    """A finished run: print it for the table; the figures are its attributes.
+
+    Attributes:
+        summary: everything measured, see `plesio.observe.summary.Summary`.
+        state_dict: the final global parameters, buffers and shared tables under their PyTorch names.
+        folder: where it was written, or None.
+        returned: what `train` returned, by worker; None for one that died, was still training when the run ended, or joined from
+            elsewhere, and for what cannot be pickled or takes more than 16 MB.
+
+    >>> run = ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("uniform"))
+    >>> run.version, run.steps, run.staleness.max, run.state_dict["weight"].shape
+    (20, 20, 2, torch.Size([1, 2]))
+    """
+
+    def __init__(
+        self,
+        summary: Summary,
+        state_dict: dict[str, torch.Tensor],
+        folder: Path | None,
+        returned: Sequence[Any] = (),
+    ) -> None:
+        self.returned = list(returned)
+        self.summary = summary
+        self.state_dict = state_dict
+        self.folder = folder
+
+    def __dir__(self) -> list[str]:
+        """Also the summary's figures, for whoever asks by the tab key."""
+        return [*super().__dir__(), *(name for name in dir(self.summary) if not name.startswith("_"))]
+
+    def __getattr__(self, name: str) -> Any:
+        """Any figure of the summary: `run.history`, `run.staleness.mean`, `run.steps_per_s`, ..."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.summary, name)
+
+    def __str__(self) -> str:
+        return run_table(self.summary, self.folder)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the table."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return f"<Run {self.summary.strategy}: version {self.summary.version}, {self.summary.wall_s:.1f} s>"
+
+
+def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:
+    """The finished run, once its folder is written; None if it was interrupted before there was anything to write."""
+    final = outcome.final
+    if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
+        return None
+    summary = _summary(config, outcome, final)
+    if config.data == "leases" and not outcome.interrupted:  # shards cannot be taken over; after Ctrl-C nobody waits
+        summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or "")
+    if folder is not None:
+        lacking = folder.write(summary, outcome.state_dict)
+        if lacking:  # a full disk is no reason to lose what was trained
+            why = "; ".join(dict.fromkeys(lacking.values()))
+            warnings.warn(
+                f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); its figures and "
+                "weights are in what run returns: save run.state_dict where there is room",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+    returned = [outcome.returned.get(worker) for worker in range(len(summary.workers))]
+    return Run(summary, outcome.state_dict, folder.path if folder else None, returned)
+
+
+def check_finite(done: Run) -> None:
+    """Raise `NonFiniteError` where every contribution was discarded: nothing was trained."""
+    discarded = done.summary.discarded.get("not finite", 0)
+    if discarded and not done.summary.folded:
+        where = f"; written to {done.folder}" if done.folder is not None else ""
+        raise NonFiniteError(
+            f"nothing was trained: no contribution was finite ({discarded:,} with a NaN or an infinity were discarded); "
+            "look at the learning rate, the loss and the data, or stop at the first one with "
+            f"on_nonfinite='raise' (--on-nonfinite raise){where}"
+        )
+
+
+def warn_of_nothing(done: Run) -> None:
+    """Warn where the training functions returned without training anything, or each made all of a loop."""
+    if done.summary.multiplied:
+        why = "it makes so many in all. If each worker is to make its whole loop, say worker.count(samples=...) in it"
+        with contextlib.suppress(RuntimeWarning):  # a filter that raises warnings would cost the whole run
+            warnings.warn(f"{done.summary.multiplied}: {why}", RuntimeWarning, stacklevel=6)
+    if done.state_dict and (done.steps or done.version):
+        return
+    step = "step() of the optimizer that worker.prepare returned"
+    missed = step if done.state_dict else "worker.prepare(model, optimizer, loader)"
+    warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=6)
+
+
+def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
+    measured = {name: getattr(final, name) for name in final.__struct_fields__ if name in Summary.__struct_fields__}
+    return Summary(
+        **measured,
+        strategy=config.strategy.name,
+        recipe=config.strategy.name.split("(")[0],
+        start_up_s=outcome.start_up_s,
+        history=tuple(outcome.history),
+        logged=tuple(outcome.logged),
+        clients=outcome.clients.summaries(),
+        incidents=tuple(outcome.incidents),
+        ended=outcome.ended,
+        clock="virtual" if config.simulated else "wall",
+    )

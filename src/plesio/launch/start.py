@@ -1,0 +1,168 @@
+"""Starts a run on this host, real or simulated, and sees it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plesio.config import RunConfig
+from plesio.config.simulated import Simulated
+from plesio.errors import ConfigurationError, RunInterrupted
+from plesio.launch.checks import check_functions
+from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.job import Job, Listening, Live
+from plesio.launch.local.engine import LocalEngine
+from plesio.launch.local.listen import Door
+from plesio.launch.local.output import log_level
+from plesio.launch.outer_momentum import check_outer, warn_of_few_versions
+from plesio.launch.provenance import name_of, source_of
+from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_nothing
+from plesio.launch.resume import kept, resumable, resumption
+from plesio.launch.simulated.engine import SimulatedEngine
+from plesio.launch.surroundings import surroundings
+from plesio.launch.watching import Watching
+from plesio.launch.working_directory import check_working_directory
+from plesio.observe.comparison import on_staleness
+from plesio.observe.files import RunFolder
+from plesio.observe.report import in_rows
+from plesio.observe.sinks import Feeds, Sink
+from plesio.strategy import Strategy
+from plesio.worker.seeding import RandomState
+
+Page = Callable[[Path], contextlib.AbstractContextManager[None]]
+"""Shows what is recorded in a folder."""
+_turn = threading.Lock()
+_refusal = ""
+ALONE = "another run is under way in this process, and there is one at a time: wait for its end, or use another process"
+
+
+@contextlib.contextmanager
+def alone(refusal: str) -> Iterator[None]:
+    """Allow one run at a time; others raise with this message."""
+    global _refusal
+    if not _turn.acquire(blocking=False):
+        raise ConfigurationError(_refusal)
+    _refusal = refusal
+    try:
+        yield
+    finally:
+        _turn.release()
+
+
+@alone(ALONE)
+def start(
+    config: RunConfig,
+    train: Callable[..., object] | None,
+    evaluate: Callable[..., Mapping[str, float]] | None = None,
+    watch: Callable[[Live], object] | None = None,
+    sinks: Sequence[Sink] = (),
+    door: Door | None = None,
+    page: Page | None = None,
+) -> Run:
+    """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
+    recorded while it goes on."""
+    check_working_directory()
+    check_functions(config, train, evaluate, watch)
+    config = _reduced_here(config, door)
+    check_outer(config)
+    if door is not None:
+        _check_door(config.strategy, door.listening)
+    cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
+    job = Job(
+        config=config,
+        train=train,
+        evaluate=evaluate,
+        listening=door.listening if door is not None else None,
+        log_level=log_level(),
+        sources=RandomState().packed() if config.seed is None and config.seats == 1 and door is None else b"",
+    )
+    begin_from = resumption(job)
+    folder, feeds = None, Feeds(sinks)
+    name, document = name_of(train) if train is not None else "workers that joined", config.as_document()
+    document["run"] |= {"train": name, "plesio": version("plesio")}
+    if config.runs is not None:
+        document["surroundings"] = surroundings(source_of(train))
+        folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
+    path = folder.path if folder is not None else None
+    job = kept(job, path, begin_from)
+    called = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"
+    saved = begin_from.saved.manifest if begin_from is not None else None
+    ending = contextlib.ExitStack()
+    seen_in = path
+    if page is not None and path is None:
+        seen_in = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-")))
+    seen = Watching(
+        config.until,
+        watch,
+        feeds,
+        begins=lambda: feeds.begin(called, document),
+        before=(saved.steps, saved.samples) if saved is not None else (0, 0),
+        folder=seen_in,
+        head=_head(config, name, document, job),
+    )
+    shown = page(seen_in) if page is not None and seen_in is not None else contextlib.nullcontext()
+    with ending, shown, CtrlC() as ctrl_c, seen:  # until all is written
+        if cluster is not None:
+            outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
+        else:
+            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else ()).run()
+        if begin_from is not None:
+            outcome.incidents.insert(0, begin_from.incident)
+        done = result_of(config, outcome, folder)
+        seen.summary = done.summary if done is not None else None
+    if ctrl_c.pressed:
+        raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
+    assert done is not None, "a run that was not interrupted has a result"
+    if outcome.evaluate_raised:
+        raise EvaluateError(outcome.evaluate_raised, done)
+    check_finite(done)
+    warn_of_nothing(done)
+    warn_of_few_versions(config, done.version)
+    return done
+
+
+def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
+    """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch.distributed."""
+    in_memory = config.strategy.in_memory
+    if in_memory is not None and door is None and config.engine == "local" and not torch.cuda.device_count():
+        return dataclasses.replace(config, strategy=in_memory)
+    config.check_server()
+    return config
+
+
+def _check_door(strategy: Strategy, listening: Listening) -> None:
+    """Make sure that workers from elsewhere can fold in the strategy's way."""
+    if strategy.via.in_shared_memory:
+        raise ConfigurationError(
+            f"under {strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "
+            "async_sgd, which is the nearest to it"
+        )
+    if strategy.via.by_collective and listening.credentials is not None and listening.credentials.folder is not None:
+        raise ConfigurationError(
+            f"under {strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
+            "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"
+        )
+
+
+def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """What the live page says of the run as a whole."""
+    return {
+        "strategy": config.strategy.name,
+        "train": name,
+        "workers": config.workers,
+        "began": time.time(),
+        "clock": "virtual" if config.simulated else "wall",
+        "target": config.until.target,
+        "keeps": bool(job.keeping.folder),
+        "notes": on_staleness(config.strategy.name.partition("(")[0]),
+        "context": in_rows(document),
+    }
