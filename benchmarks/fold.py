@@ -23,10 +23,10 @@ from torch.optim import SGD, AdamW, Optimizer
 import plesio as ps
 from _report import Row, interleave, parser, report, row
 from plesio.core.events import Fold, Member
+from plesio.memory.folder import build_folder
+from plesio.memory.versions import Versions
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.tensors.folding import build_folder
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.versions import Versions
 
 SMALL, LARGE, WORKERS, SLEEP_S = 5_000, (1_000_000, 10_000_000), 4, 0.005
 MOVED = {

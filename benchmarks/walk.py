@@ -74,7 +74,7 @@ def server_of(strategy: ps.Strategy, folder: Path) -> tuple[Server, list[int]]:
     server = Server(job, Channel(launcher, Stop, "the launcher"), None, lines, writer)
     model = torch.nn.Linear(100, 100)
     for worker, line in enumerate(lines):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         ends[worker].send(introduction(worker, strategy, Taking(model, optimizer), evaluates=False)[0])
         server._from_channel(line)
     for end, line in zip(ends, lines, strict=True):

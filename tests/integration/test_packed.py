@@ -14,12 +14,12 @@ from torch import nn
 
 import plesio as ps
 from plesio.errors import StrategyError
+from plesio.memory.packed import Packed
+from plesio.memory.versions import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Buffer, Cast, Codec, Delta, Equal, Int4, Int8, Outer, Replace, TopK
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.packing import Packing
-from plesio.tensors.shown import Shown
-from plesio.tensors.versions import Versions
 from support import loops
 
 CODECS: list[Codec] = [Cast(), Int8(), Int4(), TopK(0.2)]
@@ -231,7 +231,7 @@ def test_who_is_answered_twice_at_a_version_is_shown_its_buffers_again() -> None
     layout = Layout(SPECS)
     ring, packed = [drawn(0) for _ in range(4)], [Arena.private(layout) for _ in range(4)]
     versions = Versions(ring)
-    shown = Shown(Int8(), versions, packed)
+    shown = Packed(Int8(), versions, packed)
     shown.restore({"read": [[0, 0]], "made": [0]})
     (index,) = {versions.index_of(0)}
     assert shown.publish(0) == index

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from plesio.core.events import Fold, Member
+from plesio.memory.folder import build_folder
+from plesio.memory.versions import Versions
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.strategy.recipes.asynchronous import async_sgd
 from plesio.tensors import operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness, GapDamping
-from plesio.tensors.folding import build_folder
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.versions import Versions
 
 # Eight float64 fill a 64-byte line: no padding. Two groups make two segments; the buffer is none of their business.
 LAYOUT = Layout(

@@ -15,17 +15,17 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from plesio.core.events import Fold, Member
+from plesio.memory import momenta
+from plesio.memory.folder import build_folder
+from plesio.memory.versions import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, LookAhead, WorkerMomentum
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.strategy.recipes.synchronous import sync_sgd
-from plesio.tensors import look_ahead, operands
+from plesio.tensors import operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.carrying import Carried, hand_over
-from plesio.tensors.folding import Folding, build_folder
-from plesio.tensors.look_ahead import LookAheadFolding
 from plesio.tensors.optimizer_spec import OptimizerSpec, hyper_parameters
-from plesio.tensors.versions import Versions
 
 ELEMENTS = 24
 EVALUATOR = -1
@@ -255,7 +255,7 @@ def out_of_order(workers: int, pushes: int = 60) -> list[int]:
 @pytest.mark.parametrize(("kind", "settings"), RULES)
 def test_folding_matches_the_rule(kind: type[Optimizer], settings: dict[str, Any], workers: int) -> None:
     server, plain = pair(kind, settings, workers)
-    assert isinstance(server.folder, LookAheadFolding)
+    assert server.folder.looks_ahead
     drive(server, plain, out_of_order(workers))
 
 
@@ -336,12 +336,12 @@ def test_a_departed_workers_held_contribution_leaves_no_momentum() -> None:
 
 
 def test_the_sum_of_momenta_is_recomputed_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_ahead, "RESUM_EVERY", 4)
+    monkeypatch.setattr(momenta, "RESUM_EVERY", 4)
     server, plain = pair(SGD, MOMENTUM, 3)
     drive(server, plain, out_of_order(3))
     server.slots[0].memory.zero_()
-    assert isinstance(server.folder, LookAheadFolding)
-    total = server.folder._sum
+    assert server.folder.looks_ahead
+    total = server.folder._step.sum
     whole = server.momenta[0].flat[0] + server.momenta[1].flat[0] + server.momenta[2].flat[0]
     assert torch.equal(total.flat[0], whole), "60 pushes: just added up afresh"
 
@@ -487,13 +487,13 @@ def test_adams_second_moment_goes_on_when_workers_come() -> None:
 
 def test_an_optimizer_without_momentum_is_folded_plainly() -> None:
     for make in (partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)):
-        assert isinstance(Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder, Folding)
+        assert not Server(make, 2, SPECS, shaped(np.zeros(ELEMENTS))).folder.looks_ahead
 
 
 @pytest.mark.parametrize("first", [0.0, 0.9])
 def test_momentum_in_one_group_enables_look_ahead(first: float) -> None:
     make = groups_of(SGD, {**MOMENTUM, "momentum": first}, {"momentum": 0.9 - first})
-    assert isinstance(Server(make, 2, APART, shaped(np.zeros(ELEMENTS))).folder, LookAheadFolding)
+    assert Server(make, 2, APART, shaped(np.zeros(ELEMENTS))).folder.looks_ahead
 
 
 DAMPENED = {**MOMENTUM, "dampening": 0.3}

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from plesio.core.events import Fold, Member
+from plesio.memory.folder import Folder, build_folder
+from plesio.memory.versions import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.strategy.recipes.synchronous import sync_sgd
 from plesio.tensors import one_pass
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.tensors.folding import Folder, build_folder
 from plesio.tensors.kernels import STRETCH
 from plesio.tensors.lanes import LANES
 from plesio.tensors.mean import weighted_into
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.outer import ServerOptimizer
-from plesio.tensors.versions import Versions
+from plesio.tensors.server_optimizer import ServerOptimizer
 
 Make = Callable[[Sequence[torch.Tensor]], Optimizer]
 
@@ -52,7 +52,7 @@ ODD = st.sampled_from([0.0, -0.0, 1e-42, 1e38, float("inf"), float("-inf"), floa
 @pytest.fixture(autouse=True)
 def small_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_pass, "LARGE", 0)
-    monkeypatch.setattr("plesio.tensors.outer.LARGE", 0)
+    monkeypatch.setattr("plesio.tensors.server_optimizer.LARGE", 0)
 
 
 class Server:

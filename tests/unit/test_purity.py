@@ -13,9 +13,9 @@ import pytest
 import plesio
 import plesio.core
 import plesio.strategy
+from plesio.memory.folder import CORRECTIONS
 from plesio.strategy import answers, recipes
 from plesio.strategy.strategy import ANSWERS
-from plesio.tensors.folding import CORRECTIONS
 
 ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}
 ALLOWED_OF_OURS = ("plesio.core", "plesio.strategy", "plesio.errors")

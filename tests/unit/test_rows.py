@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plesio.memory.versions import Versions
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.rows import WHOLE, Rows, Tables, fits, gradient_in, in_range, put
-from plesio.tensors.versions import Versions
 
 TABLE, WIDTH = 7, 3
 LAYOUT = Layout(

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from plesio.tensors import operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.outer import ServerOptimizer
+from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.sgd import steps_directly
 
 SETTINGS = st.fixed_dictionaries(

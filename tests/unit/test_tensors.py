@@ -17,18 +17,18 @@ from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from plesio.errors import ConfigurationError
+from plesio.memory.folder import state_copies
+from plesio.memory.versions import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.finite import PIECE, FiniteCheck, is_finite
-from plesio.tensors.folding import state_copies
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.outer import ServerOptimizer, kept_copies
-from plesio.tensors.versions import Versions
+from plesio.tensors.server_optimizer import ServerOptimizer, kept_copies
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.guards.overlap import check_apart
 

@@ -10,8 +10,8 @@ import pytest
 from plesio.core.events import Abandoned, Cancel, Effect, Event, Fold, Grant, Joined, Pushed
 from plesio.core.sequencer import Sequencer
 from plesio.memory.blocks import most_read
+from plesio.memory.versions import Versions
 from plesio.strategy import recipes
-from plesio.tensors.versions import Versions
 
 
 def test_a_cancelled_worker_pins_its_old_and_new_buffer() -> None:

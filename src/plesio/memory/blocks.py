@@ -21,16 +21,16 @@ from functools import partial
 from rich.filesize import decimal
 
 from plesio.errors import ConfigurationError
+from plesio.memory.folder import state_copies
 from plesio.memory.last_weights import LastWeights
+from plesio.memory.versions import Versions
 from plesio.protocol.worker import Hello, Welcome
 from plesio.strategy import Strategy
 from plesio.tensors.after_step import same
 from plesio.tensors.arena import PAGE, Arena, Kind, Layout, Lies
-from plesio.tensors.folding import state_copies
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers
 from plesio.tensors.outer_optimizer import described
-from plesio.tensors.versions import Versions
 from plesio.transport.board import Board
 from plesio.transport.held import Held
 from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, tables_at

@@ -13,6 +13,8 @@ import torch
 from plesio.core.events import Effect, Fold, Forget, Hold, Share, Show
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
+from plesio.memory.folder import Folder, build_folder
+from plesio.memory.momenta import keeps_momentum
 from plesio.memory.own_weights import OwnWeights
 from plesio.memory.port import Kept, Memory
 from plesio.protocol.worker import Answer, Beginning, Contribution
@@ -22,8 +24,6 @@ from plesio.tensors.arena import Arena, Kind, Lies
 from plesio.tensors.carrying import Carried
 from plesio.tensors.checksum import weights_hash, window_checksum
 from plesio.tensors.finite import are_finite
-from plesio.tensors.folding import Folder, build_folder
-from plesio.tensors.look_ahead import LookAheadFolding, keeps_momentum
 from plesio.tensors.packing import Packing
 from plesio.tensors.tensor_set import of_bits
 from plesio.transport.doorbell import Located
@@ -119,7 +119,7 @@ class Machine(Memory):
         strategy = self.blocks.strategy
         asked = strategy.adopt.looks_ahead and self.blocks.workers > 1  # one has nobody to look ahead to
         kept = [spec for spec in self.blocks.specs if keeps_momentum(spec.groups)]
-        if not asked or not kept or isinstance(self._folder, LookAheadFolding):
+        if not asked or not kept or self.folder.looks_ahead:
             return ""
         return (
             f"{kept[0].kind.__name__}: no look-ahead is known for it, so {strategy.name} folds it plainly, which "

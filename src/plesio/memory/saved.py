@@ -6,13 +6,13 @@ import torch
 
 from plesio.errors import CheckpointError
 from plesio.memory.blocks import Blocks
+from plesio.memory.folder import Folder
 from plesio.memory.port import Kept
-from plesio.tensors import outer
+from plesio.tensors import server_optimizer
 from plesio.tensors.arena import Arena
-from plesio.tensors.folding import Folder
 
 
-def kept(blocks: Blocks, current: Arena, state: outer.Kept) -> Kept:
+def kept(blocks: Blocks, current: Arena, state: server_optimizer.Kept) -> Kept:
     """`weights` have memory of their own: torch loads them alone."""
     views = current.views
     weights: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in blocks.model.names}

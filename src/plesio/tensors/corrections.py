@@ -16,7 +16,7 @@ from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.mean import HALF
 from plesio.tensors.operands import Operand, distance, pieces, quiet
-from plesio.tensors.outer import Kept
+from plesio.tensors.server_optimizer import Kept
 
 
 class Correction:

@@ -3,7 +3,7 @@
 An answer holds numbers and decides from arguments; it never asks the time, draws a random number or touches a tensor.
 Each class checks its own numbers when it is built; `plesio.strategy.strategy` checks that answers fit each other.
 Other rooms never ask of which class an answer is. They ask the answer itself, or find the arithmetic for it in the one
-table of `plesio.tensors.folding`.
+table of `plesio.memory.folder`.
 """
 
 from plesio.strategy.answers.answer import Answer as Answer

@@ -9,17 +9,19 @@ they made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
+from plesio.memory.publish import Publisher
+from plesio.memory.versions import Versions
 from plesio.strategy.answers import Codec
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.outer import Kept
 from plesio.tensors.packing import Packing
-from plesio.tensors.versions import Versions
+from plesio.tensors.server_optimizer import Kept
 
 
-class Shown:
-    """Publishes packed differences.
+class Packed(Publisher):
+    """Publishes packed differences; the true parameters stay where they are.
 
     Args:
         versions: the buffers that are shown, and the true one.
@@ -27,36 +29,38 @@ class Shown:
     """
 
     def __init__(self, codec: Codec, versions: Versions, packed: Sequence[Arena]) -> None:
+        super().__init__(versions, None)
         self._packing = Packing(versions.buffers[0].layout, codec).ready()
-        self._versions = versions
         self._packed = packed
         self._made: dict[int | None, int] = {}  # of this version: from which buffer (None: whole), which one
 
-    def changed(self) -> None:
-        """There is another version."""
+    def next(self, members: AbstractSet[int], one_pass: bool) -> int:
+        return self.versions.current
+
+    def made(self, index: int) -> None:
         self._made.clear()
 
     def publish(self, reader: int, unasked: bool = False) -> int:
         """Pin a buffer with what `reader` goes on from; readers that were shown the same share it."""
         assert not unasked, "who is called off takes the parameters whole"
-        base = self._versions.index_of(reader)
+        base = self.versions.index_of(reader)
         index = self._made.get(base)
-        if index is None or not self._versions.is_pinned(index):
+        if index is None or not self.versions.is_pinned(index):
             index = self._spare()
             self._show(base, index)
             self._made[base] = index
         elif index == base:  # it has what is shown of this version: nothing moves
             self._packed[index].memory.zero_()
-            self._packed[index].copy_from(self._versions.buffers[index], Kind.BUFFER)
-        self._versions.pin(reader, index)
+            self._packed[index].copy_from(self.versions.buffers[index], Kind.BUFFER)
+        self.versions.pin(reader, index)
         return index
 
     def kept(self) -> Kept:
         """What each worker reads; `made`: what it was shown of this version."""
-        read = self._versions.read_by_workers
+        read = self.versions.read_by_workers
         buffers = sorted(set(read.values()))
         return Kept(
-            {f"shown {place}": self._versions.buffers[index].memory for place, index in enumerate(buffers)},
+            {f"shown {place}": self.versions.buffers[index].memory for place, index in enumerate(buffers)},
             {
                 "read": [[worker, buffers.index(index)] for worker, index in read.items()],
                 "made": [buffers.index(index) for index in buffers if index in self._made.values()],
@@ -66,9 +70,9 @@ class Shown:
     def restore(self, numbers: dict[str, Any]) -> None:
         """Workers read as they did; the tensors that `kept` then names are to be filled."""
         for place in range(len({place for _, place in numbers["read"]})):
-            index = self._versions.spare()
+            index = self.versions.spare()
             for worker in [worker for worker, read in numbers["read"] if read == place]:
-                self._versions.pin(worker, index)
+                self.versions.pin(worker, index)
             if place in numbers["made"]:
                 self._made[index] = index
 
@@ -80,17 +84,17 @@ class Shown:
         """Pin a buffer with the true parameters."""
         index = self._spare()
         self._show(None, index)
-        self._versions.pin(reader, index)
+        self.versions.pin(reader, index)
         return index
 
     def _spare(self) -> int:
-        index = self._versions.spare()
+        index = self.versions.spare()
         self._made = {base: made for base, made in self._made.items() if index not in (base, made)}
         return index
 
     def _show(self, base: int | None, index: int) -> None:
-        buffers = self._versions.buffers
-        true, new = buffers[self._versions.current], buffers[index]
+        buffers = self.versions.buffers
+        true, new = buffers[self.versions.current], buffers[index]
         if base is None:
             new.copy_from(true)
             return

@@ -1,0 +1,173 @@
+"""What the memory does with tensors. A fold has four parts:
+
+    gather (what came) -> correct (a stale gradient) -> step (the next version) -> publish (what readers are shown)
+
+| strategy                     | gather            | step                               | publish                    |
+| ---------------------------- | ----------------- | ---------------------------------- | -------------------------- |
+| gradients, in rounds         | all as one        | the user's optimizer               | the version itself         |
+| gradients, look-ahead        | one after another | with the worker's own momentum     | the version, looking ahead |
+| parameters, or differences   | all as one        | a mean, or the strategy's optimizer | the version, or packed     |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plesio.core.events import Fold
+from plesio.memory.gather import Gather, InTurn, NewArena, held_by
+from plesio.memory.momenta import Ahead, Momenta, momentum_keys
+from plesio.memory.packed import Packed
+from plesio.memory.publish import Publisher
+from plesio.memory.steps import Mean, Optimizing, Step, Towards
+from plesio.memory.versions import Versions
+from plesio.strategy import Strategy
+from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
+from plesio.tensors.after_step import Applied
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
+from plesio.tensors.one_pass import LARGE, Pass, kernels
+from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.server_optimizer import Kept, ServerOptimizer, kept_copies
+
+CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
+    Plain: None,
+    WorkerMomentum: None,  # goes with `LookAhead`: workers have momenta of their own
+    DelayCompensated: lambda rule, new: DelayCompensation(rule, new("mean square") if rule.adaptive else None),
+    GapAware: lambda rule, _: GapAwareness(rule),
+}
+"""The arithmetic of each answer to `correct`. Nothing else asks of which class an answer is."""
+
+
+class Folder:
+    """Folds contributions, and publishes what comes of it. `parts`: what of it a checkpoint keeps, by name."""
+
+    def __init__(
+        self,
+        gather: Gather,
+        correction: Correction | None,
+        step: Step,
+        publisher: Publisher,
+        after: Applied | None,
+        parts: dict[str, Any],
+    ) -> None:
+        self._gather = gather
+        self._correction = correction
+        self._step = step
+        self._publisher = publisher
+        self._after = after
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self.came = gather.came
+        self.hold = gather.hold
+        self.publish, self.snapshot = publisher.publish, publisher.whole
+        self.set_groups, self.share_among = step.set_groups, step.share_among
+        self.begin_from, self.carried, self.copy_state = step.begin_from, step.carried, step.copy_state
+
+    @property
+    def looks_ahead(self) -> bool:
+        return isinstance(self._publisher, Ahead)
+
+    @property
+    def row_bytes(self) -> int:
+        """What travelled of tables."""
+        tables = self._gather.tables
+        return tables.nbytes if tables is not None else 0
+
+    def fold(self, fold: Fold) -> None:
+        """Make the next version of the contributions of `fold`."""
+        publisher, correction = self._publisher, self._correction
+        versions, members = publisher.versions, {one.worker for one in fold.members}
+        for came in self._gather.of(fold):
+            current = versions.buffers[versions.current]
+            if correction is not None:
+                assert came.then is not None, "it is of one worker, which reads a version"
+                correction.correct(came.slots[0], current, came.then)
+            index = publisher.next(members, self._step.one_pass)
+            target = versions.buffers[index]
+            self._step(target, current, came, index)
+            if self._after is not None:
+                self._after(target)
+                publisher.rewritten()
+            if correction is not None:
+                correction.stepped(current, target)
+            publisher.made(index)
+
+    def forget(self, worker: int) -> None:
+        """`worker` is gone: it reads nothing any more."""
+        self._publisher.forget(worker)
+        self._step.forget(worker)
+
+    def kept(self) -> Kept:
+        """What a checkpoint keeps beside the parameters; what is in the buffer is computed again."""
+        kept = {name: part.kept() for name, part in self._parts.items()}
+        tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
+        return Kept(tensors, {name: part.numbers for name, part in kept.items()})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from these; the tensors that `kept` then names are to be filled."""
+        for name, part in self._parts.items():
+            part.restore(numbers[name])
+
+    def begin_anew(self) -> None:
+        """As after a restore: nobody reads anything but what it was shown, and the buffer is empty."""
+        self._publisher.begin_anew()
+        self._gather.begin_anew()
+
+
+def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Layout, workers: int) -> int:
+    """How many times the size of the model is kept at the server beside versions and slots."""
+    kept = kept_copies(specs, layout) if specs else 0
+    if strategy.adopt.looks_ahead and kept:
+        return kept + workers + held_by(strategy)
+    return kept + strategy.correct.state_copies + min(1, held_by(strategy)) + (strategy.send.codec is not None)
+
+
+def build_folder(
+    strategy: Strategy,
+    specs: Sequence[OptimizerSpec],
+    versions: Versions,
+    slots: Sequence[Arena],
+    workers: int,
+    new_arena: NewArena,
+    packed: Sequence[Arena] = (),
+    threads: int = 1,
+    after: Applied | None = None,
+) -> Folder:
+    """The folder for a strategy and a user's optimizers; for none, what averages parameters.
+
+    The current buffer of `versions` holds the first version. `packed`: where packed answers go, if they are. Passes over a large
+    model are shared among `threads`. `after` is done to each new version.
+
+    An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
+    """
+    first = versions.buffers[versions.current]
+    optimizer = ServerOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
+    if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
+        momenta = Momenta(keys, optimizer, versions, len(slots), workers, strategy.outer.scale, new_arena)
+        copies = [new_arena("buffer") for _ in range(held_by(strategy))]
+        in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damping.correct)
+        momenta.tables = in_turn.tables
+        ahead = Ahead(momenta, versions, in_turn.tables, after)
+        return Folder(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta})
+    build = CORRECTIONS[type(strategy.correct)]
+    correction = build(strategy.correct, new_arena) if build is not None else None
+    gather = Gather(strategy, versions, slots, correction is not None, new_arena)
+    step = _step(strategy, optimizer, workers, gather, first, threads)
+    codec = strategy.adopt.codec
+    shown = Packed(codec, versions, packed) if codec is not None else None
+    publisher = shown or Publisher(versions, gather.tables, in_place=strategy.gather.in_rounds)
+    return Folder(
+        gather, correction, step, publisher, after, {"optimizer": optimizer, "correction": correction, "shown": shown}
+    )
+
+
+def _step(
+    strategy: Strategy, optimizer: ServerOptimizer | None, workers: int, gather: Gather, first: Arena, threads: int
+) -> Step:
+    if optimizer is not None:
+        return Optimizing(strategy, optimizer, workers, gather.tables)
+    if strategy.outer.by_rate or not strategy.gather.in_rounds:
+        return Towards()
+    large = strategy.gives_back_mean and sum(first.layout.trained_elements) >= LARGE
+    one_pass = kernels() if large else None
+    return Mean(strategy.gives_back_mean, Pass(one_pass, threads).mean if one_pass is not None else None)

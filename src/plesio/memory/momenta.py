@@ -1,0 +1,360 @@
+"""DANA: one momentum for each worker, and parameters sent with look-ahead.
+
+Worker i's contribution moves its own momentum v_i and the global parameters w by it; a worker is then sent
+
+    w - lr mu (1 - 1/n) sum_j v_j          (Nesterov: mu^2 in place of mu)
+
+for n live workers, which is about where the parameters will be when its next contribution comes: meanwhile each of the
+others contributes once, and of the pushes that come 1 - 1/n are others'. The gradient is thus taken about where it will be
+applied, and a momentum tuned for synchronous training keeps its meaning. What the look-ahead did not foresee is damped,
+element by element, see `plesio.tensors.corrections.GapDamping`. With one worker nothing is looked ahead to, nothing is
+damped, and this is the plain optimizer, bit for bit.
+
+The user's own optimizer does the step: before it, worker i's momentum is put in the place of the optimizer's. For Adam the
+first moment is kept for each worker and the look-ahead is divided by the root of the second, which is shared. N workers
+feed the second moment N times as often as in step, each with 1/N of the samples: its decay is the N-th root of the user's,
+so that it remembers as many samples as it would there.
+Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n and without damping; see docs/decisions/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, RMSprop
+
+from plesio.memory.gather import Came, NewArena
+from plesio.memory.publish import Publisher
+from plesio.memory.steps import Step
+from plesio.memory.versions import Versions
+from plesio.tensors.adam import root_of
+from plesio.tensors.after_step import Applied
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.carrying import Carried
+from plesio.tensors.corrections import GapDamping
+from plesio.tensors.mean import blend_buffers
+from plesio.tensors.one_pass import Ahead as PassAhead
+from plesio.tensors.operands import pieces, quiet
+from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.rows import Tables
+from plesio.tensors.server_optimizer import Kept, ServerOptimizer
+
+RESUM_EVERY = 1024
+"""Folds after which the sum of the momenta is recomputed, against accumulated rounding."""
+
+
+def momentum_keys(optimizer: ServerOptimizer) -> list[str | None]:
+    """By group: its optimizer's key for its momentum; None if it has none that look-ahead supports."""
+    kinds = optimizer.kinds
+    moved = {kind for kind, group in zip(kinds, optimizer.groups, strict=True) if group.get("momentum")}
+    keys = {Adam: "exp_avg", AdamW: "exp_avg"} | dict.fromkeys(moved & {SGD, RMSprop}, "momentum_buffer")
+    return [keys.get(kind) for kind in kinds]
+
+
+def keeps_momentum(groups: Groups) -> bool:
+    """Whether an optimizer with these settings keeps a momentum, judged by torch's names for its decay.
+
+    >>> keeps_momentum([{"lr": 0.1, "betas": (0.9, 0.999)}]), keeps_momentum([{"lr": 0.1, "momentum": 0}])
+    (True, False)
+    """
+    return any(group.get("momentum") or (group.get("betas") or (0.0,))[0] for group in groups)
+
+
+class Momenta(Step):
+    """A step of the user's optimizer with the momentum of the worker whose gradient came.
+
+    Args:
+        keys: by group, its optimizer's for its momentum.
+        seats: how many workers there may be; `workers`: as many the run was asked to have.
+        scale_of: the part of the learning rate of so many contributions.
+    """
+
+    def __init__(
+        self,
+        keys: list[str | None],
+        optimizer: ServerOptimizer,
+        versions: Versions,
+        seats: int,
+        workers: int,
+        scale_of: Callable[[int, int], float],
+        new_arena: NewArena,
+    ) -> None:
+        self.optimizer = optimizer
+        optimizer.swapped = keys
+        self.live: set[int] = set()
+        """Who reads a version, and will contribute."""
+        self.damping = GapDamping(optimizer.large)
+        self.tables: Tables | None = None
+        self._versions = versions
+        self._workers = workers
+        self._scale_of = scale_of
+        self._share = scale_of(1, workers)
+        self._momenta = [new_arena("momentum") for _ in range(seats)]
+        self._begun: list[set[int]] = [set() for _ in range(seats)]  # by worker: positions whose momentum has started
+        self.sum = new_arena("sum of momenta")
+        self._scale = [0.0] * len(keys)  # by group: running mean of the folds' learning-rate scales
+        self._steps = 0
+        self.ready: tuple[int, list[float]] | None = None
+        """The buffer that holds the look-ahead, and by which factors it was made, if nothing has changed since."""
+        optimizer.set_groups(self._paced(workers, optimizer.groups))
+
+    def share_among(self, workers: int) -> None:
+        """The second moment, and its count of steps, go on at the pace of as many."""
+        if workers == self._workers:
+            return
+        ratio = workers / self._workers
+        self._workers, self._share = workers, self._scale_of(1, workers)
+        self.optimizer.change_groups(partial(self._paced, ratio))
+        self._count_steps(ratio)
+
+    def _count_steps(self, ratio: float) -> None:
+        """Adam's count of steps goes with its second moment."""
+        for position in range(len(self.optimizer.parameters)):
+            state = self.optimizer.state_of(position)
+            if self.optimizer.swapped_of(position) == "exp_avg" and "step" in state:
+                state["step"] = state["step"] * ratio
+
+    def set_groups(self, worker: int, groups: Groups) -> None:
+        self.optimizer.sent_groups(worker, self._paced(self._workers, groups))
+
+    def _paced(self, workers: float, groups: Groups) -> Groups:
+        """The settings, with second moments that take so many times as many steps to forget: they cover as many samples as in
+        synchronous training."""
+        return [
+            _paced(workers, group) if key == "exp_avg" else group
+            for group, key in zip(groups, self.optimizer.swapped, strict=True)
+        ]
+
+    @quiet
+    def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
+        """Both are the master copy, which nobody reads. A gradient is damped if the version that it was computed at is known."""
+        worker, (gradient,) = came.worker, came.slots
+        scales = self.optimizer.scales(came.scale, self._share)
+        self.optimizer.step_as(worker)
+        if self.optimizer.has_to_split(came.absent):
+            was = self.optimizer.split()
+            self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
+        own, begun = self.optimizer.select(self._momenta[worker]), self._begun[worker]
+        self._scale = [
+            mean + ((scale - mean) / self._workers if mean else scale)
+            for mean, scale in zip(self._scale, scales, strict=True)
+        ]
+        self._swap_in(own, begun)
+        self.ready = None
+        if self.tables is None and self.optimizer.in_one_pass(came.absent) and all(self.optimizer.swapped):
+            self._step_in_one_pass(target, came, own, scales)
+        else:
+            self._step_by_parts(target, came, own, scales)
+        blend_buffers(target, current, gradient, 1.0 / self._workers)
+        self._steps += 1
+        if self._steps % RESUM_EVERY == 0:
+            self._resum()
+        if worker not in self.live:  # departed since: its momentum will not act again
+            self.forget(worker)
+
+    def _step_by_parts(self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
+        (gradient,), momentum = came.slots, self._momenta[came.worker]
+        if came.then is not None:
+            self.damping.correct(gradient, master, came.then)
+        for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
+            whole -= part
+        self.optimizer.step(master, master, gradient, scales, came.absent, came.rows, self._share)
+        if self.tables is not None:
+            self.tables.changed(came.rows, self._versions.current)
+        self._swap_out(own, self._begun[came.worker], self.optimizer.lacking(came.absent))
+        for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
+            whole += part
+
+    def _step_in_one_pass(
+        self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]
+    ) -> None:
+        """The same in one pass, which also writes the look-ahead into a free buffer."""
+        totals = self.optimizer.select(self.sum)
+        before = self.optimizer.select(came.then) if came.then is not None else None
+        index = self._versions.spare()
+        out = self.optimizer.select(self._versions.buffers[index])
+
+        def ahead(position: int) -> PassAhead:
+            then, closeness = (before[position], self.damping.closeness(position)) if before else (None, 0.0)
+            return PassAhead(totals[position], then, closeness, out[position], self.factor(position))
+
+        gaps = self.optimizer.step_mean(master, master, came.slots, [1.0], scales, self._share, own, ahead)
+        if before:
+            for position, (sums, elements) in enumerate(zip(gaps, master.layout.trained_elements, strict=True)):
+                self.damping.learn(position, sums, elements)
+        self._swap_out(own, self._begun[came.worker], self.optimizer.lacking(0))
+        self.ready = index, self.factors()
+
+    def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
+        for position, momentum in enumerate(own):
+            state, key = self.optimizer.state_of(position), self.optimizer.swapped_of(position)
+            if key in state:
+                damped = self.optimizer.group_of(position).get("dampening")  # torch does not dampen a first gradient:
+                state[key] = momentum if not damped or position in begun else None  # None makes it start one
+
+    def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int], lacking: Sequence[bool]) -> None:
+        """At the first step the optimizer makes its own momentum: copy it."""
+        for position, momentum in enumerate(own):
+            state, key = self.optimizer.state_of(position), self.optimizer.swapped_of(position)
+            if key is None or lacking[position] or (value := state.get(key)) is None:
+                continue
+            if value.data_ptr() != momentum.data_ptr():
+                state[key] = momentum.copy_(value)
+            if self.optimizer.group_of(position).get("momentum"):
+                begun.add(position)
+
+    @quiet
+    def _resum(self) -> None:
+        self.ready = None
+        self.sum.copy_from(self._momenta[0], Kind.TRAINED)
+        for momentum in self._momenta[1:]:
+            for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
+                whole += part
+
+    def factors(self) -> list[float]:
+        return [self.factor(position) for position in range(len(self.optimizer.parameters))]
+
+    def factor(self, position: int) -> float:
+        """What look-ahead adds of the sum of the momenta, for Adam divided by the root of the second moment."""
+        state, key = self.optimizer.state_of(position), self.optimizer.swapped_of(position)
+        group = self.optimizer.group_of(position)
+        rate = group["lr"] * self._scale[self.optimizer.group_at(position)] * (1.0 - 1.0 / max(1, len(self.live)))
+        if key == "momentum_buffer":
+            momentum = group["momentum"]
+            return float(-rate * (momentum**2 if group.get("nesterov") else momentum))
+        if key is None or "exp_avg_sq" not in state:
+            return 0.0
+        first = group["betas"][0]
+        return float(-rate * first / (1.0 - first ** float(state["step"])))
+
+    def forget(self, worker: int) -> None:
+        for part in self._momenta[worker].of_kind(Kind.TRAINED):
+            part.zero_()
+        self._begun[worker].clear()
+        self._resum()
+
+    def kept(self) -> Kept:
+        """What a checkpoint keeps, beside what the optimizer has."""
+        momenta = {f"momentum {worker}": arena.memory for worker, arena in enumerate(self._momenta)}
+        begun = [sorted(positions) for positions in self._begun]
+        numbers = {"scale": self._scale, "steps": self._steps, "damping": self.damping.kept().numbers, "begun": begun}
+        return Kept({**momenta, "sum of momenta": self.sum.memory}, {**numbers, "workers": self._workers})
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Go on from these."""
+        self._scale, self._steps = list(numbers["scale"]), numbers["steps"]
+        self._workers = numbers["workers"]
+        self._share = self._scale_of(1, self._workers)
+        self.damping.restore(numbers["damping"])
+        self._begun = [set(positions) for positions in numbers["begun"]]
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Start with the state that the user's optimizer held; every worker's momentum starts as a copy of its momentum.
+
+        The second moment decays by the N-th root, so its step count is N times the user's.
+        """
+        self.optimizer.begin_from(carried, arenas)
+        positions = range(len(self.optimizer.parameters))
+        self._count_steps(self._workers)
+        given = dict(zip(carried.keys, arenas, strict=False))
+        brought = [one for one in positions if self.optimizer.swapped_of(one) in self.optimizer.state_of(one)]
+        for worker in range(self._workers if brought else 0):
+            own = self.optimizer.select(self._momenta[worker])
+            for position in brought:
+                momentum = given[str(self.optimizer.swapped_of(position))]
+                own[position].copy_(self.optimizer.select(momentum)[position])
+            self._begun[worker] = set(brought)
+        if brought:
+            self._resum()
+            self._scale = list(self.optimizer.scales(self._share, self._share))
+
+    def carried(self) -> Carried:
+        return self.optimizer.carried(self._workers)
+
+    def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
+        self.optimizer.copy_state(carried, arenas, self._momenta[worker])
+
+
+def _paced(workers: float, group: dict[str, Any]) -> dict[str, Any]:
+    first, second = group["betas"]
+    return {**group, "betas": (first, second ** (1.0 / workers))}
+
+
+class Ahead(Publisher):
+    """Shows the parameters about where they will be. The master copy, in the ring's current buffer, is never published itself."""
+
+    def __init__(self, momenta: Momenta, versions: Versions, tables: Tables | None, after: Applied | None) -> None:
+        super().__init__(versions, tables)
+        self._momenta = momenta
+        self._after = after
+
+    def next(self, members: AbstractSet[int], one_pass: bool) -> int:
+        return self.versions.current
+
+    def rewritten(self) -> None:
+        self._momenta.ready = None  # it was of the weights before
+
+    def publish(self, reader: int, unasked: bool = False) -> int:
+        assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
+        momenta, versions = self._momenta, self.versions
+        momenta.live.add(reader)
+        versions.release(reader)
+        ready, momenta.ready = momenta.ready, None
+        factors = momenta.factors()
+        index = ready[0] if ready is not None and ready[1] == factors else self._look_ahead(factors)
+        out, master = versions.buffers[index], versions.buffers[versions.current]
+        if self._after is not None and any(factors):  # else it is the master copy
+            self._after(out)
+        out.copy_from(master, Kind.BUFFER)
+        if self._tables is not None:
+            self._tables.bring_up(index, master)
+            self._tables.read(reader)
+        versions.pin(reader, index)
+        return index
+
+    def _look_ahead(self, factors: Sequence[float]) -> int:
+        """Write the parameters with look-ahead into a free buffer; its index."""
+        optimizer, versions = self._momenta.optimizer, self.versions
+        index = versions.spare()
+        totals, targets = optimizer.select(self._momenta.sum), optimizer.select(versions.buffers[index])
+        weights = optimizer.select(versions.buffers[versions.current])
+        for position, (out, weight, total) in enumerate(zip(targets, weights, totals, strict=True)):
+            if optimizer.is_table(position):
+                continue
+            factor = factors[position]
+            if not factor:
+                out.copy_(weight)
+                continue
+            state = optimizer.state_of(position)
+            if "exp_avg_sq" not in state:
+                torch.add(weight, total, alpha=factor, out=out)
+                continue
+            by = optimizer.numbers_of(position)
+            squares = state["max_exp_avg_sq" if optimizer.group_of(position)["amsgrad"] else "exp_avg_sq"]
+            for target, master, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
+                torch.addcdiv(master, momenta, root_of(square, by), value=factor, out=target)
+        return index
+
+    def whole(self, reader: int) -> int:
+        versions = self.versions
+        versions.release(reader)
+        self._momenta.ready = None
+        index, master = versions.spare(), versions.buffers[versions.current]
+        versions.buffers[index].copy_from(master, Kind.TRAINED, Kind.FROZEN, Kind.BUFFER)
+        if self._tables is not None:
+            self._tables.bring_up(index, master)
+        versions.pin(reader, index)
+        return index
+
+    def forget(self, reader: int) -> None:
+        self._momenta.live.discard(reader)
+        super().forget(reader)
+
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self._momenta.ready = None
+        self._momenta.live.clear()

@@ -1,0 +1,123 @@
+"""The middle of a fold: the next version out of the current one and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import nan
+
+from plesio.memory.gather import Came
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena
+from plesio.tensors.carrying import Carried
+from plesio.tensors.mean import Weighted, blend_buffers, mean_into, move_towards
+from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.rows import Tables
+from plesio.tensors.server_optimizer import ServerOptimizer
+from plesio.tensors.tensor_set import members_of
+
+
+class Step:
+    """A step without an optimizer, and what is asked of each."""
+
+    one_pass = False
+    """Whether a step goes over a large model line by line."""
+
+    def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
+        """`target`, which is buffer `index` of the ring, is `current` after a step with what `came`; both may be one."""
+        raise NotImplementedError
+
+    def set_groups(self, worker: int, groups: Groups) -> None:
+        """Step with what comes from `worker` by these hyper-parameters from now on; of several together, the first one's."""
+
+    def share_among(self, workers: int) -> None:
+        """The run has so many workers from now on."""
+
+    def forget(self, worker: int) -> None:
+        """`worker` is gone."""
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Begin with the state that the user's optimizer held; `arenas` hold what its keys name."""
+        raise AssertionError("nothing is carried to where nobody steps")
+
+    def carried(self) -> Carried:
+        """The state of the user's optimizer, as a worker would hold it."""
+        return Carried(())
+
+    def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Copy what its keys name into these, as `worker` would hold it."""
+
+
+class Towards(Step):
+    """Some of the way to the mean of the parameters that came."""
+
+    def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
+        move_towards(target, current, came.mean(), came.scale)
+
+
+class Mean(Step):
+    """The mean of what came. `marks`: of a gradient, which workers step by."""
+
+    def __init__(self, marks: bool, by: Weighted | None) -> None:
+        self._marks = marks
+        self._by = by
+
+    def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
+        mean_into(target, came.slots, came.shares, by=self._by)
+        if self._marks:
+            for tensor in members_of(
+                came.absent
+            ):  # a NaN, which no mean of finite gradients has, says that nobody had one
+                target.views[tensor].view(-1)[:1] = nan
+
+
+class Optimizing(Step):
+    """A step of the user's optimizer with the mean gradient, in a run of so many `workers`."""
+
+    def __init__(self, strategy: Strategy, optimizer: ServerOptimizer, workers: int, tables: Tables | None) -> None:
+        self._optimizer = optimizer
+        self._tables = tables
+        self._in_rounds = strategy.gather.in_rounds
+        self._scale: Callable[[int, int], float] = strategy.outer.scale
+        self.share_among(workers)
+
+    @property
+    def one_pass(self) -> bool:  # type: ignore[override]
+        return self._optimizer.in_one_pass(0)
+
+    def share_among(self, workers: int) -> None:
+        self._workers = workers
+        self._share = [self._scale(folded, workers) for folded in range(1, workers + 1)]
+
+    def set_groups(self, worker: int, groups: Groups) -> None:
+        self._optimizer.sent_groups(worker, groups)
+
+    def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
+        optimizer, absent = self._optimizer, came.absent
+        optimizer.step_as(came.worker)
+        share = self._share[min(came.folded, self._workers) - 1]
+        scales = optimizer.scales(came.scale, share)
+        if absent and optimizer.has_to_split(absent):
+            optimizer.split()
+        if self._tables is None and optimizer.in_one_pass(absent):
+            optimizer.step_mean(target, current, came.slots, came.shares, scales, share)
+            mean = came.slots[0]
+            if len(came.slots) > 1:
+                mean_into(mean, came.slots, came.shares, target.layout.buffer_segments)
+        else:
+            if self._tables is not None:
+                self._tables.bring_up(index, current)
+            mean = came.mean()
+            optimizer.step(target, current, mean, scales, absent, came.rows, share)
+            if self._tables is not None:
+                self._tables.changed(came.rows, index)
+        if target.layout.buffer_segments:
+            blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, came.folded / self._workers))
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        self._optimizer.begin_from(carried, arenas)
+
+    def carried(self) -> Carried:
+        return self._optimizer.carried()
+
+    def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
+        self._optimizer.copy_state(carried, arenas)
