@@ -24,7 +24,7 @@ import plesio as ps
 from _report import Row, interleave, parser, report, row
 from plesio.core.events import Fold, Member
 from plesio.memory.folder import build_folder
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.optimizer_spec import OptimizerSpec
 

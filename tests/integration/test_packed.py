@@ -15,7 +15,7 @@ from torch import nn
 import plesio as ps
 from plesio.errors import StrategyError
 from plesio.memory.packed import Packed
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Buffer, Cast, Codec, Delta, Equal, Int4, Int8, Outer, Replace, TopK
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec

@@ -13,7 +13,7 @@ import torch
 
 from plesio.core.events import Fold, Member
 from plesio.memory.folder import build_folder
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.strategy.recipes.asynchronous import async_sgd
 from plesio.tensors import operands

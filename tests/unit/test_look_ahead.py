@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from plesio.core.events import Fold, Member
 from plesio.memory import momenta
 from plesio.memory.folder import build_folder
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, LookAhead, WorkerMomentum
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered

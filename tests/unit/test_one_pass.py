@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from plesio.core.events import Fold, Member
 from plesio.memory.folder import Folder, build_folder
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.strategy.recipes.synchronous import sync_sgd

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.rows import WHOLE, Rows, Tables, fits, gradient_in, in_range, put
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from plesio.errors import ConfigurationError
 from plesio.memory.folder import state_copies
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered

@@ -10,7 +10,7 @@ import pytest
 from plesio.core.events import Abandoned, Cancel, Effect, Event, Fold, Grant, Joined, Pushed
 from plesio.core.sequencer import Sequencer
 from plesio.memory.blocks import most_read
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy import recipes
 
 

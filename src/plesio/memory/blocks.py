@@ -23,7 +23,7 @@ from rich.filesize import decimal
 from plesio.errors import ConfigurationError
 from plesio.memory.folder import state_copies
 from plesio.memory.last_weights import LastWeights
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.protocol.worker import Hello, Welcome
 from plesio.strategy import Strategy
 from plesio.tensors.after_step import same

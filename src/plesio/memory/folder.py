@@ -18,9 +18,8 @@ from plesio.core.events import Fold
 from plesio.memory.gather import Gather, InTurn, NewArena, held_by
 from plesio.memory.momenta import Ahead, Momenta, momentum_keys
 from plesio.memory.packed import Packed
-from plesio.memory.publish import Publisher
+from plesio.memory.publish import Publisher, Versions
 from plesio.memory.steps import Mean, Optimizing, Step, Towards
-from plesio.memory.versions import Versions
 from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.after_step import Applied
@@ -76,13 +75,13 @@ class Folder:
     def fold(self, fold: Fold) -> None:
         """Make the next version of the contributions of `fold`."""
         publisher, correction = self._publisher, self._correction
-        versions, members = publisher.versions, {one.worker for one in fold.members}
+        versions = publisher.versions
         for came in self._gather.of(fold):
             current = versions.buffers[versions.current]
             if correction is not None:
                 assert came.then is not None, "it is of one worker, which reads a version"
                 correction.correct(came.slots[0], current, came.then)
-            index = publisher.next(members, self._step.one_pass)
+            index = publisher.next(fold, self._step)
             target = versions.buffers[index]
             self._step(target, current, came, index)
             if self._after is not None:

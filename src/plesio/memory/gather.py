@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from plesio.core.events import Fold
-from plesio.memory.versions import Versions
+from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.mean import Accumulator, mean_into
@@ -97,14 +97,14 @@ class Gather:
             self.tables.hold(worker, slot, weight)
         self._held_absent &= self._absent.get(worker, 0)
 
-    def of(self, fold: Fold) -> Iterator[Came]:
+    def of(self, fold: Fold) -> Iterable[Came]:
         """What to step with, one after the other."""
         worker = fold.members[0].worker
         slots, shares = self._parts(fold)
         absent = self._absent_in(fold) if self._absent or fold.held else 0
         rows = self.tables.mean(self._rows_of(self.tables, fold)) if self.tables is not None else NO_ROWS
         then = self._versions.of(worker) if self._looks_back else None
-        yield Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then)
+        return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then),)
 
     def _parts(self, fold: Fold) -> tuple[list[Arena], list[float]]:
         if fold.held:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.core.events import Effect, Fold, Forget, Hold, Share, Show
+from plesio.core.events import Fold, Forget, Hold, Share, Show
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
 from plesio.memory.folder import Folder, build_folder
@@ -141,26 +141,23 @@ class Machine(Memory):
             self._absent[worker] = made.absent
             self.folder.came(worker, of_bits(made.absent), made.rows)
 
-    def do(self, effect: Effect) -> None:
-        if self._folder is not None:
-            ACTIONS[type(effect)](self, effect)
-
-    def _hold(self, hold: Hold) -> None:
-        self.folder.hold(hold.worker, hold.weight)
-
-    def _fold(self, fold: Fold) -> None:
-        if self._own is not None:
-            self._own.check(fold)
-        self.folder.fold(fold)
-
-    def _show(self, show: Show) -> None:
-        self._places[show.worker] = self.folder.publish(show.worker, show.unasked)
-
-    def _share(self, share: Share) -> None:
-        self.folder.share_among(share.workers)
-
-    def _forget(self, forget: Forget) -> None:
-        self.folder.forget(forget.worker)
+    def do(self, effect: Any) -> None:
+        folder = self._folder
+        if folder is None:  # the workers fold
+            return
+        kind: type = type(effect)
+        if kind is Show:
+            self._places[effect.worker] = folder.publish(effect.worker, effect.unasked)
+        elif kind is Fold:
+            if self._own is not None:
+                self._own.check(effect)
+            folder.fold(effect)
+        elif kind is Hold:
+            folder.hold(effect.worker, effect.weight)
+        elif kind is Forget:
+            folder.forget(effect.worker)
+        elif kind is Share:
+            folder.share_among(effect.workers)
 
     def located(self, worker: int, answer: Answer) -> Located:
         if self._own is not None and isinstance(answer, Beginning):
@@ -277,13 +274,3 @@ class Machine(Memory):
 
     def lost(self, version: int) -> str:
         return self._own.lost(version) if self._own is not None else ""
-
-
-ACTIONS: dict[type, Callable[[Machine, Any], None]] = {
-    Show: Machine._show,
-    Fold: Machine._fold,
-    Hold: Machine._hold,
-    Forget: Machine._forget,
-    Share: Machine._share,
-}
-"""What is done of each effect. No methods of an object: in a cycle, memory would wait for the collector."""

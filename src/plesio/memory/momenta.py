@@ -20,17 +20,16 @@ Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
+from plesio.core.events import Fold
 from plesio.memory.gather import Came, NewArena
-from plesio.memory.publish import Publisher
+from plesio.memory.publish import Publisher, Versions
 from plesio.memory.steps import Step
-from plesio.memory.versions import Versions
 from plesio.tensors.adam import root_of
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena, Kind
@@ -41,7 +40,7 @@ from plesio.tensors.one_pass import Ahead as PassAhead
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.rows import Tables
-from plesio.tensors.server_optimizer import Kept, ServerOptimizer
+from plesio.tensors.server_optimizer import At, Kept, ServerOptimizer
 
 RESUM_EVERY = 1024
 """Folds after which the sum of the momenta is recomputed, against accumulated rounding."""
@@ -113,10 +112,9 @@ class Momenta(Step):
 
     def _count_steps(self, ratio: float) -> None:
         """Adam's count of steps goes with its second moment."""
-        for position in range(len(self.optimizer.parameters)):
-            state = self.optimizer.state_of(position)
-            if self.optimizer.swapped_of(position) == "exp_avg" and "step" in state:
-                state["step"] = state["step"] * ratio
+        for at in self.optimizer.at():
+            if at.swapped == "exp_avg" and "step" in at.state:
+                at.state["step"] = at.state["step"] * ratio
 
     def set_groups(self, worker: int, groups: Groups) -> None:
         self.optimizer.sent_groups(worker, self._paced(self._workers, groups))
@@ -135,7 +133,7 @@ class Momenta(Step):
         worker, (gradient,) = came.worker, came.slots
         scales = self.optimizer.scales(came.scale, self._share)
         self.optimizer.step_as(worker)
-        if self.optimizer.has_to_split(came.absent):
+        if came.absent and self.optimizer.has_to_split(came.absent):
             was = self.optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own, begun = self.optimizer.select(self._momenta[worker]), self._begun[worker]
@@ -149,7 +147,8 @@ class Momenta(Step):
             self._step_in_one_pass(target, came, own, scales)
         else:
             self._step_by_parts(target, came, own, scales)
-        blend_buffers(target, current, gradient, 1.0 / self._workers)
+        if target.layout.buffer_segments:
+            blend_buffers(target, current, gradient, 1.0 / self._workers)
         self._steps += 1
         if self._steps % RESUM_EVERY == 0:
             self._resum()
@@ -180,31 +179,31 @@ class Momenta(Step):
 
         def ahead(position: int) -> PassAhead:
             then, closeness = (before[position], self.damping.closeness(position)) if before else (None, 0.0)
-            return PassAhead(totals[position], then, closeness, out[position], self.factor(position))
+            return PassAhead(
+                totals[position], then, closeness, out[position], self.factors(self.optimizer.at())[position]
+            )
 
         gaps = self.optimizer.step_mean(master, master, came.slots, [1.0], scales, self._share, own, ahead)
         if before:
             for position, (sums, elements) in enumerate(zip(gaps, master.layout.trained_elements, strict=True)):
                 self.damping.learn(position, sums, elements)
         self._swap_out(own, self._begun[came.worker], self.optimizer.lacking(0))
-        self.ready = index, self.factors()
+        self.ready = index, self.factors(self.optimizer.at())
 
     def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
-        for position, momentum in enumerate(own):
-            state, key = self.optimizer.state_of(position), self.optimizer.swapped_of(position)
-            if key in state:
-                damped = self.optimizer.group_of(position).get("dampening")  # torch does not dampen a first gradient:
-                state[key] = momentum if not damped or position in begun else None  # None makes it start one
+        for position, (at, momentum) in enumerate(zip(self.optimizer.at(), own, strict=True)):
+            if at.swapped in at.state:
+                damped = at.group.get("dampening")  # torch does not dampen a first gradient: None makes it start one
+                at.state[at.swapped] = momentum if not damped or position in begun else None
 
     def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int], lacking: Sequence[bool]) -> None:
         """At the first step the optimizer makes its own momentum: copy it."""
-        for position, momentum in enumerate(own):
-            state, key = self.optimizer.state_of(position), self.optimizer.swapped_of(position)
-            if key is None or lacking[position] or (value := state.get(key)) is None:
+        for position, (at, momentum) in enumerate(zip(self.optimizer.at(), own, strict=True)):
+            if at.swapped is None or lacking[position] or (value := at.state.get(at.swapped)) is None:
                 continue
             if value.data_ptr() != momentum.data_ptr():
-                state[key] = momentum.copy_(value)
-            if self.optimizer.group_of(position).get("momentum"):
+                at.state[at.swapped] = momentum.copy_(value)
+            if at.group.get("momentum"):
                 begun.add(position)
 
     @quiet
@@ -215,21 +214,10 @@ class Momenta(Step):
             for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
                 whole += part
 
-    def factors(self) -> list[float]:
-        return [self.factor(position) for position in range(len(self.optimizer.parameters))]
-
-    def factor(self, position: int) -> float:
+    def factors(self, ats: Sequence[At]) -> list[float]:
         """What look-ahead adds of the sum of the momenta, for Adam divided by the root of the second moment."""
-        state, key = self.optimizer.state_of(position), self.optimizer.swapped_of(position)
-        group = self.optimizer.group_of(position)
-        rate = group["lr"] * self._scale[self.optimizer.group_at(position)] * (1.0 - 1.0 / max(1, len(self.live)))
-        if key == "momentum_buffer":
-            momentum = group["momentum"]
-            return float(-rate * (momentum**2 if group.get("nesterov") else momentum))
-        if key is None or "exp_avg_sq" not in state:
-            return 0.0
-        first = group["betas"][0]
-        return float(-rate * first / (1.0 - first ** float(state["step"])))
+        others = 1.0 - 1.0 / max(1, len(self.live))
+        return [_factor(at, at.group["lr"] * self._scale[at.number] * others) for at in ats]
 
     def forget(self, worker: int) -> None:
         for part in self._momenta[worker].of_kind(Kind.TRAINED):
@@ -258,15 +246,15 @@ class Momenta(Step):
         The second moment decays by the N-th root, so its step count is N times the user's.
         """
         self.optimizer.begin_from(carried, arenas)
-        positions = range(len(self.optimizer.parameters))
         self._count_steps(self._workers)
         given = dict(zip(carried.keys, arenas, strict=False))
-        brought = [one for one in positions if self.optimizer.swapped_of(one) in self.optimizer.state_of(one)]
+        brought = {
+            position: str(at.swapped) for position, at in enumerate(self.optimizer.at()) if at.swapped in at.state
+        }
         for worker in range(self._workers if brought else 0):
             own = self.optimizer.select(self._momenta[worker])
-            for position in brought:
-                momentum = given[str(self.optimizer.swapped_of(position))]
-                own[position].copy_(self.optimizer.select(momentum)[position])
+            for position, key in brought.items():
+                own[position].copy_(self.optimizer.select(given[key])[position])
             self._begun[worker] = set(brought)
         if brought:
             self._resum()
@@ -277,6 +265,16 @@ class Momenta(Step):
 
     def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
         self.optimizer.copy_state(carried, arenas, self._momenta[worker])
+
+
+def _factor(at: At, rate: float) -> float:
+    if at.swapped == "momentum_buffer":
+        momentum = at.group["momentum"]
+        return float(-rate * (momentum**2 if at.group.get("nesterov") else momentum))
+    if at.swapped is None or "exp_avg_sq" not in at.state:
+        return 0.0
+    first = at.group["betas"][0]
+    return float(-rate * first / (1.0 - first ** float(at.state["step"])))
 
 
 def _paced(workers: float, group: dict[str, Any]) -> dict[str, Any]:
@@ -292,7 +290,7 @@ class Ahead(Publisher):
         self._momenta = momenta
         self._after = after
 
-    def next(self, members: AbstractSet[int], one_pass: bool) -> int:
+    def next(self, fold: Fold, step: object) -> int:
         return self.versions.current
 
     def rewritten(self) -> None:
@@ -304,8 +302,9 @@ class Ahead(Publisher):
         momenta.live.add(reader)
         versions.release(reader)
         ready, momenta.ready = momenta.ready, None
-        factors = momenta.factors()
-        index = ready[0] if ready is not None and ready[1] == factors else self._look_ahead(factors)
+        ats = momenta.optimizer.at()
+        factors = momenta.factors(ats)
+        index = ready[0] if ready is not None and ready[1] == factors else self._look_ahead(ats, factors)
         out, master = versions.buffers[index], versions.buffers[versions.current]
         if self._after is not None and any(factors):  # else it is the master copy
             self._after(out)
@@ -316,25 +315,24 @@ class Ahead(Publisher):
         versions.pin(reader, index)
         return index
 
-    def _look_ahead(self, factors: Sequence[float]) -> int:
+    def _look_ahead(self, ats: Sequence[At], factors: Sequence[float]) -> int:
         """Write the parameters with look-ahead into a free buffer; its index."""
         optimizer, versions = self._momenta.optimizer, self.versions
         index = versions.spare()
         totals, targets = optimizer.select(self._momenta.sum), optimizer.select(versions.buffers[index])
         weights = optimizer.select(versions.buffers[versions.current])
-        for position, (out, weight, total) in enumerate(zip(targets, weights, totals, strict=True)):
-            if optimizer.is_table(position):
+        for position, (out, weight, total, at) in enumerate(zip(targets, weights, totals, ats, strict=True)):
+            if at.table:
                 continue
             factor = factors[position]
             if not factor:
                 out.copy_(weight)
                 continue
-            state = optimizer.state_of(position)
-            if "exp_avg_sq" not in state:
+            if "exp_avg_sq" not in at.state:
                 torch.add(weight, total, alpha=factor, out=out)
                 continue
             by = optimizer.numbers_of(position)
-            squares = state["max_exp_avg_sq" if optimizer.group_of(position)["amsgrad"] else "exp_avg_sq"]
+            squares = at.state["max_exp_avg_sq" if at.group["amsgrad"] else "exp_avg_sq"]
             for target, master, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
                 torch.addcdiv(master, momenta, root_of(square, by), value=factor, out=target)
         return index

@@ -9,11 +9,10 @@ they made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
-from plesio.memory.publish import Publisher
-from plesio.memory.versions import Versions
+from plesio.core.events import Fold
+from plesio.memory.publish import Publisher, Versions
 from plesio.strategy.answers import Codec
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.packing import Packing
@@ -34,7 +33,7 @@ class Packed(Publisher):
         self._packed = packed
         self._made: dict[int | None, int] = {}  # of this version: from which buffer (None: whole), which one
 
-    def next(self, members: AbstractSet[int], one_pass: bool) -> int:
+    def next(self, fold: Fold, step: object) -> int:
         return self.versions.current
 
     def made(self, index: int) -> None:

@@ -1,13 +1,9 @@
-"""What the server's program asks of whoever answers the workers, and with what."""
+"""What the server's program asks of whoever answers the workers."""
 
 from __future__ import annotations
 
-from msgspec.structs import asdict
-
-from plesio.core.events import Cancel, Discard, Evict, Grant, Verdict
-from plesio.protocol.worker import Answer, Beginning, GoOn, LeaseReply
-from plesio.riders import Riders
-from plesio.server.checkpoints import Progress
+from plesio.core.events import Cancel, Discard, Evict, Grant
+from plesio.protocol.worker import LeaseReply
 from plesio.transport.doorbell import Located
 
 
@@ -42,17 +38,3 @@ class Replies:
 
     def evicted(self, evict: Evict) -> None:
         """A worker is a member no longer, which it may not know."""
-
-
-def answer_to(effect: Grant | Cancel, before: Progress, riders: Riders, stop: bool) -> Answer:
-    """For a worker that is to go on; `before`: what it did before the run was resumed.
-
-    >>> answer_to(Cancel(worker=0, number=7, version=5), Progress(), Riders(seats=1), stop=False).verdict
-    <Verdict.CANCELLED: 3>
-    """
-    if isinstance(effect, Cancel):
-        return GoOn(effect.version, stop, Verdict.CANCELLED, 0, riders.answer)
-    if effect.number:
-        return GoOn(effect.version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps)
-    riding = riders.beginning(effect.worker)
-    return Beginning(effect.version, stop, **asdict(before), riders=riding, steps_granted=effect.steps)

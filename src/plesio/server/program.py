@@ -33,7 +33,7 @@ from functools import partial
 from math import inf, nan
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from plesio.core import events
 from plesio.core.events import Event, Verdict
@@ -46,10 +46,20 @@ from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, Riding, WorkDone
+from plesio.protocol.worker import (
+    Answer,
+    Beginning,
+    Contribution,
+    DroppedStep,
+    GoOn,
+    LeaseReply,
+    LeaseRequest,
+    Riding,
+    WorkDone,
+)  # fmt: skip
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
-from plesio.server.interfaces import Replies, answer_to
+from plesio.server.interfaces import Replies
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
@@ -481,10 +491,18 @@ class Program:
         self._replies.wake_at(wake.time_s)
 
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
+        """What a worker that is to go on is told."""
         if self._checkpointer is None:
             return NO_ANSWER
-        before, riders = self._checkpointer.before[effect.worker], self._checkpointer.riders
-        return self.memory.located(effect.worker, answer_to(effect, before, riders, self.stopping))
+        worker, version, stop, riders = effect.worker, effect.version, self.stopping, self._checkpointer.riders
+        if isinstance(effect, events.Cancel):
+            answer: Answer = GoOn(version, stop, Verdict.CANCELLED, 0, riders.answer)
+        elif effect.number:
+            answer = GoOn(version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps)
+        else:
+            before = asdict(self._checkpointer.before[worker])
+            answer = Beginning(version, stop, **before, riders=riders.beginning(worker), steps_granted=effect.steps)
+        return self.memory.located(worker, answer)
 
     def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number

@@ -56,6 +56,17 @@ class Kept(NamedTuple):
     numbers: dict[str, Any]
 
 
+class At(NamedTuple):
+    """At one of an optimizer's positions: the state of what lies there (empty before its first step), the key that look-ahead
+    swaps for each worker's own, the settings of its group, the group's number, and whether it is a table."""
+
+    state: dict[str, Any]
+    swapped: str | None
+    group: dict[str, Any]
+    number: int
+    table: bool
+
+
 def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
     """The factor of the learning rate, where the strategy says `scale`, of which `share` is k/N.
 
@@ -155,6 +166,7 @@ class ServerOptimizer:
     def set_groups(self, groups: Groups) -> None:
         self._given = groups
         self.groups = groups
+        self._at: list[At] | None = None
         if any(self._fused):
             self.groups = [
                 {**one, "fused": True} if fused else one for one, fused in zip(groups, self._fused, strict=True)
@@ -277,6 +289,7 @@ class ServerOptimizer:
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(one, requires_grad=False) for one in self.select(self._arena)]
         self.optimizer.state = defaultdict(dict)
+        self._at = None
         for index, group in enumerate(self.optimizer.param_groups):
             group["params"] = [one for one, of in zip(self.parameters, self._group_of, strict=True) if of == index]
         for position, (parameter, old) in enumerate(zip(self.parameters, was, strict=True)):
@@ -419,6 +432,7 @@ class ServerOptimizer:
         for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
             group.update(own)
         swapped = numbers["swapped"]
+        self._at = None
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
@@ -429,7 +443,7 @@ class ServerOptimizer:
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
-        held = carried.held
+        held, self._at = carried.held, None
         if any(not held[piece.tensors[0]].same(held[other]) for piece in self._pieces for other in piece.tensors):
             self.split()  # one count would not do for them
         given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
@@ -467,12 +481,18 @@ class ServerOptimizer:
                     if source is not None and key in carried.held[tensor].whole:
                         arena.views[tensor].copy_(source.views[tensor])
 
-    def is_table(self, position: int) -> bool:
-        return self._pieces[position].table
-
-    def group_at(self, position: int) -> int:
-        """The number of its group."""
-        return self._group_of[position]
+    def at(self) -> list[At]:
+        """What there is at each position."""
+        if self._at is not None:
+            return self._at
+        state, groups, swapped = self.optimizer.state, self.groups, self.swapped
+        ats = [
+            At(state.get(parameter, {}), swapped[piece.group], groups[piece.group], piece.group, piece.table)
+            for parameter, piece in zip(self.parameters, self._pieces, strict=True)
+        ]
+        if all(at.state for at in ats):  # else it is made yet
+            self._at = ats
+        return ats
 
     def swapped_of(self, position: int) -> str | None:
         return self.swapped[self._group_of[position]]
