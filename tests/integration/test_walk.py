@@ -11,7 +11,7 @@ import pytest
 WALK = Path(__file__).parents[2] / "benchmarks" / "walk.py"
 
 
-@pytest.mark.parametrize(("strategy", "files_max", "changes_max"), [("async_sgd", 17, 46), ("sync_sgd", 18, 44)])
+@pytest.mark.parametrize(("strategy", "files_max", "changes_max"), [("async_sgd", 17, 46), ("sync_sgd", 19, 44)])
 def test_a_contribution_is_answered_within_few_files(strategy: str, files_max: int, changes_max: int) -> None:
     """With SGD and momentum, as most train: under async_sgd that is with look-ahead."""
     done = subprocess.run(
