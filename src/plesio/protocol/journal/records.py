@@ -57,10 +57,7 @@ from plesio.tensors.tensor_set import members_of, of_bits
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT, FORMAT_SCALED, FORMAT_GRACE, FORMAT_JOINED = 3, 4, 5, 6
-"""The second is of runs whose number of workers may change: they have Scaled, which older readers do not know. The third is of
-runs whose rounds have a grace, or whose buffers a deadline: they have Ticked, and may have Scaled. The fourth is of runs whose
-workers somebody else starts: they may have all of it, and workers that go on where they lost their seats."""
+FORMAT = 7
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
 FRAME = Struct("<II")
@@ -83,24 +80,18 @@ HEAD = 1
 EVENTS: dict[type[JournalEvent | Evict], Layout] = {
     Joined: Layout(2, "dHH"),
     Left: Layout(3, "dHH?"),
-    Pushed: Layout(4, "dHHIIIH?d"),
-    Abandoned: Layout(14, "dHHHI"),
-    Reported: Layout(6, "dHHIH"),
+    Pushed: Layout(4, "dHHIIII?d"),
+    Abandoned: Layout(14, "dHHII"),
+    Reported: Layout(6, "dHHII"),
     LeaseWanted: Layout(7, "dHHIIII"),
     Evict: Layout(10, "dHHd"),
     Scaled: Layout(18, "dH"),
     Ticked: Layout(19, "d"),
 }
-WIDE = 1 << 16
-WIDE_EVENTS: dict[type[JournalEvent | Evict], Layout] = {
-    Pushed: Layout(15, "dHHIIII?d"),
-    Abandoned: Layout(16, "dHHII"),
-    Reported: Layout(17, "dHHII"),
-}
-"""Events of `WIDE` batches or more are rare: only they take four bytes for the number."""
 JOINED_AT = Layout(20, "dHHIII?")
-Few = Annotated[int, msgspec.Meta(ge=0, lt=WIDE)]
-KINDS = {layout.kind: (event, layout) for events in (EVENTS, WIDE_EVENTS) for event, layout in events.items()}
+"""Of a worker that goes on where it lost its seat."""
+Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+KINDS = {layout.kind: (event, layout) for event, layout in EVENTS.items()}
 FOLD, MEMBER = Layout(8, "QQd?"), Struct("<HHIId")
 DISCARD = Layout(9, "HHIBII")
 NOTE = Layout(11, "di")
@@ -131,9 +122,9 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         versions: of python, torch, numpy and plesio.
         cpu_capability: which kernels torch chose, such as "AVX2".
         script: the file of the training function; its path is for people, `train_hash` is what counts.
-        train_hash: of that file, or of the function's code. layout_hash: kept empty.
+        train_hash: of that file, or of the function's code.
         torch: its settings, as `plesio.launch.torch_settings` has them.
-        platform, local_steps: for people: the machine; how long workers go alone, in words ("every step", "every 0.3 s").
+        platform: the machine, for people.
     """
 
     format: int = FORMAT
@@ -145,14 +136,12 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     sources: bytes | msgspec.UnsetType = msgspec.UNSET
     stealing: bool = False
     silence_s: float = 0.0
-    threads: Annotated[int, msgspec.Meta(ge=1, lt=WIDE)] = 1
+    threads: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)] = 1
     versions: dict[str, str] = {}
     platform: str = ""
     cpu_capability: str = ""
     script: str = ""
     train_hash: str = ""
-    layout_hash: str = ""
-    local_steps: str = ""
     torch: dict[str, Any] = {}
 
     @property
@@ -235,7 +224,7 @@ def encode_head(head: JournalHead) -> bytes:
 
 def encode_event(event: JournalEvent | Evict, time_s: float, loss: float = NAN) -> bytes:
     """The body for an event; `loss` is kept with Pushed alone."""
-    layout = (WIDE_EVENTS if getattr(event, "batches", 0) >= WIDE else EVENTS)[type(event)]
+    layout = EVENTS[type(event)]
     if type(event) is Pushed:
         return layout.body(time_s, *astuple(event), loss)
     if type(event) is Joined:
@@ -291,8 +280,6 @@ def decode_head(body: bytes) -> JournalHead:
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
     format = msgspec.msgpack.decode(body[1:])["format"]
-    if format not in (FORMAT, FORMAT_SCALED, FORMAT_GRACE, FORMAT_JOINED):
-        raise JournalError(
-            f"it is of format {format}, and this plesio reads {FORMAT} to {FORMAT_JOINED}: use the plesio that wrote it"
-        )
+    if format != FORMAT:
+        raise JournalError(f"it is of format {format}, and this plesio reads {FORMAT}: use the plesio that wrote it")
     return msgspec.msgpack.decode(body[1:], type=JournalHead)
