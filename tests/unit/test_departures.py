@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from plesio.host.memory import SharedBlock
 from plesio.protocol.worker import WorkDone
 from plesio.server.departures import Departures
 from plesio.tensors.arena import PAGE
 from plesio.transport.board import Board
-from plesio.transport.memory import SharedBlock
 
 
 def departures(in_rounds: bool) -> tuple[Board, Departures]:

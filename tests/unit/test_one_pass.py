@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from plesio.core.events import Fold, Member
+from plesio.kernels.folding import STRETCH
+from plesio.kernels.lanes import LANES
 from plesio.memory.folder import Folder, build_folder
 from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
@@ -20,8 +22,6 @@ from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.strategy.recipes.synchronous import sync_sgd
 from plesio.tensors import one_pass
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.tensors.kernels import STRETCH
-from plesio.tensors.lanes import LANES
 from plesio.tensors.mean import weighted_into
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.server_optimizer import ServerOptimizer

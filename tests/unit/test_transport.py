@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
+from plesio.host import memory
+from plesio.host.memory import SharedBlock
 from plesio.protocol.worker import Answer, FromWorker, GoOn, RollCalled
 from plesio.tensors.arena import PAGE
-from plesio.transport import memory
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
 from plesio.transport.doorbell import Doorbell, MessageReader, framed, write_answer
-from plesio.transport.memory import SharedBlock
 from support.messages import messages
 
 

@@ -32,6 +32,7 @@ from torch import nn
 
 from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
+from plesio.host.memory import SharedBlock
 from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import (
@@ -51,7 +52,6 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.doorbell import Located, nothing
 from plesio.transport.held import Held
-from plesio.transport.memory import SharedBlock
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse
 from plesio.worker.draws import OwnDraws

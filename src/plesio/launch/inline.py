@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from plesio.errors import ConfigurationError
+from plesio.host.memory import check_room
 from plesio.launch.greenlets import GreenletWorker, Place
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
@@ -19,7 +20,6 @@ from plesio.server.program import Program
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
-from plesio.transport.memory import check_room
 from plesio.worker.seeding import RandomState
 
 

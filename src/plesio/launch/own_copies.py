@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 
 from plesio.errors import ConfigurationError
+from plesio.host.memory import check_room
 from plesio.launch.provenance import without_arguments
-from plesio.transport.memory import check_room
 
 Train = Callable[..., object]
 

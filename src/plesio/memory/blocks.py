@@ -21,6 +21,7 @@ from functools import partial
 from rich.filesize import decimal
 
 from plesio.errors import ConfigurationError
+from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 from plesio.memory.folder import state_copies
 from plesio.memory.last_weights import LastWeights
 from plesio.memory.publish import Versions
@@ -33,7 +34,6 @@ from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers
 from plesio.tensors.outer_optimizer import described
 from plesio.transport.board import Board
 from plesio.transport.held import Held
-from plesio.transport.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 
 MEANS = 2
 """Buffers of the ring for means, where these are what is folded: the parameters lie behind them."""

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from plesio.core.events import Fold, Forget, Hold, Share, Show
+from plesio.host.memory import SharedBlock
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
 from plesio.memory.folder import Folder, build_folder
@@ -27,7 +28,6 @@ from plesio.tensors.finite import are_finite
 from plesio.tensors.packing import Packing
 from plesio.tensors.tensor_set import of_bits
 from plesio.transport.doorbell import Located
-from plesio.transport.memory import SharedBlock
 
 EVALUATOR, ENGINE = -1, -2
 """Readers that are no workers."""

@@ -28,6 +28,7 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.core.sequencer import SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
+from plesio.host.disk import to_disk
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 OWN = re.compile(r"worker-(0|[1-9]\d{0,8})\.pt")
@@ -168,15 +169,6 @@ def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], s
     for name in (*files, MANIFEST):
         to_disk(folder / name)
     to_disk(folder)
-
-
-def to_disk(path: Path) -> None:
-    """Wait until this file, or the names in this folder, would outlive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _give_name(hidden: Path, path: Path, own: bool) -> None:

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from plesio.errors import ConfigurationError, unknown_name
+from plesio.host.memory import Place, SharedBlock
 from plesio.sparse.settings import number, whole
-from plesio.tensors.model import Place
-from plesio.transport.memory import SharedBlock
 
 OPTIMIZERS = ("adagrad", "sgd")
 EPSILON = 1e-10

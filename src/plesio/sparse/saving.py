@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from plesio.errors import CheckpointError
-from plesio.server.checkpoints import to_disk
+from plesio.host.disk import to_disk
 from plesio.sparse.epochs import Epoch
 
 JSON: TypeAlias = Any

@@ -16,18 +16,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
+from plesio.host.memory import Place
 from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a table in shared memory lies: a file that the process `maker` has open. A module has it as its `place`."""
-
-    what: str
-    maker: int
-    descriptor: int
-    device: int
-    inode: int
-    nbytes: int
 
 
 class Described(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Folding in one pass over memory, by compiled kernels (`plesio.tensors.kernels`) and as many threads as there are cores for.
+"""Folding in one pass over memory, by compiled kernels (`plesio.kernels.folding`) and as many threads as there are cores for.
 
 A pass gives the bits that the mean, the damping, `sgd_step` or `adam_step` and the look-ahead give one after the other. This is
 tried out when the kernels are loaded: where torch rounds otherwise, as on a processor without fused multiplication, they are not
@@ -52,7 +52,7 @@ def kernels() -> ModuleType | None:
 @functools.cache
 def _loaded() -> ModuleType | None:
     try:
-        module = importlib.import_module("plesio.tensors.kernels")
+        module = importlib.import_module("plesio.kernels.folding")
     except ImportError:
         return None
     return module if _rounds_as_torch(module) else None

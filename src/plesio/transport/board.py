@@ -13,8 +13,8 @@ step n is known to be folded.
 
 from __future__ import annotations
 
+from plesio.host.memory import SharedBlock
 from plesio.tensors.arena import PAGE
-from plesio.transport.memory import SharedBlock
 
 _FOLDS = 8
 """The first cell of the workers' folds."""

@@ -10,7 +10,7 @@ import os
 import struct
 
 from plesio.errors import SharedMemoryError
-from plesio.transport.memory import anonymous_file
+from plesio.host.memory import anonymous_file
 
 HEAD = struct.Struct("<qQ")
 EVERYBODY = -1

@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from plesio.core.events import Verdict
+from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.order import Order, Pull, Said
 from plesio.protocol import remote
@@ -37,7 +38,6 @@ from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.doorbell import ANSWER_LAYOUT, Lookout, decode_answer
 from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S, SEAT_S
-from plesio.transport.memory import SharedBlock
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
 from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Wire

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
+from plesio.host.memory import SharedBlock, tables_at
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
 from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
@@ -32,7 +33,6 @@ from plesio.protocol.coding import ProtocolError, cut
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
-from plesio.transport.memory import SharedBlock, tables_at
 
 log = logging.getLogger("plesio")
 LINES_MAX = 100

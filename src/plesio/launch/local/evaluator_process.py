@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
@@ -17,7 +18,6 @@ from plesio.server.judge import Judge
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure
 from plesio.transport.channel import Channel, readable
-from plesio.transport.memory import SharedBlock
 
 FOREVER_S = 10.0**6  # the evaluator has no deadline: it ends with the server's line
 

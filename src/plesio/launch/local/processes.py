@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import cloudpickle
 
 from plesio.errors import ConfigurationError, words_of
+from plesio.host.memory import anonymous_file
 from plesio.launch.job import Job
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
@@ -21,7 +22,6 @@ from plesio.launch.local.unpicklable import culprit
 from plesio.launch.provenance import begun
 from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, channel_pair, close_quietly
-from plesio.transport.memory import anonymous_file
 
 SERVER, EVALUATOR, WORKER, DOOR, DEPUTY = PRELOAD
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError, StopRun, error_class
+from plesio.host.memory import CopyOnWriteView, SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.launch.local.output import speak_as
@@ -44,7 +45,6 @@ from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
-from plesio.transport.memory import CopyOnWriteView, SharedBlock
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data_use import DataUse

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, PlesioError, StopRun, error_class
+from plesio.host.memory import SharedBlock
 from plesio.launch.remote.link import Link, Reseated
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
@@ -51,7 +52,6 @@ from plesio.tensors.rows import MOVING, spans_of
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
-from plesio.transport.memory import SharedBlock
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking, introduction

@@ -10,11 +10,11 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
+from plesio.kernels.lanes import LANES, LINE_BYTES
 from plesio.sparse.compiled import compiled
 from plesio.sparse.factorisation.kernels import mix
 from plesio.sparse.factorisation.ratings import Ids
 from plesio.sparse.threads import by_shares, shares
-from plesio.tensors.lanes import LANES, LINE_BYTES
 
 SPREAD = 0.1
 """Standard deviation of the factors at first."""

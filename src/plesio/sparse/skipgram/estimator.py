@@ -12,6 +12,7 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from plesio.errors import ConfigurationError, unknown_name
+from plesio.kernels.lanes import LANES
 from plesio.sparse import saving
 from plesio.sparse.chunks import chunk_order
 from plesio.sparse.corpus import Corpus, Sentences, longest, read_corpus
@@ -24,7 +25,6 @@ from plesio.sparse.skipgram.deal import Rules, Text
 from plesio.sparse.skipgram.step import Model, numbers
 from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, fastest, seeds
 from plesio.sparse.threads import thread_count
-from plesio.tensors.lanes import LANES
 
 if TYPE_CHECKING:
     from plesio.sparse.report import Report

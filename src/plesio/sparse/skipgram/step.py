@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plesio.kernels.lanes import LANES, LINE_BYTES, fill, load, store, total
 from plesio.sparse.compiled import compiled, inlined
 from plesio.sparse.intrinsics import prefetch
-from plesio.tensors.lanes import LANES, LINE_BYTES, fill, load, store, total
 
 PAIR = 2
 """Output rows are processed two at a time, which fits the registers; of an odd number one comes twice."""

@@ -35,7 +35,7 @@ class Packer:
 @functools.cache
 def kernels() -> ModuleType:
     """The compiled kernels, loaded when a codec is used."""
-    return importlib.import_module("plesio.tensors.codecs.kernels")
+    return importlib.import_module("plesio.kernels.codecs")
 
 
 def moved(start: torch.Tensor, now: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:

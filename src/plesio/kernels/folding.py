@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from plesio.tensors.lanes import LANES, fill, fma, larger, line_at, magnitude, put_at, root, total
+from plesio.kernels.lanes import LANES, fill, fma, larger, line_at, magnitude, put_at, root, total
 
 STRETCH = 1 << 16
 """Elements whose gaps are summed together; threads share a pass by whole stretches."""

@@ -17,17 +17,28 @@ import resource
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from rich.filesize import decimal
 
 from plesio.errors import SharedMemoryError
-from plesio.tensors.model import Place
 
 SHM = Path("/dev/shm")
 PAGEMAP = Path("/proc/self/pagemap")
 _THERE, _FILES = np.uint64(1 << 63 | 1 << 62), np.uint64(1 << 61)
 """Of a page's entry there: it is in memory or swapped; it is a file's or shared."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a table in shared memory lies: a file that the process `maker` has open. A module has it as its `place`."""
+
+    what: str
+    maker: int
+    descriptor: int
+    device: int
+    inode: int
+    nbytes: int
 
 
 class SharedBlock:

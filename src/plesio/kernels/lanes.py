@@ -37,7 +37,7 @@ _FOUR = 4  # bytes: rows start at floats, not always at lines, so that loads mus
 
 class _Line(types.Type):
     def __init__(self) -> None:
-        super().__init__("plesio.tensors.lanes.Line")
+        super().__init__("plesio.kernels.lanes.Line")
 
 
 line = _Line()
