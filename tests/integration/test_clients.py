@@ -27,8 +27,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.worker.clients import CLIENTS, Client
-from plesio.worker.replica import DeltaReplica
-from plesio.worker.seeding import seed_step
+from plesio.worker.randomness.seeding import seed_step
+from plesio.worker.replicas.replica import DeltaReplica
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(228)

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 import plesio as ps
 from plesio.protocol.worker import LeaseReply
 from plesio.worker.clients import LeasedClients
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 
 INPUTS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import plesio as ps
-from plesio.worker import seeding
+from plesio.worker.randomness import seeding
 from support.devices import lazy
 
 DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

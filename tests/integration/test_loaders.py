@@ -38,10 +38,10 @@ from plesio.errors import ConfigurationError
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Request
 from plesio.protocol.worker import LeaseReply, LeaseRequest
+from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.making import BatchMaker
 from plesio.worker.data.order import Order
-from plesio.worker.data_use import DataUse
-from plesio.worker.loader import LeasedLoader
+from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 from support import loops
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import plesio as ps
-from plesio.launch.surroundings import surroundings
+from plesio.observe.surroundings import surroundings
 from support import loops
 
 

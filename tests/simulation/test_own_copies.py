@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
-from plesio.launch.own_copies import own_copies
+from plesio.launch.one_process.own_copies import own_copies
 
 INPUTS = torch.arange(256.0).view(64, 4) / 256
 TARGETS = INPUTS.sum(1, keepdim=True)

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import plesio as ps
-from plesio.launch.wall_clock import no_wall_clock
+from plesio.launch.one_process.wall_clock import no_wall_clock
 from support.loops import FEATURES, data
 
 LONG_S = 1e6

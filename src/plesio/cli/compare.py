@@ -233,7 +233,7 @@ def closing(until: Until, summaries: Sequence[Summary], repeats: Sequence[Sequen
 
 
 def _write_report(found: Comparison, path: Path) -> None:
-    from plesio.launch.surroundings import surroundings  # imports torch
+    from plesio.observe.surroundings import surroundings  # imports torch
 
     summaries = found.summaries
     if not summaries:

@@ -67,7 +67,7 @@ def replay(
 
 def _check_unchanged(head: JournalHead, script: Path) -> None:
     """Look at the files before anything in them is executed: one must be the file that the training function was in."""
-    from plesio.launch.provenance import file_hash
+    from plesio.observe.provenance import file_hash
 
     files = [path for path in (script, Path(head.script)) if path.is_file()]
     if head.script and head.train_hash not in map(file_hash, files):
@@ -83,7 +83,7 @@ def _train_of(
 ) -> Callable[..., object]:
     """The training function to do it again with: the `train` of the script that is named, or of the file it was in."""
     from plesio.cli.script import load
-    from plesio.launch.provenance import source_of, train_hash
+    from plesio.observe.provenance import source_of, train_hash
 
     if script is None and not head.script:
         raise ConfigurationError(

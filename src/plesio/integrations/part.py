@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
-from plesio.worker.loader import LeasedLoader
+from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.worker import Worker
 
 

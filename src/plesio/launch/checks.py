@@ -8,7 +8,7 @@ from typing import Any
 
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError
-from plesio.launch.provenance import without_arguments
+from plesio.observe.provenance import without_arguments
 
 
 def check_functions(config: RunConfig, train: object, evaluate: object, watch: object) -> None:

@@ -11,7 +11,7 @@ from plesio.config import SETTINGS, RunConfig
 from plesio.config.checkpoint import Checkpoint
 from plesio.errors import CheckpointError
 from plesio.launch.job import Job
-from plesio.launch.provenance import train_hash
+from plesio.observe.provenance import train_hash
 from plesio.observe.summary import Incident
 from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.server.checkpointer import Keeping

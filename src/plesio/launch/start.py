@@ -24,19 +24,19 @@ from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
 from plesio.launch.outer_momentum import check_outer, warn_of_few_versions
-from plesio.launch.provenance import name_of, source_of
 from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_nothing
 from plesio.launch.resume import kept, resumable, resumption
 from plesio.launch.simulated.engine import SimulatedEngine
-from plesio.launch.surroundings import surroundings
 from plesio.launch.watching import Watching
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import on_staleness
 from plesio.observe.files import RunFolder
+from plesio.observe.provenance import name_of, source_of
 from plesio.observe.report import in_rows
 from plesio.observe.sinks import Feeds, Sink
+from plesio.observe.surroundings import surroundings
 from plesio.strategy import Strategy
-from plesio.worker.seeding import RandomState
+from plesio.worker.randomness.seeding import RandomState
 
 Page = Callable[[Path], contextlib.AbstractContextManager[None]]
 """Shows what is recorded in a folder."""

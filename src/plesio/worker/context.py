@@ -1,7 +1,7 @@
 """What a worker needs from outside: the time, data, an exchange.
 
 There is one context for a process beside a server (`plesio.launch.local.worker_process`), and one for a greenlet under the
-virtual or a recorded clock (`plesio.launch.greenlets`).
+virtual or a recorded clock (`plesio.launch.one_process.greenlets`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plesio.tensors.carrying import Carried, States
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
 from plesio.worker.state import WorkerState

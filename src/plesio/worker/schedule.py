@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from plesio.errors import ConfigurationError
 from plesio.riders.schedules import Scheduling
-from plesio.worker.loader import LeasedLoader
+from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 

@@ -8,8 +8,8 @@ from math import nan
 from plesio.core.events import Whereabouts
 from plesio.protocol.worker import Beginning
 from plesio.riders import Halves
-from plesio.worker.draws import OwnDraws
-from plesio.worker.seeding import seed_step
+from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.randomness.seeding import seed_step
 
 
 @dataclass(slots=True)

@@ -20,18 +20,18 @@ from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
 from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
+from plesio.worker.data.loader import LeasedLoader
+from plesio.worker.data.parts import SharedLoader, StreamLoader
 from plesio.worker.data.source import is_stream
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.given import Given
 from plesio.worker.guards.exchanged import unwatch, watch
 from plesio.worker.guards.guards import Guards
-from plesio.worker.loader import LeasedLoader
 from plesio.worker.optimizer import ExchangedOptimizer
-from plesio.worker.parts import SharedLoader, StreamLoader
+from plesio.worker.randomness.seeding import seed_device, step_seed
 from plesio.worker.schedule import RunSchedule
-from plesio.worker.seeding import seed_device, step_seed
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import listed, warn_at_end

@@ -16,10 +16,10 @@ import cloudpickle
 from plesio.errors import ConfigurationError, words_of
 from plesio.host.memory import anonymous_file
 from plesio.launch.job import Job
+from plesio.launch.journal import begun
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.unpicklable import culprit
-from plesio.launch.provenance import begun
 from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, channel_pair, close_quietly
 

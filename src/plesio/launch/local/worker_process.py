@@ -47,17 +47,17 @@ from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking, introduction
-from plesio.worker.data_use import DataUse
-from plesio.worker.draws import OwnDraws
+from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
-from plesio.worker.mean_replica import MeanReplica
 from plesio.worker.pacer import Pacer
-from plesio.worker.replica import ParameterReplica, SharedReplica, reads_in_place, replica_for
-from plesio.worker.seeding import begin_with
+from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.randomness.seeding import begin_with
+from plesio.worker.replicas.mean import MeanReplica
+from plesio.worker.replicas.replica import ParameterReplica, SharedReplica, reads_in_place, replica_for
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, taking_part
 

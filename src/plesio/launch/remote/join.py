@@ -33,7 +33,7 @@ from plesio.transport.connect import connect, connect_here
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.limits import SEAT_S
 from plesio.transport.wire import Wire
-from plesio.worker.seeding import seed_everything
+from plesio.worker.randomness.seeding import seed_everything
 from plesio.worker.warn import warn
 from plesio.worker.worker import Worker, taking_part
 

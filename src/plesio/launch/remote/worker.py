@@ -55,13 +55,13 @@ from plesio.transport.doorbell import nothing
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking, introduction
-from plesio.worker.data_use import DataUse
-from plesio.worker.draws import OwnDraws
+from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.pacer import Pacer
-from plesio.worker.replica import ParameterReplica, reads_in_place, replica_for
+from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.replicas.replica import ParameterReplica, reads_in_place, replica_for
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 

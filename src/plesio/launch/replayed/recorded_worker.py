@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from plesio.core.events import Abandoned, Joined, Left, Pushed, Whereabouts
-from plesio.launch.greenlets import GreenletWorker, Request, StillTimer, Watcher
+from plesio.launch.one_process.greenlets import GreenletWorker, Request, StillTimer, Watcher
 from plesio.protocol.journal import JournalEvent
 from plesio.transport.doorbell import Located
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 
 
 class RecordedWorker(Watcher):

@@ -35,14 +35,14 @@ from plesio.core import events
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError
-from plesio.launch.greenlets import GreenletWorker, Request
-from plesio.launch.inline import Seating, apart
-from plesio.launch.own_copies import own_copies
-from plesio.launch.provenance import train_hash, versions
+from plesio.launch.one_process.greenlets import GreenletWorker, Request
+from plesio.launch.one_process.own_copies import own_copies
+from plesio.launch.one_process.seating import Seating, apart
+from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.replayed.recorded_worker import RecordedWorker
 from plesio.launch.torch_settings import TorchSettings
-from plesio.launch.wall_clock import no_wall_clock
 from plesio.observe.meter import Meter
+from plesio.observe.provenance import train_hash, versions
 from plesio.protocol.journal import NO_END, Journal, JournalError, JournalHead, WorkerEvent, read_journal, records
 from plesio.protocol.worker import Beginning, Contribution, GoOn, LeaseReply, LeaseRequest, Ready
 from plesio.server.checkpointer import Checkpointer, Keeping

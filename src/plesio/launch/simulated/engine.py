@@ -19,16 +19,16 @@ from math import inf
 from plesio.cluster import Cluster, Timetable
 from plesio.errors import ConfigurationError, WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.greenlets import GreenletWorker, StillTimer, Watcher
-from plesio.launch.inline import Seating, apart
 from plesio.launch.job import Job, Live, Outcome
-from plesio.launch.own_copies import own_copies
-from plesio.launch.provenance import begun
+from plesio.launch.journal import begun
+from plesio.launch.one_process.greenlets import GreenletWorker, StillTimer, Watcher
+from plesio.launch.one_process.own_copies import own_copies
+from plesio.launch.one_process.seating import Seating, apart
+from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.returned import packed, unpacked
 from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
-from plesio.launch.wall_clock import no_wall_clock
 from plesio.launch.watching import Watching
 from plesio.observe.clients import Visit
 from plesio.observe.standing import Standing

@@ -18,9 +18,9 @@ from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients
 from plesio.worker.clients.turn import Client
 from plesio.worker.context import WorkerContext
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.server import ServerExchange
-from plesio.worker.seeding import seed_step
+from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.warn import warn
 
 COUNTED = "clients"

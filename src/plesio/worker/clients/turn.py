@@ -11,7 +11,7 @@ import torch
 
 from plesio.errors import ConfigurationError, PlesioError, as_utf8, words_of
 from plesio.worker.clients.description import CLIENTS, Clients
-from plesio.worker.seeding import step_seed
+from plesio.worker.randomness.seeding import step_seed
 
 Pass = Iterator[tuple[Any, Any]]
 """Indices, and the batch of these."""

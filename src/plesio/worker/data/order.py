@@ -21,7 +21,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader, Subset
 
 from plesio.errors import ConfigurationError
-from plesio.worker.seeding import RandomState, seed_everything
+from plesio.worker.randomness.seeding import RandomState, seed_everything
 
 AT_ONCE = 64
 """So many batches are drawn at a time: the random sources are changed for it, and put back."""

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError
 from plesio.worker.data.order import Order, can_draw_again, generators_of, index_sampler
-from plesio.worker.draws import OwnDraws
-from plesio.worker.seeding import RandomState
+from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.randomness.seeding import RandomState
 
 END = object()
 

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import A, FromWorker
 from plesio.tensors.after_step import Applied
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 from plesio.worker.pacer import Timer
-from plesio.worker.replica import Replica
+from plesio.worker.replicas.replica import Replica
 from plesio.worker.state import WorkerState
 
 

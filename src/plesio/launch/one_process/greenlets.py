@@ -15,8 +15,8 @@ passes later, if time passes at all. So a version needs to be kept no longer tha
 
 Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address
 space. The first two are put back when a greenlet goes on; globals of the user's script are really shared, though the
-object whose method trains is not (`plesio.launch.own_copies`). Every worker copies each version: what a loop writes into its
-parameters (clipped weights, their average) would else reach everybody.
+object whose method trains is not (`plesio.launch.one_process.own_copies`). Every worker copies each version: what a loop writes
+into its parameters (clipped weights, their average) would else reach everybody.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.doorbell import Located, nothing
 from plesio.transport.held import Held
 from plesio.worker.context import Taking, introduction
-from plesio.worker.data_use import DataUse
-from plesio.worker.draws import OwnDraws
+from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
-from plesio.worker.mean_replica import MeanReplica
-from plesio.worker.replica import replica_for
-from plesio.worker.seeding import RandomState, begin_with
+from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.randomness.seeding import RandomState, begin_with
+from plesio.worker.replicas.mean import MeanReplica
+from plesio.worker.replicas.replica import replica_for
 from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, cut_off, taking_part
 

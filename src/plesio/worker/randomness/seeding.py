@@ -3,7 +3,7 @@
 Of several workers, each has its sources seeded anew for each contribution, from (run seed, worker, number of the contribution),
 and again when it takes its first batch (under `hogwild` only now and then: it takes as long as a small step). So what a worker
 draws does not depend on the other workers' speed, and an asynchronous run can be replayed. A lone worker's sources are the
-script's own (`plesio.worker.draws`).
+script's own (`plesio.worker.randomness.draws`).
 The sources are torch's CPU generator, that of the model's device, numpy's and Python's global ones. A script seeds its own
 generators (`np.random.default_rng()`, `random.Random()`) from `worker.seed`.
 """

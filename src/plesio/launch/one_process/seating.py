@@ -12,7 +12,7 @@ from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.host.memory import check_room
-from plesio.launch.greenlets import GreenletWorker, Place
+from plesio.launch.one_process.greenlets import GreenletWorker, Place
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello
@@ -20,7 +20,7 @@ from plesio.server.program import Program
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
-from plesio.worker.seeding import RandomState
+from plesio.worker.randomness.seeding import RandomState
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from plesio.errors import ConfigurationError
 from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order
 from plesio.worker.data.source import as_loader
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 
 
 class SharedLoader:

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plesio.launch.provenance import versions
-from plesio.launch.secrets import without_secrets
+from plesio.observe.provenance import versions
+from plesio.observe.secrets import without_secrets
 
 GIT_S = 2.0
 """How long git may take to tell the commit."""

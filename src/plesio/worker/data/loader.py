@@ -33,7 +33,7 @@ from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order, size_of
 from plesio.worker.data.own_order import END, OwnOrder
 from plesio.worker.data.source import as_loader
-from plesio.worker.data_use import DataUse
+from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn_at_end
 

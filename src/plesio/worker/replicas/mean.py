@@ -11,9 +11,9 @@ import torch
 from plesio.tensors.arena import CPU, Arena, Kind
 from plesio.tensors.tensor_set import members_of
 from plesio.transport.doorbell import nothing
-from plesio.worker.backward import after_this_pass
 from plesio.worker.guards.inventory import refuse_changed
-from plesio.worker.replica import Replica
+from plesio.worker.replicas.backward import after_this_pass
+from plesio.worker.replicas.replica import Replica
 
 PARAMETERS = (Kind.TRAINED, Kind.FROZEN)
 

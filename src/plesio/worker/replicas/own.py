@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from plesio.errors import CheckpointError
 from plesio.tensors.several import parts_of
 from plesio.transport.held import Held
-from plesio.worker.replica import Replica
+from plesio.worker.replicas.replica import Replica
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 

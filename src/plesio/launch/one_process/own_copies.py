@@ -16,7 +16,7 @@ import cloudpickle
 
 from plesio.errors import ConfigurationError
 from plesio.host.memory import check_room
-from plesio.launch.provenance import without_arguments
+from plesio.observe.provenance import without_arguments
 
 Train = Callable[..., object]
 

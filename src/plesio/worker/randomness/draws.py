@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from plesio.worker.seeding import RandomState
+from plesio.worker.randomness.seeding import RandomState
 
 
 class OwnDraws:

@@ -1,0 +1,43 @@
+"""The journal of a run, begun."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from plesio.launch.job import Job
+from plesio.launch.torch_settings import TorchSettings
+from plesio.observe.provenance import source_of, train_hash, versions
+from plesio.protocol.journal import JournalHead, JournalWriter
+
+
+def head_of(job: Job, threads: int) -> JournalHead:
+    """What has to be the same for a replay to come out the same."""
+    config = job.config
+    return JournalHead(
+        workers_max=config.workers_max or msgspec.UNSET,
+        strategy=config.strategy.name,
+        fields=config.strategy.as_data(),
+        workers=config.workers,
+        seed=config.seeded,
+        sources=job.sources or msgspec.UNSET,
+        stealing=config.stealing,
+        silence_s=config.timeout_s,
+        threads=threads,
+        versions=versions(),
+        platform=f"{sys.platform} {platform.machine()}",
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        script=source_of(job.train),
+        train_hash=train_hash(job.train),
+        torch=msgspec.to_builtins(TorchSettings.of_this_process()),
+    )
+
+
+def begun(job: Job, threads: int) -> JournalWriter:
+    """The journal of a run, begun, or gone on with if it is there already; torch has `threads` in each process."""
+    journal = Path(job.keeping.journal)
+    return JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head_of(job, threads))

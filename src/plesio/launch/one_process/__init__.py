@@ -1,0 +1,1 @@
+"""Workers that are greenlets of one process, as in simulated runs and replays."""
