@@ -125,7 +125,7 @@ def run(
     functions["watch"] = seen_by = None if isinstance(watch, bool) else watch
     line = ProgressLine(config.strategy.name, config.until.target)
     if shown is None:
-        shown = is_watched() and not isinstance(config.engine, Ray)
+        shown = is_watched() and not config.place.elsewhere
     if shown and (seen_by is None or callable(seen_by)):
         functions["watch"] = functools.partial(_seen, line, seen_by)
     try:
@@ -152,7 +152,7 @@ def start(
     """`run`, with its settings as one object: on this host, or on Ray. See `plesio.launch.start`."""
     if page:
         check_installed()
-    if isinstance(config.engine, Ray):
+    if config.place.elsewhere:
         assert train is not None, "Ray's own workers join a local head"
         with alone(ALONE):
             return _on_ray(config, train, evaluate, watch, sinks, page)

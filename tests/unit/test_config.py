@@ -165,8 +165,8 @@ def test_run_toml_of_a_run_is_as_documented(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"pace": 0.1}, r"pace= and faults= are for real processes"),
-        ({"faults": [ps.Slow(worker=0, factor=2)]}, r"pace= and faults= are for real processes"),
+        ({"pace": 0.1}, r"is for real processes; under Simulated"),
+        ({"faults": [ps.Slow(worker=0, factor=2)]}, r"is for real processes; under Simulated"),
         ({"threads": 2}, r"threads=2 is for processes of this host; a simulated run has one"),
         ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
     ],

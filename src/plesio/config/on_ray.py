@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from plesio.config.engine import Engine
 from plesio.config.setting import is_number
 from plesio.errors import ConfigurationError
 
@@ -12,7 +14,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ray:
+class Ray(Engine):
     """Where a run is to take place: on the Ray cluster that this program is connected with, or on one of this host.
 
     Ray gives each worker its place and replaces it when it dies. Needs `pip install 'plesio[ray]'`.
@@ -25,6 +27,15 @@ class Ray:
     >>> Ray(resources={"GPU": 1}, placement="SPREAD")
     Ray(resources={'GPU': 1}, placement='SPREAD', insecure=False)
     """
+
+    elsewhere: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("faults", "pace"), "is for processes of this host; on Ray, kill them yourself"),
+        "threads": "is for processes of this host; Ray gives its workers theirs",
+        "workers_max": (
+            "is for processes of this host, and for ps.join; on Ray, its scaling_config says how many there are"
+        ),
+    }
 
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
     placement: str = "PACK"

@@ -16,6 +16,7 @@ import msgspec
 
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
+from plesio.config.engine import LOCAL, Engine
 from plesio.config.faults import Fault, Kill, Pace, Slow
 from plesio.config.on_ray import Ray
 from plesio.config.setting import Option, Setting, is_number, setting
@@ -25,9 +26,6 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import RECIPES, recipe
 
-PROCESSES_MAX = 80  # workers on one host: what the descriptors of their lines leave room for in one message
-SIMULATED_MAX = 60_000  # simulated workers: a journal numbers them below 65,536
-LONGEST_S = 1e6  # eleven days; poll() takes milliseconds in 31 bits, and some waits are for twice the time
 UNTIL = (
     "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with loss, error, mse, "
     "mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of steps (a resumed run goes on "
@@ -144,28 +142,13 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
+        self._check_engine()
         self._check_numbers()
         self._convert()
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
         self._check_faults()
-        if self.seats > self.workers:
-            self._check_scaling()
-        if self.threads is not None and not isinstance(self.engine, str):
-            raise ConfigurationError(
-                f"threads={self.threads} is for processes of this host; a simulated run has one, and Ray gives its workers theirs"
-            )
-        if self.simulated and (self.faults or self.pace is not None):
-            raise ConfigurationError(
-                "pace= and faults= are for real processes; under Simulated(cluster) the cluster says how long steps last and "
-                "what goes wrong: ps.Cluster(groups=..., faults=...)"
-            )
-        if isinstance(self.engine, Ray) and (self.faults or self.pace is not None):
-            raise ConfigurationError("pace= and faults= are for processes of this host; on Ray, kill them yourself")
-        if not isinstance(self.engine, (Simulated, Ray)) and self.engine != "local":
-            such = "'local', ps.Ray(), or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
-            raise ConfigurationError(f"engine={self.engine!r}: {such}")
         if self.checkpoint is not None or self.resume is not None:
             self._check_checkpoints()
         if self.strategy.in_memory is None:  # else it is seen where the run starts
@@ -192,11 +175,18 @@ class RunConfig:
                 given[name] = Path(given[name])
         vars(self).update(given)  # the class is frozen
 
+    def _check_engine(self) -> None:
+        if not isinstance(self.engine, Engine) and self.engine != "local":
+            such = "'local', ps.Ray(), or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
+            raise ConfigurationError(f"engine={self.engine!r}: {such}")
+        for name, why in self.place.refuses.items():
+            if (value := getattr(self, name)) not in (None, (), []):
+                raise ConfigurationError(f"{name}={value} {why}")
+
     def _check_numbers(self) -> None:
         """No process waits for virtual time: it may be as long as one likes."""
-        most = SIMULATED_MAX if self.simulated else PROCESSES_MAX
-        longest_s = inf if self.simulated else LONGEST_S
-        within = "" if self.simulated else f" and of at most {LONGEST_S:,.0f}, eleven days"
+        most, longest_s = self.place.workers_max, self.place.longest_s
+        within = "" if longest_s == inf else f" and of at most {longest_s:,.0f}, eleven days"
         if not _is_whole(self.workers) or not 1 <= self.workers <= most:
             raise ConfigurationError(f"workers={self.workers!r}: a whole number from 1 to {most} on one host")
         most_workers = self.workers_max
@@ -221,16 +211,6 @@ class RunConfig:
                 raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
             if fault.worker is not None and not 0 <= fault.worker < self.workers:
                 raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
-
-    def _check_scaling(self) -> None:
-        """Raise `ConfigurationError` for a run whose number of workers cannot change."""
-        if not isinstance(self.engine, str):
-            where = "on Ray, its scaling_config says how many there are"
-            if self.simulated:
-                where = "in a simulated run the cluster says who is there when: ps.Cluster(faults=...)"
-            raise ConfigurationError(
-                f"workers_max={self.workers_max} is for processes of this host, and for ps.join; {where}"
-            )
 
     def check_server(self) -> None:
         """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
@@ -264,8 +244,12 @@ class RunConfig:
         return self.seed or 0
 
     @property
+    def place(self) -> Engine:
+        return self.engine if isinstance(self.engine, Engine) else LOCAL
+
+    @property
     def simulated(self) -> bool:
-        return isinstance(self.engine, Simulated)
+        return self.place.clock == "virtual"
 
     @property
     def stealing(self) -> bool:

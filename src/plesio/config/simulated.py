@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
 
 from plesio.cluster import Cluster
+from plesio.config.engine import Engine
 from plesio.errors import ConfigurationError
+
+OF_PROCESSES = (
+    "is for real processes; under Simulated(cluster) the cluster says how long steps last and what goes wrong: "
+    "ps.Cluster(groups=..., faults=...)"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class Simulated(Engine):
     """Where a run is to take place: on the simulated machines of `cluster`.
 
     All of them are in this process: for N workers and W bytes of weights it takes up to about 4 N W of memory (1000 workers
@@ -29,6 +38,18 @@ class Simulated:
     >>> Simulated("one-straggler").on(workers=4).workers
     4
     """
+
+    clock: ClassVar[str] = "virtual"
+    workers_max: ClassVar[int] = 60_000  # a journal numbers them below 65,536
+    longest_s: ClassVar[float] = inf
+    refuses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("faults", "pace"), OF_PROCESSES),
+        "threads": "is for processes of this host; a simulated run has one",
+        "workers_max": (
+            "is for processes of this host, and for ps.join; in a simulated run the cluster says who is there when: "
+            "ps.Cluster(faults=...)"
+        ),
+    }
 
     cluster: Cluster | str
 

@@ -152,5 +152,5 @@ def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
         clients=outcome.clients.summaries(),
         incidents=tuple(outcome.incidents),
         ended=outcome.ended,
-        clock="virtual" if config.simulated else "wall",
+        clock=config.place.clock,
     )

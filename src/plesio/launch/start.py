@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from plesio.config import RunConfig
+from plesio.config.engine import LOCAL, Engine
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.checks import check_functions
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Listening, Live
+from plesio.launch.job import Job, Listening, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
@@ -76,7 +77,7 @@ def start(
     check_outer(config)
     if door is not None:
         _check_door(config.strategy, door.listening)
-    cluster = config.engine.on(config.workers) if isinstance(config.engine, Simulated) else None
+    run_there = ENGINES[type(config.place)](config, door)
     job = Job(
         config=config,
         train=train,
@@ -111,10 +112,7 @@ def start(
     )
     shown = page(seen_in) if page is not None and seen_in is not None else contextlib.nullcontext()
     with ending, shown, CtrlC() as ctrl_c, seen:  # until all is written
-        if cluster is not None:
-            outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
-        else:
-            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else ()).run()
+        outcome = run_there(job, seen, ctrl_c)
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
         done = result_of(config, outcome, folder)
@@ -130,10 +128,28 @@ def start(
     return done
 
 
+def _in_processes(config: RunConfig, door: Door | None) -> RunThere:
+    sockets = door.sockets if door is not None else ()
+    return lambda job, seen, ctrl_c: LocalEngine(job, seen, ctrl_c, sockets).run()
+
+
+def _simulated(config: RunConfig, door: Door | None) -> RunThere:
+    assert isinstance(config.engine, Simulated)
+    cluster = config.engine.on(config.workers)
+    return lambda job, seen, ctrl_c: SimulatedEngine(job, cluster, seen, ctrl_c).run()
+
+
+RunThere = Callable[[Job, Watching, CtrlC], Outcome]
+ENGINES: dict[type[Engine], Callable[[RunConfig, Door | None], RunThere]] = {
+    Engine: _in_processes,
+    Simulated: _simulated,
+}
+
+
 def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
     """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch.distributed."""
     in_memory = config.strategy.in_memory
-    if in_memory is not None and door is None and config.engine == "local" and not torch.cuda.device_count():
+    if in_memory is not None and door is None and config.place is LOCAL and not torch.cuda.device_count():
         return dataclasses.replace(config, strategy=in_memory)
     config.check_server()
     return config
@@ -160,7 +176,7 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "train": name,
         "workers": config.workers,
         "began": time.time(),
-        "clock": "virtual" if config.simulated else "wall",
+        "clock": config.place.clock,
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
         "notes": on_staleness(config.strategy.name.partition("(")[0]),

@@ -31,8 +31,8 @@ from typing import Any
 
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
+from plesio.config.engine import PROCESSES_MAX
 from plesio.config.on_ray import Ray
-from plesio.config.run_config import PROCESSES_MAX
 from plesio.errors import (
     ConfigurationError,
     PlesioError,
