@@ -79,8 +79,8 @@ class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
-    """A worker dropped a step that was called off, `batches` leased batches with it. `look`: which look inside the step told
-    it so, counted from 1; 0 if it was told when the step was done."""
+    """A worker dropped a step that was called off, and `batches` leased batches with it. `look`: the number of the check inside
+    the step that found out, from 1; 0 if the step was done by then."""
 
     worker: int
     incarnation: int

@@ -37,12 +37,16 @@ class MembershipState(msgspec.Struct, frozen=True):
 class Seat:
     """What the sequencer knows of one live worker.
 
-    `clock` counts its answered contributions (a late joiner starts at the slowest's); `computing` is the version its
-    next contribution will be computed from; `next_number` is the only number that is new, see above; `waiting` is the
-    number of the contribution whose answer it waits for, `verdict` and `staleness` what that answer will say; `arrived`
-    is the highest number that came in (a number called off may still come in, sent before its sender heard of it);
-    `called_off`: one was, and its sender is not known to know; `heard_s` is when it last spoke or was told to go on. `samples`:
-    behind the last contribution that had any (that of a second optimizer is of the same).
+    Attributes:
+        clock: its answered contributions; a late joiner starts at the slowest's.
+        computing: the version that its next contribution is computed from.
+        heard_s: when it last spoke or was told to go on.
+        next_number: the only number that is new, see above.
+        waiting: the number of the contribution whose answer it waits for; None: it computes.
+        verdict, staleness: what that answer will say.
+        arrived: the highest number that came in. A number that was called off may still come in.
+        called_off: a step was called off, and its worker may not know yet.
+        samples: behind the last contribution that had any. A second optimizer's contribution is of the same samples.
     """
 
     worker: int

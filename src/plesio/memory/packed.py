@@ -31,7 +31,9 @@ class Packed(Publisher):
         super().__init__(versions, None)
         self._packing = Packing(versions.buffers[0].layout, codec).ready()
         self._packed = packed
-        self._made: dict[int | None, int] = {}  # of this version: from which buffer (None: whole), which one
+        self._made: dict[
+            int | None, int
+        ] = {}  # the buffer made for this version, by the buffer it was packed against (None: whole)
 
     def next(self, fold: Fold, step: object) -> int:
         return self.versions.current

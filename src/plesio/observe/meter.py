@@ -26,8 +26,8 @@ SPANS_MAX = 20_000
 """Spans kept per worker for the timeline; totals go on after that."""
 
 AHEAD = 5
-"""Most spans a simulated worker is ahead of the clock: an answer, a step to its data, the data, a cancelled step, and its
-cancellation."""
+"""Upper bound on a worker's spans that are dated after now, in a simulation: an answer, a step to its data, the data, a cancelled
+step, and its cancellation."""
 
 
 @dataclass(slots=True, eq=False)

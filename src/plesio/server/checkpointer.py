@@ -88,7 +88,7 @@ class Checkpointer:
         self.riders.answered(worker)
 
     def done(self, sequencer: Sequencer) -> Taken:
-        """What a run that goes on from here need not do again: all that came, but for what waits to be folded."""
+        """Steps and samples that a resumed run does not repeat: all that came, without what waits to be folded."""
         again = sequencer.unfolded
         steps, samples = sum(one.steps for one in again), sum(one.samples for one in again)
         return Taken(self.taken.steps - steps, self.taken.samples - samples)

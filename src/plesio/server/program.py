@@ -69,13 +69,13 @@ from plesio.tensors.model import Described
 from plesio.transport.doorbell import Located
 
 WHOLE_ROUND_S = 1.0
-"""How long after a stop data still comes for the round under way: less than whoever does not end then is waited for."""
+"""Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
 
 
 STALE_S = 1.0
 """How often all the staleness is told while a run goes on."""
 TURNS = 6
-"""Of how many contributions it is remembered whose they were, to say in which orders workers step."""
+"""Contributions kept per worker, to name the order of its optimizers in an error."""
 
 NOWHERE = Lies()
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)

@@ -9,7 +9,7 @@ Those that somebody else starts knock, and are given a seat or told why not:
 | ----------------------- | ---------------------------------------------------------------- |
 | empty                   | it is its own; of any, the lowest                                |
 | a dead worker's         | it is its own, as the next incarnation                           |
-| of one that is away     | the same: whoever is away for so long that another comes has left |
+| of one that is away     | the same: a successor takes the seat of an absent worker         |
 | taken                   | refused                                                          |
 | above the run's workers | the server scales the run, up to `workers_max`, once it takes part |
 

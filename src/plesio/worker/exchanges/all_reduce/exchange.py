@@ -247,10 +247,10 @@ class AllReduceExchange(PeerExchange):
     # Groups
 
     def _regroup(self, again: bool = False) -> bool:
-        """Join the group that the server called; whether the step under way is lost to this worker.
+        """Join the group that the server called. Returns True if this worker must redo the step.
 
-        It is where this worker took over another's state or had to give up, and where one of several backward passes of
-        this step is done already (`again`): those to whom it did not come start the step anew, and so do all.
+        It must after it took over another's state or gave up, and after the first of several backward passes (`again`): a new
+        member has not made that pass, so all members start the step anew.
         """
         members: tuple[int, ...] = ()
         alike, since_s = 0, 0.0
