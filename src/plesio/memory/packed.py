@@ -31,9 +31,8 @@ class Packed(Publisher):
         super().__init__(versions, None)
         self._packing = Packing(versions.buffers[0].layout, codec).ready()
         self._packed = packed
-        self._made: dict[
-            int | None, int
-        ] = {}  # the buffer made for this version, by the buffer it was packed against (None: whole)
+        self._made: dict[int | None, int] = {}
+        """The buffer made for this version, by the buffer it was packed against (None: whole)."""
 
     def next(self, fold: Fold, step: object) -> int:
         return self.versions.current
