@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from plesio.errors import ConfigurationError
-from plesio.launch.greenlets import GreenletWorker, Place
+from plesio.launch.greenlets import GreenletWorker
+from plesio.launch.participation import Place
 from plesio.protocol.worker import Hello
 from plesio.server.assembly import Assembly
 from plesio.server.program import Program
@@ -81,12 +82,14 @@ class Seating:
             Place(
                 memory.layout,
                 memory.ring,
-                memory.slots[worker.rank],
-                memory.homes[worker.rank] if memory.gives_back_mean else None,
                 first,
-                partial(memory.state_for, worker.rank),
-                memory.held,
-                self._holds,
+                memory.ring,
+                memory.slots[worker.rank],
+                home=memory.homes[worker.rank] if memory.gives_back_mean else None,
+                held=memory.held,
+                wanted=lambda: 1 + self._holds,
+                keeps=self._holds,
+                state=partial(memory.state_for, worker.rank),
             )
         )
         if first:
