@@ -23,6 +23,7 @@ from plesio.launch.remote.link import Link, Reseated
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
 from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.payloads import Payloads, copies, cut
 from plesio.protocol.remote import BoardNews
 from plesio.protocol.worker import (
     A,
@@ -41,11 +42,8 @@ from plesio.protocol.worker import (
     Welcome,
 )
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Codec
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import Carried
-from plesio.tensors.packing import Packing
-from plesio.tensors.rows import MOVING, spans_of
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
@@ -81,33 +79,26 @@ class RemoteBell:
         self._hearing = threading.Lock()
         self.news = BoardNews(0, 0)
         """What the server last wrote on the board."""
-        self._ring: Sequence[memoryview] = ()
         self._moving: Sequence[memoryview] = ()
-        self._slot = memoryview(b"")
+        self._came: Answer | Said | BoardNews | None = None  # with the last frame
 
-    def lay_out(self, layout: Layout, ring: Arena, slot: Arena, codec: Codec | None, answers: Codec | None) -> None:
-        """From now on versions are received into `ring`, and contributions sent from `slot`, packed by `codec`; `answers`: by
-        what those are."""
-        self._ring = (ring.memory.numpy().data,)
-        self._moving = [self._ring[0][start:end] for start, end in layout.stretches(MOVING)]
-        self._layout, self._slot = layout, slot.memory.numpy().data
-        self._packing = Packing(layout, codec) if codec is not None else None
-        self._shown = Packing(layout, answers).ready() if answers is not None else None
-        if self._shown is not None:
-            self._versions, self._packed = ring, Arena.private(layout)
-            packed = self._packed.memory.numpy().data
-            self._moving = [packed[start:end] for start, end in self._shown.spans]
+    def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
+        """From now on versions are received into `ring`, and contributions sent from `slot`."""
+        self._payloads, self._versions, self._packed = payloads, ring, ring
+        if payloads.answers is not None:
+            payloads.answers.ready()
+            self._packed = Arena.private(payloads.layout)
+        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
+        self._moving = cut(self._packed.memory.numpy().data, payloads.shown)
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
-        spans: Sequence[tuple[int, int]] = ()
-        if isinstance(message, Contribution):
-            spans = spans_of(self._layout, message.rows) if self._packing is None else self._packing.spans
+        spans = self._payloads.spans(message) if isinstance(message, Contribution) else ()
         self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
 
     def show(self, message: FromWorker) -> None:
         """Tell the server of what was written into the ring, and send that."""
-        self.say(FrameKind.DOORBELL, message, self._ring)
+        self.say(FrameKind.DOORBELL, message, [self._ring])
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
         """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
@@ -137,8 +128,8 @@ class RemoteBell:
         phase = f"waited for the answer to contribution {number} (computed from version {version})"
         answer = self._next(self._answers, timeout_s, phase)
         assert isinstance(answer, kind), "a worker knows what comes next"
-        if isinstance(answer, GoOn) and self._shown is not None:
-            self._shown.move(self._versions, self._packed)
+        if isinstance(answer, GoOn) and self._payloads.answers is not None:
+            self._payloads.answers.move(self._versions, self._packed)
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
             self.say(FrameKind.PULL, b"")
             self._pulled = False
@@ -193,21 +184,23 @@ class RemoteBell:
             return
         if frame is None:
             return
-        if frame.kind is FrameKind.ANSWER:
-            self._answers.append(decode_answer(frame.body))
-        elif frame.kind is FrameKind.CHANNEL:
-            said = decode_said(frame.body)
-            if isinstance(said, BoardNews):
-                self.news = said
-            else:
-                self._replies.append(said)
-        else:
+        came = self._came
+        if came is None:
             self._pulled = True
+        elif isinstance(came, BoardNews):
+            self.news = came
+        elif isinstance(came, Said):
+            self._replies.append(came)
+        else:
+            self._answers.append(came)
 
     def _place(self, frame: Frame) -> Sequence[memoryview]:
-        """Where a payload belongs: a first version is whole, of later ones come the tensors that move."""
-        first = frame.kind is FrameKind.ANSWER and isinstance(decode_answer(frame.body), Beginning)
-        return self._ring if first else self._moving
+        """Read the message, and say where its payload belongs."""
+        if frame.kind is FrameKind.CHANNEL:
+            self._came = decode_said(frame.body)
+            return ()
+        self._came = answer = decode_answer(frame.body) if frame.kind is FrameKind.ANSWER else None
+        return [self._ring] if isinstance(answer, Beginning) else self._moving
 
     def _lose(self) -> None:
         self.reseated = True
@@ -249,9 +242,9 @@ class RemoteContext(Participation):
         """Memory of our own. The server hears of us once all else is there."""
         strategy, layout = self._strategy, Layout(hello.model.specs)
         ring, slot = Arena.private(layout), Arena.private(layout)
-        initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]
+        initial = [Arena.private(layout) for _ in range(copies(hello))]
         self._hello, self._carried = hello, initial[1:]
-        self._bell.lay_out(layout, ring, slot, strategy.send.codec, strategy.adopt.codec)
+        self._bell.lay_out(Payloads(layout, strategy), ring, slot)
         self.hosts = Hosts(*self._link.hosts)
         board = None if strategy.via.at_server else BoardByMessage(self._bell, self.workers)
         renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
