@@ -22,7 +22,8 @@ from plesio.transport import secure
 from plesio.transport.certificates import CA, CA_KEY, CERTIFICATE, KEY, expiry, make_certificates
 from plesio.transport.connect import accept, is_here
 from plesio.transport.secure import Credentials, ProofError, credentials, secured
-from plesio.transport.wire import HEAD, Frame, Kind, Wire
+from plesio.transport.socket_wire import HEAD, SocketWire
+from plesio.transport.wire import Frame, Kind
 
 TOKEN = "0123456789abcdef of the tests"
 IN_THE_CLEAR = Credentials(None)
@@ -49,10 +50,10 @@ def meet(
     head: Credentials | None,
     worker: Callable[[socket.socket], socket.socket],
     token: str = TOKEN,
-) -> tuple[Wire | BaseException, socket.socket | BaseException, float]:
+) -> tuple[SocketWire | BaseException, socket.socket | BaseException, float]:
     """What each side gets, and how long it took."""
     near, far = tcp_pair()
-    got: list[Wire | BaseException] = []
+    got: list[SocketWire | BaseException] = []
 
     def deputy() -> None:
         try:
@@ -83,11 +84,11 @@ def test_two_that_know_each_other_talk(folder: Path, tls: bool) -> None:
     head = Credentials(folder / "head") if tls else IN_THE_CLEAR
     worker = Credentials(folder / "worker") if tls else None
     there, mine, _ = meet(head, as_worker(worker))
-    assert isinstance(there, Wire)
+    assert isinstance(there, SocketWire)
     assert isinstance(mine, socket.socket)
     assert isinstance(mine, ssl.SSLSocket) == tls
     assert not isinstance(mine, ssl.SSLSocket) or mine.version() == "TLSv1.3"
-    here = Wire(mine, "the head")
+    here = SocketWire(mine, "the head")
     payload, place = bytes(range(256)) * 4000, bytearray(256 * 4000)
     for left, right in ((here, there), (there, here)):
         sender = threading.Thread(target=left.send, args=(Kind.CHANNEL, b"m" * 5000, [memoryview(payload)]))
@@ -109,7 +110,7 @@ def test_two_that_know_each_other_talk(folder: Path, tls: bool) -> None:
 def test_several_frames_in_one_tls_record_are_all_heard(folder: Path) -> None:
     """What TLS has deciphered no poll shows: has_input does."""
     there, mine, _ = meet(Credentials(folder / "head"), as_worker(Credentials(folder / "worker")))
-    assert isinstance(there, Wire)
+    assert isinstance(there, SocketWire)
     assert isinstance(mine, ssl.SSLSocket)
     mine.sendall((HEAD.pack(Kind.DOORBELL, 0, 0, 30, 0, 0) + bytes(8) + b"m" * 30) * 200)
     assert there.wait(5.0)
@@ -161,7 +162,7 @@ def test_the_head_of_another_name_is_refused(folder: Path) -> None:
     assert "certificate is not valid for 'elsewhere'" in str(mine)
     there, mine, _ = meet(Credentials(folder / "worker"), as_worker(Credentials(folder / "head"), host="10.9.8.7"))
     for end in (there, mine):
-        assert isinstance(end, Wire | socket.socket), end
+        assert isinstance(end, SocketWire | socket.socket), end
         end.close()
 
 
@@ -302,7 +303,7 @@ def test_hosts_are_added_and_certificates_renewed(tmp_path: Path) -> None:
     assert 364 < (expiry(tmp_path / "head" / CERTIFICATE) - time.time()) / 86_400 < 366
     there, mine, _ = meet(Credentials(tmp_path / "head"), as_worker(Credentials(tmp_path / "late")))
     for end in (there, mine):
-        assert isinstance(end, Wire | socket.socket), end
+        assert isinstance(end, SocketWire | socket.socket), end
         end.close()
 
 

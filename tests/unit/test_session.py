@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from plesio.transport import session as sessions
 from plesio.transport.session import Pulse, Session
-from plesio.transport.wire import WITH_PAYLOAD, ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
+from plesio.transport.socket_wire import WITH_PAYLOAD, SocketWire
+from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -26,7 +27,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 @pytest.fixture
 def pair() -> Iterator[tuple[Session, Session]]:
     left, right = connected()
-    ends = Session(Wire(left, "the right"), "the right"), Session(Wire(right, "the left"), "the left")
+    ends = Session(SocketWire(left, "the right"), "the right"), Session(SocketWire(right, "the left"), "the left")
     yield ends
     for end in ends:
         end.close()
@@ -80,7 +81,7 @@ class Side:
     def talk(self, connection: socket.socket, their_received: int) -> None:
         """Until the connection is lost, or there is nothing left to say, nor to hear."""
         try:
-            self.session.resume(Wire(connection, "the other"), their_received)
+            self.session.resume(SocketWire(connection, "the other"), their_received)
             while self.session.sent < len(self.frames) or len(self.got) < self.awaited or self.session._kept:
                 # As in a run: a payload goes out when the one before it is acknowledged.
                 if self.session.sent < len(self.frames) and not any(kept.payload for kept in self.session._kept):
@@ -190,7 +191,7 @@ def test_an_impossible_count_is_refused(pair: tuple[Session, Session], told: int
     right.send(Kind.ANSWER, b"")
     left.receive(1.0)
     near, far = connected()
-    wire = Wire(near, "the right")
+    wire = SocketWire(near, "the right")
     with far, pytest.raises(RemoteProtocolError, match=f"that it has received {told} messages; 2 to 2 are possible"):
         left.resume(wire, told)
     wire.close()
@@ -255,8 +256,8 @@ def test_a_pulse_outlives_a_lost_connection(pair: tuple[Session, Session], monke
     with pytest.raises(ConnectionLostError):
         left.receive(5.0)
     near, far = connected()
-    left.resume(Wire(near, "the right"), 0)
-    again = Wire(far, "the left")
+    left.resume(SocketWire(near, "the right"), 0)
+    again = SocketWire(far, "the left")
     assert again.receive(5.0) == Frame(Kind.BEAT, b"", 0)
     pulse.close()
     again.close()

@@ -16,18 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from plesio.transport import wire as wires
+from plesio.transport import socket_wire as wires
 from plesio.transport.limits import PIECE_BYTES, READ_AHEAD_BYTES
-from plesio.transport.wire import (
-    CHECKSUM,
-    HEAD,
-    ConnectionLostError,
-    DamagedError,
-    Frame,
-    Kind,
-    RemoteProtocolError,
-    Wire,
-)
+from plesio.transport.socket_wire import CHECKSUM, HEAD, SocketWire
+from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, Kind, RemoteProtocolError
 
 
 @pytest.fixture
@@ -36,19 +28,19 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Wire, Wire]]:
+def pair() -> Iterator[tuple[SocketWire, SocketWire]]:
     left, right = socket.socketpair()
-    ends = Wire(left, "the right"), Wire(right, "the left")
+    ends = SocketWire(left, "the right"), SocketWire(right, "the left")
     yield ends
     for end in ends:
         end.close()
 
 
 @pytest.fixture
-def stranger() -> Iterator[tuple[socket.socket, Wire]]:
+def stranger() -> Iterator[tuple[socket.socket, SocketWire]]:
     left, right = socket.socketpair()
     with left:
-        wire = Wire(right, "a stranger")
+        wire = SocketWire(right, "a stranger")
         yield left, wire
         wire.close()
 
@@ -64,7 +56,7 @@ SIZES = [0, 1, 100, READ_AHEAD_BYTES - 1, READ_AHEAD_BYTES, 40_000, PIECE_BYTES 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_frame_of_any_size_arrives(pair: tuple[Wire, Wire], size: int) -> None:
+def test_a_frame_of_any_size_arrives(pair: tuple[SocketWire, SocketWire], size: int) -> None:
     left, right = pair
     payload = random.Random(size).randbytes(size)
     place = bytearray(size)
@@ -92,7 +84,7 @@ def test_frames_arrive_however_the_bytes_are_split(
 ) -> None:
     left, middle = socket.socketpair()
     relay, right = socket.socketpair()
-    sender, receiver = Wire(left, "the relay"), Wire(right, "the relay")
+    sender, receiver = SocketWire(left, "the relay"), SocketWire(right, "the relay")
     pieces = [*cuts]
 
     def pass_on() -> None:
@@ -119,7 +111,7 @@ def test_frames_arrive_however_the_bytes_are_split(
         one.close()
 
 
-def test_many_parts_are_one_payload(pair: tuple[Wire, Wire]) -> None:
+def test_many_parts_are_one_payload(pair: tuple[SocketWire, SocketWire]) -> None:
     """More parts than the kernel takes in one call."""
     left, right = pair
     parts = [bytes([number % 251]) * 3 for number in range(3000)]
@@ -132,7 +124,7 @@ def test_many_parts_are_one_payload(pair: tuple[Wire, Wire]) -> None:
 # Who goes, and who stops
 
 
-def test_a_connection_that_ends_is_lost(pair: tuple[Wire, Wire]) -> None:
+def test_a_connection_that_ends_is_lost(pair: tuple[SocketWire, SocketWire]) -> None:
     left, right = pair
     left.send(Kind.BEAT, b"")
     left.close()
@@ -144,7 +136,7 @@ def test_a_connection_that_ends_is_lost(pair: tuple[Wire, Wire]) -> None:
             use()
 
 
-def test_nothing_comes_in_time(pair: tuple[Wire, Wire]) -> None:
+def test_nothing_comes_in_time(pair: tuple[SocketWire, SocketWire]) -> None:
     began_s = time.monotonic()
     assert pair[0].receive(0.05) is None
     assert 0.05 <= time.monotonic() - began_s < 2.0
@@ -152,10 +144,10 @@ def test_nothing_comes_in_time(pair: tuple[Wire, Wire]) -> None:
 
 @pytest.mark.parametrize("kept", [1, 31, 40, 5000])
 def test_a_sender_that_stops_in_a_frame_is_lost(
-    short_lease: None, stranger: tuple[socket.socket, Wire], kept: int
+    short_lease: None, stranger: tuple[socket.socket, SocketWire], kept: int
 ) -> None:
 
-    def read(wire: Wire) -> None:
+    def read(wire: SocketWire) -> None:
         wire.receive(0.0)
         wire.read_payload([memoryview(bytearray(10_000))])
 
@@ -165,7 +157,7 @@ def test_a_sender_that_stops_in_a_frame_is_lost(
         read(wire)
 
 
-def test_a_receiver_that_stops_is_lost(short_lease: None, pair: tuple[Wire, Wire]) -> None:
+def test_a_receiver_that_stops_is_lost(short_lease: None, pair: tuple[SocketWire, SocketWire]) -> None:
     with pytest.raises(ConnectionLostError, match="it took no byte for"):
         pair[0].send(Kind.TENSORS, b"", [memoryview(bytearray(50_000_000))])
 
@@ -188,7 +180,7 @@ def test_a_receiver_that_stops_is_lost(short_lease: None, pair: tuple[Wire, Wire
         (HEAD.pack(Kind.BEAT, 0, 0, 0, 0, 1) + bytes(8), "a payload of 1 bytes .BEAT.; at most 0"),
     ],
 )
-def test_what_is_no_frame_is_refused(stranger: tuple[socket.socket, Wire], data: bytes, why: str) -> None:
+def test_what_is_no_frame_is_refused(stranger: tuple[socket.socket, SocketWire], data: bytes, why: str) -> None:
     sender, wire = stranger
     sender.sendall(data)
     with pytest.raises(RemoteProtocolError, match=f"a stranger sent .*{why}"):
@@ -198,7 +190,7 @@ def test_what_is_no_frame_is_refused(stranger: tuple[socket.socket, Wire], data:
         assert sender.recv(1) == b""  # it was told at once that this is over
 
 
-def test_a_payload_of_another_size_is_refused_before_it_is_read(pair: tuple[Wire, Wire]) -> None:
+def test_a_payload_of_another_size_is_refused_before_it_is_read(pair: tuple[SocketWire, SocketWire]) -> None:
     left, right = pair
     left.send(Kind.DOORBELL, b"", [memoryview(b"12345678")])
     right.receive(1.0)
@@ -207,7 +199,7 @@ def test_a_payload_of_another_size_is_refused_before_it_is_read(pair: tuple[Wire
     assert place == bytes(4)
 
 
-def test_a_message_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, Wire]) -> None:
+def test_a_message_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, SocketWire]) -> None:
     sender, wire = stranger
     sender.sendall(frame_bytes(Kind.BEAT, b"abc")[:-1] + b"d")
     with pytest.raises(DamagedError, match=r"a stranger sent a frame whose checksum is .* damaged on the way"):
@@ -215,7 +207,7 @@ def test_a_message_that_is_damaged_loses_the_connection(stranger: tuple[socket.s
     assert issubclass(DamagedError, ConnectionLostError)
 
 
-def test_a_payload_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, Wire]) -> None:
+def test_a_payload_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, SocketWire]) -> None:
     sender, wire = stranger
     data = bytearray(frame_bytes(Kind.DOORBELL, b"", b"payload"))
     data[-9] ^= 1
@@ -225,7 +217,7 @@ def test_a_payload_that_is_damaged_loses_the_connection(stranger: tuple[socket.s
         wire.read_payload([memoryview(bytearray(7))])
 
 
-def test_memory_is_taken_as_bytes_come(short_lease: None, stranger: tuple[socket.socket, Wire]) -> None:
+def test_memory_is_taken_as_bytes_come(short_lease: None, stranger: tuple[socket.socket, SocketWire]) -> None:
     """A head announces the largest message that is allowed, and nothing follows."""
     sender, wire = stranger
     sender.sendall(HEAD.pack(Kind.CHANNEL, 0, 0, wires.MESSAGE_BYTES_MAX, 0, 0) + bytes(8))
@@ -248,7 +240,7 @@ READERS = [socket.socket, ByteByByte]
 def read_all(data: bytes, kind: type[socket.socket]) -> str:
     """What a wire makes of these bytes, after which the connection ends."""
     left, right = socket.socketpair()
-    wire = Wire(kind(fileno=right.detach()), "a stranger")
+    wire = SocketWire(kind(fileno=right.detach()), "a stranger")
     try:
         left.sendall(data)
         left.close()

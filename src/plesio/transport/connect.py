@@ -10,6 +10,7 @@ from contextlib import suppress
 from plesio.transport import secure
 from plesio.transport.limits import CONNECT_S
 from plesio.transport.secure import Credentials, ProofError
+from plesio.transport.socket_wire import SocketWire
 from plesio.transport.wire import Wire
 
 PEER = struct.Struct("3i")
@@ -32,7 +33,7 @@ def connect(host: str, port: int, token: str, credentials: Credentials | None, t
     connection = socket.create_connection((host, port), timeout=CONNECT_S)
     try:
         secure.prove(connection, token, ticket)
-        return Wire(secure.secured(connection, token, credentials, server_side=False, host=host), peer)
+        return SocketWire(secure.secured(connection, token, credentials, server_side=False, host=host), peer)
     except ProofError as error:
         connection.close()
         raise ProofError(f"{peer}: {error}") from None
@@ -48,7 +49,7 @@ def accept(connection: socket.socket, token: str, credentials: Credentials | Non
         ProofError, OSError: as there.
     """
     host, port, *_ = connection.getpeername()
-    return Wire(secure.secured(connection, token, credentials, server_side=True), f"{host}:{port}")
+    return SocketWire(secure.secured(connection, token, credentials, server_side=True), f"{host}:{port}")
 
 
 def connect_here(host: str, port: int, token: str) -> socket.socket | None:

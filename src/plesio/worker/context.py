@@ -1,7 +1,7 @@
 """What a worker needs from outside: the time, data, an exchange.
 
-There is one context for a process beside a server (`plesio.launch.local.worker_process`), and one for a greenlet under the
-virtual or a recorded clock (`plesio.launch.one_process.greenlets`).
+`plesio.launch.participation` is what all contexts have in common. The rest is in `plesio.launch.local.worker_process` for a
+process beside a server, in `plesio.launch.remote.worker` for another host, and in `plesio.launch.one_process.greenlets` for a greenlet.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 import torch
 
-from plesio.core.events import Verdict
 from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.order import Order, Pull, Said
@@ -30,9 +29,9 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
+from plesio.protocol.payloads import Payloads, cut
 from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.packing import Packing
-from plesio.tensors.rows import MOVING, in_range, spans_of
+from plesio.tensors.rows import in_range
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.connect import accept
@@ -78,9 +77,7 @@ class Deputy:
         self._push, self._answer = pipes
         self._session = session
         self._order = Order(job.config.strategy)
-        self._layout: Layout | None = None
-        self._packing: Packing | None = None  # of contributions,
-        self._answers: Packing | None = None  # and of what is sent back
+        self._known: Payloads | None = None
         self._ring: list[memoryview] = []
         self._slot = memoryview(b"")
         self._board: Board | None = None
@@ -180,18 +177,18 @@ class Deputy:
         self._order.note(message)
 
     def _check_sound(self, made: messages.Contribution) -> None:
-        if not in_range(self._known_layout, self._slot, made.rows):
+        layout, packing = self._payloads.layout, self._payloads.packing
+        if not in_range(layout, self._slot, made.rows):
             raise ProtocolError("it sent a row that a table does not have")
-        if self._packing is not None and made.finite:
-            memory = torch.frombuffer(self._slot, dtype=torch.uint8)
-            if not self._packing.is_sound(Arena(self._known_layout, memory)):
+        if packing is not None and made.finite:
+            slot = Arena(layout, torch.frombuffer(self._slot, dtype=torch.uint8))
+            if not packing.is_sound(slot):
                 raise ProtocolError("it sent a packing that no codec makes")
 
     def _place(self, message: Said) -> Sequence[memoryview]:
         match message:
             case messages.Contribution():
-                packed = self._packing.spans if self._packing is not None else None
-                return [self._slot[start:end] for start, end in packed or spans_of(self._known_layout, message.rows)]
+                return cut(self._slot, self._payloads.spans(message))
             case messages.Ready():
                 return self._ring[: self._order.copies]
             case messages.MirrorFilled():
@@ -210,11 +207,7 @@ class Deputy:
             message = msgspec.structs.replace(message, worker=self._worker, model=model)
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
-            self._layout = Layout(message.model.specs)
-            codec = self._job.config.strategy.send.codec
-            self._packing = Packing(self._layout, codec) if codec is not None else None
-            answers = self._job.config.strategy.adopt.codec
-            self._answers = Packing(self._layout, answers) if answers is not None else None
+            self._known = Payloads(Layout(message.model.specs), self._job.config.strategy)
         self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:
@@ -231,7 +224,7 @@ class Deputy:
 
     def _pulled(self, frame: Frame) -> None:
         self._heard(frame, Pull())
-        self._session.send(FrameKind.TENSORS, b"", self._moving(self._ring[self._buffer]))
+        self._session.send(FrameKind.TENSORS, b"", cut(self._ring[self._buffer], self._payloads.moving))
 
     def _part(self, frame: Frame) -> None:
         if not isinstance(decode_knock(frame.body), remote.Parted):
@@ -270,10 +263,11 @@ class Deputy:
 
     def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
         ring, slots, board = descriptors
-        self._ring = _parts(ring, self._nbytes, welcome.buffers)
+        nbytes = self._payloads.layout.nbytes
+        self._ring = _parts(ring, nbytes, welcome.buffers)
         if self._job.config.strategy.via.at_server:
             os.close(board)
-            self._slot = _parts(slots, self._nbytes, self._seats)[self._worker]
+            self._slot = _parts(slots, nbytes, self._seats)[self._worker]
         else:
             os.close(slots)
             self._board = Board.attach(board, self._seats)
@@ -285,30 +279,17 @@ class Deputy:
         self._buffer, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
-        self._session.send(FrameKind.ANSWER, body, self._payload(answer))
-
-    def _payload(self, answer: messages.Answer) -> list[memoryview]:
-        """The tensors that go with an answer: none with one that comes unasked, or both sides might send and neither read."""
-        buffer = self._ring[self._buffer]
-        if isinstance(answer, messages.GoOn):
-            if self._answers is not None:
-                packed = self._ring[len(self._ring) // 2 + self._buffer]
-                return [packed[start:end] for start, end in self._answers.spans]
-            return [] if answer.verdict is Verdict.CANCELLED else self._moving(buffer)
-        return [buffer] if isinstance(answer, messages.Beginning) else []
-
-    def _moving(self, buffer: memoryview) -> list[memoryview]:
-        return [buffer[start:end] for start, end in self._known_layout.stretches(MOVING)]
+        payload: list[memoryview] = []
+        if isinstance(answer, messages.Beginning | messages.GoOn):
+            packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
+            lies_in = self._ring[self._buffer + (len(self._ring) // 2 if packed else 0)]
+            payload = cut(lies_in, self._payloads.spans(answer))
+        self._session.send(FrameKind.ANSWER, body, payload)
 
     @property
-    def _known_layout(self) -> Layout:
-        assert self._layout is not None, "it was welcomed"
-        return self._layout
-
-    @property
-    def _nbytes(self) -> int:
-        assert self._layout is not None, "it said Hello"
-        return self._layout.nbytes
+    def _payloads(self) -> Payloads:
+        assert self._known is not None, "it said Hello"
+        return self._known
 
     @property
     def _seats(self) -> int:

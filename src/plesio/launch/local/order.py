@@ -26,6 +26,7 @@ from plesio.errors import PlesioError
 from plesio.protocol import launcher, remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
+from plesio.protocol.payloads import copies
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
 from plesio.tensors.optimizer_spec import Groups
@@ -142,8 +143,7 @@ class Order:
         """How many times the size of the model comes with Ready: weights, and the optimizer's state."""
         if self.hello is None or self.welcome is None or not self.welcome.first:
             return 0
-        carried = self.hello.optimizers[0].carried
-        return 1 + (len(carried.keys) if carried is not None else 0)
+        return copies(self.hello)
 
     def _check_model(self, hello: messages.Hello) -> None:
         """What the server makes of it is tried here first. What it refuses in words of its own, it is left to refuse."""

@@ -22,8 +22,7 @@ into its parameters (clipped weights, their average) would else reach everybody.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,8 +31,7 @@ from torch import nn
 
 from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
-from plesio.host.memory import SharedBlock
-from plesio.memory.blocks import arenas
+from plesio.launch.participation import Participation, Place, Reply
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import (
     A,
@@ -48,39 +46,16 @@ from plesio.protocol.worker import (
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
-from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.carrying import Carried, States, brought_back, hand_over
+from plesio.tensors.carrying import Carried
 from plesio.transport.doorbell import Located, nothing
-from plesio.transport.held import Held
-from plesio.worker.context import Taking, introduction
+from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
-from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
-from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.randomness.seeding import RandomState, begin_with
-from plesio.worker.replicas.mean import MeanReplica
-from plesio.worker.replicas.replica import replica_for
-from plesio.worker.state import WorkerState
 from plesio.worker.worker import Worker, cut_off, taking_part
 
 Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
 FOREVER_S = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a worker is given to take part: the versions it reads from, the slot it writes to, and the home of parameters that
-    it steps itself; `keeps`: it leaves what it holds of its own."""
-
-    layout: Layout
-    ring: Sequence[Arena]
-    slot: Arena
-    home: Arena | None
-    first: bool
-    state: Callable[[], tuple[Carried, SharedBlock]]
-    held: Held | None
-    keeps: bool
 
 
 class StillTimer:
@@ -117,14 +92,15 @@ class Watcher:
         """It asks for the end of the whole run."""
 
 
-class GreenletWorker:
+class GreenletWorker(Participation):
     """One worker: its training function, where it stands, and the `plesio.worker.context.WorkerContext` of its `Worker`.
 
     `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure. A replay is `lenient`: it
     goes as far as the run did. `lone`: there is and will be no other; `sources`: its random sources at the beginning.
     """
 
-    server_pid, inline = 0, True
+    inline = True
+    _bell: _Switch
 
     def __init__(
         self,
@@ -140,11 +116,12 @@ class GreenletWorker:
         lone: bool = False,
         sources: bytes = b"",
     ) -> None:
-        self.rank = rank
-        self.workers = workers
-        self.seed = seed
+        super().__init__(rank, workers, seed, strategy, lone)
         self.lenient = lenient
-        self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self._timer = watcher.timer
+        self._timeout_s = FOREVER_S
+        self._shows = shows
+        self._every = every
         self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""
         self.returned: object = None
@@ -154,16 +131,9 @@ class GreenletWorker:
         self.logged = watcher.logged
         self.visited = watcher.visited
         self.stop = watcher.stop
-        self.now_s = watcher.timer.now_s
         self._train = train
         self._sources = sources
-        self._strategy = strategy
         self._watcher = watcher
-        self._every = every
-        self._shows = shows
-        self._used: DataUse | None = None
-        self._place: Place | None = None
-        self._exchange: ServerExchange | None = None
         self._greenlet = greenlet(self._run)
 
     def resume(self, answer: object = None) -> Request | None:
@@ -176,7 +146,7 @@ class GreenletWorker:
 
     def lose_seat(self) -> Request | None:
         """Its last request is not answered: it takes part anew, where it is in its loop; its next request."""
-        request: Request | None = self._greenlet.throw(SeatLostError(self._switch.begin))
+        request: Request | None = self._greenlet.throw(SeatLostError(self._bell.begin))
         return request
 
     def kill(self) -> None:
@@ -202,58 +172,31 @@ class GreenletWorker:
             self.error = WorkerError(f"worker {self.rank} raised {raised}")
         finally:
             if self._exchange is not None:
+                assert isinstance(self._exchange, ServerExchange), "it has a server"
                 self._exchange.let_go()
-                self._exchange = self._place = None
+                self._exchange = self._fetch = None
 
-    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
-        """Show the model, move it into the run's memory and wait for the beginning."""
-        model, optimizer = given.model, given.optimizer
-        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
-        self.model = model
-        place = self._place = wait(hello)
-        hand_over(optimizer, carried, tensors, place.ring, place.first)
-        given_to = place.layout, model, tensors, place.ring, place.slot
-        self._switch = _Switch(self._watcher, used, self.state.draws is not None)
-        line = (
-            self._switch,
-            self._watcher.timer,
-            used,
-            FOREVER_S,
-            self._strategy,
-            self._every,
-            place.held,
-        )
-        if place.home is not None:
-            own, keeps = MeanReplica(*given_to, home=place.home), place.keeps
-            exchange: ServerExchange = OwnStepExchange(self.state, optimizer, own, *line, lambda: 1 + keeps, keeps)
-        else:
-            exchange = ServerExchange(self.state, optimizer, replica_for(self._strategy)(*given_to), *line)
-        self._exchange = exchange
-        self._used = used
-        exchange.begin()
-        return exchange, model
+    def _seated(self, given: Taking, hello: Hello, carried: Carried | None) -> Place:
+        assert self._used is not None, "it takes part"
+        self.model = given.model
+        self._bell = _Switch(self._watcher, self._used, self.state.draws is not None)
+        place: Place = wait(hello)
+        return place
 
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+    def _ready(self, place: Place) -> None:
+        """It says so when it waits for the beginning."""
+
+    def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
+        raise AssertionError("workers of one process fold nothing among themselves")
+
+    def _leased(self, request: LeaseRequest) -> LeaseReply:
         if self.state.stopped:
             return LeaseReply(stop=True)
-        kept = self.state.draws is not None or (
-            self._used is not None and self._used.batches > 0
+        begun = self._exchange is not None and self._used is not None and self._used.batches > 0
+        reply: LeaseReply = wait(
+            request, keep_random=begun or self.state.draws is not None
         )  # else they are seeded anew
-        self.state.epochs = epoch + 1 if most else self.state.epochs
-        try:
-            reply: LeaseReply = wait(LeaseRequest(epoch, total, most, unused, digest), keep_random=kept)
-        except SeatLostError as lost:
-            assert self._exchange is not None, "it trains"
-            self._exchange.rejoin(lost)
-            return self.lease(epoch, total, most, 0, digest)  # what it was leased is leased to others
         return reply
-
-    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
-        assert self._place is not None, "it trains"
-        carried, block = self._place.state()
-        states = brought_back(carried, tensors, arenas(block, self._place.layout, len(carried.keys)))
-        block.close()
-        return states
 
     def leave(self) -> None:
         """Nothing to tell: the end of the function is seen."""

@@ -12,7 +12,8 @@ from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.host.memory import check_room
-from plesio.launch.one_process.greenlets import GreenletWorker, Place
+from plesio.launch.one_process.greenlets import GreenletWorker
+from plesio.launch.participation import Place
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello
@@ -81,12 +82,14 @@ class Seating:
             Place(
                 blocks.layout,
                 blocks.ring,
-                blocks.slots[worker.rank],
-                blocks.homes[worker.rank] if blocks.gives_back_mean else None,
                 first,
-                partial(self.memory.state_for, worker.rank),
-                blocks.held,
-                self._holds,
+                blocks.ring,
+                blocks.slots[worker.rank],
+                home=blocks.homes[worker.rank] if blocks.gives_back_mean else None,
+                held=blocks.held,
+                wanted=lambda: 1 + self._holds,
+                keeps=self._holds,
+                state=partial(self.memory.state_for, worker.rank),
             )
         )
         if first:

@@ -90,7 +90,7 @@ class Link:
             self._reconnect(connection)
 
     def receive(self, timeout_s: float, place: Callable[[Frame], Sequence[memoryview]] = NOWHERE) -> Frame | None:
-        """The next frame, with its payload where `place` says; None if none came in time.
+        """The next frame, with its payload where `place`, which is shown each frame, says; None if none came in time.
 
         Raises:
             Reseated, ServerLostError: the connection was lost for too long.
@@ -105,8 +105,9 @@ class Link:
                     if frame.kind is Kind.SESSION:
                         self._refused = True
                         raise refusal(decode(frame.body))
+                    into = place(frame)
                     if frame.payload_bytes:
-                        self._session.read_payload(place(frame))
+                        self._session.read_payload(into)
                     return frame
                 if time.monotonic() - self._session.heard_s > LEASE_S:
                     raise ConnectionLostError(f"{self._session.peer} said nothing for {LEASE_S:g} s")

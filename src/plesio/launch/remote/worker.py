@@ -14,27 +14,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-import torch
 from msgspec.structs import replace
-from torch import nn
-from torch.optim import Optimizer
 
 from plesio.core.events import Verdict
-from plesio.errors import DeadlineError, PlesioError, StopRun, error_class
+from plesio.errors import DeadlineError, PlesioError
 from plesio.host.memory import SharedBlock
+from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.remote.link import Link, Reseated
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
 from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.payloads import Payloads, copies, cut
 from plesio.protocol.remote import BoardNews
 from plesio.protocol.worker import (
     A,
     Answer,
     Beginning,
     Contribution,
-    Farewell,
     FromWorker,
     GoOn,
+    Hello,
     LeaseReply,
     LeaseRequest,
     Ready,
@@ -44,29 +43,20 @@ from plesio.protocol.worker import (
     Welcome,
 )
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Codec
 from plesio.tensors.arena import PAGE, Arena, Layout
-from plesio.tensors.carrying import States, hand_over
-from plesio.tensors.packing import Packing
-from plesio.tensors.rows import MOVING, spans_of
+from plesio.tensors.carrying import Carried
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
-from plesio.worker.context import Taking, introduction
-from plesio.worker.data.use import DataUse
-from plesio.worker.exchanges.all_reduce import AllReduceExchange
-from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.context import Taking
+from plesio.worker.exchanges.server import SeatLostError
 from plesio.worker.pacer import Pacer
-from plesio.worker.randomness.draws import OwnDraws
-from plesio.worker.replicas.replica import ParameterReplica, reads_in_place, replica_for
-from plesio.worker.state import WorkerState
+from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn
 
 M = TypeVar("M")
-Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 Said = Welcome | Refused | LeaseReply | Regrouped
 decode_said: Callable[[bytes], Said | BoardNews] = decoder_of(ToWorker | BoardNews)
@@ -89,33 +79,26 @@ class RemoteBell:
         self._hearing = threading.Lock()
         self.news = BoardNews(0, 0)
         """What the server last wrote on the board."""
-        self._ring: Sequence[memoryview] = ()
         self._moving: Sequence[memoryview] = ()
-        self._slot = memoryview(b"")
+        self._came: Answer | Said | BoardNews | None = None  # with the last frame
 
-    def lay_out(self, layout: Layout, ring: Arena, slot: Arena, codec: Codec | None, answers: Codec | None) -> None:
-        """From now on versions are received into `ring`, and contributions sent from `slot`, packed by `codec`; `answers`: by
-        what those are."""
-        self._ring = (ring.memory.numpy().data,)
-        self._moving = [self._ring[0][start:end] for start, end in layout.stretches(MOVING)]
-        self._layout, self._slot = layout, slot.memory.numpy().data
-        self._packing = Packing(layout, codec) if codec is not None else None
-        self._shown = Packing(layout, answers).ready() if answers is not None else None
-        if self._shown is not None:
-            self._versions, self._packed = ring, Arena.private(layout)
-            packed = self._packed.memory.numpy().data
-            self._moving = [packed[start:end] for start, end in self._shown.spans]
+    def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
+        """From now on versions are received into `ring`, and contributions sent from `slot`."""
+        self._payloads, self._versions, self._packed = payloads, ring, ring
+        if payloads.answers is not None:
+            payloads.answers.ready()
+            self._packed = Arena.private(payloads.layout)
+        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
+        self._moving = cut(self._packed.memory.numpy().data, payloads.shown)
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""
-        spans: Sequence[tuple[int, int]] = ()
-        if isinstance(message, Contribution):
-            spans = spans_of(self._layout, message.rows) if self._packing is None else self._packing.spans
+        spans = self._payloads.spans(message) if isinstance(message, Contribution) else ()
         self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
 
     def show(self, message: FromWorker) -> None:
         """Tell the server of what was written into the ring, and send that."""
-        self.say(FrameKind.DOORBELL, message, self._ring)
+        self.say(FrameKind.DOORBELL, message, [self._ring])
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
         """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
@@ -145,8 +128,8 @@ class RemoteBell:
         phase = f"waited for the answer to contribution {number} (computed from version {version})"
         answer = self._next(self._answers, timeout_s, phase)
         assert isinstance(answer, kind), "a worker knows what comes next"
-        if isinstance(answer, GoOn) and self._shown is not None:
-            self._shown.move(self._versions, self._packed)
+        if isinstance(answer, GoOn) and self._payloads.answers is not None:
+            self._payloads.answers.move(self._versions, self._packed)
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
             self.say(FrameKind.PULL, b"")
             self._pulled = False
@@ -201,21 +184,23 @@ class RemoteBell:
             return
         if frame is None:
             return
-        if frame.kind is FrameKind.ANSWER:
-            self._answers.append(decode_answer(frame.body))
-        elif frame.kind is FrameKind.CHANNEL:
-            said = decode_said(frame.body)
-            if isinstance(said, BoardNews):
-                self.news = said
-            else:
-                self._replies.append(said)
-        else:
+        came = self._came
+        if came is None:
             self._pulled = True
+        elif isinstance(came, BoardNews):
+            self.news = came
+        elif isinstance(came, Said):
+            self._replies.append(came)
+        else:
+            self._answers.append(came)
 
     def _place(self, frame: Frame) -> Sequence[memoryview]:
-        """Where a payload belongs: a first version is whole, of later ones come the tensors that move."""
-        first = frame.kind is FrameKind.ANSWER and isinstance(decode_answer(frame.body), Beginning)
-        return self._ring if first else self._moving
+        """Read the message, and say where its payload belongs."""
+        if frame.kind is FrameKind.CHANNEL:
+            self._came = decode_said(frame.body)
+            return ()
+        self._came = answer = decode_answer(frame.body) if frame.kind is FrameKind.ANSWER else None
+        return [self._ring] if isinstance(answer, Beginning) else self._moving
 
     def _lose(self) -> None:
         self.reseated = True
@@ -223,41 +208,28 @@ class RemoteBell:
         self._replies.clear()
 
 
-class RemoteContext:
+class RemoteContext(Participation):
     """The context of a worker on another host.
 
     Args:
         link: the connection with its deputy.
     """
 
-    server_pid, inline = 0, False
-
     def __init__(self, link: Link) -> None:
-        terms = link.seated.terms
-        self.rank = link.seated.worker
-        self.workers = terms.workers
-        self.seed = terms.seed
+        terms, rank = link.seated.terms, link.seated.worker
+        strategy = Strategy.from_data(terms.name, terms.strategy)
+        super().__init__(rank, terms.workers, terms.seed, strategy, lone=terms.seats == 1)
         self.lenient = terms.lenient
-        self.state = WorkerState(self.rank, self.seed, OwnDraws() if terms.seats == 1 else None)
-        self._strategy = Strategy.from_data(terms.name, terms.strategy)
         self._shows = terms.evaluates and terms.trusts
+        self._bell: RemoteBell = RemoteBell(link, rank, self._rejoin)
+        self._timer = Pacer(None, 1.0, random.Random())
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
         self._link = link
-        self._bell = RemoteBell(link, self.rank, self._rejoin)
-        self._exchange: ServerExchange | AllReduceExchange | None = None
-        self._begun_s: float | None = None
         self._asks = False  # for data
-        self.refused = False
-        """Whether this worker is, and the others go on."""
-
-    def now_s(self) -> float:
-        """This host's monotonic clock; the server is told durations."""
-        return time.monotonic()
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Tell the launcher."""
-        time_s = time.monotonic() - self._begun_s if self._begun_s is not None else 0.0
-        self._bell.say(FrameKind.LAUNCHER, launcher.Logged(time_s, steps, metrics))
+        self._bell.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...]) -> None:
         self._bell.say(FrameKind.LAUNCHER, launcher.Visited(visits))
@@ -266,53 +238,20 @@ class RemoteContext:
         """Tell the launcher."""
         self._bell.say(FrameKind.LAUNCHER, launcher.StopRequest(why))
 
-    def leave(self) -> None:
-        """Tell the server."""
-        self._bell.send(Farewell())
-
-    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
-        """Show the server what we have, lay out memory of our own, and wait for the beginning."""
-        strategy = self._strategy
-        model, optimizer = given.model, given.optimizer
-        self._hello, carried, tensors = introduction(self.rank, strategy, given, self._shows)
-        layout = Layout(self._hello.model.specs)
+    def _seated(self, given: Taking, hello: Hello, carried: Carried | None) -> Place:
+        """Memory of our own. The server hears of us once all else is there."""
+        strategy, layout = self._strategy, Layout(hello.model.specs)
         ring, slot = Arena.private(layout), Arena.private(layout)
-        initial = [Arena.private(layout) for _ in range(1 + (len(carried.keys) if carried is not None else 0))]
-        hand_over(optimizer, carried, tensors, initial, first=True)
-        self._bell.lay_out(layout, ring, slot, strategy.send.codec, strategy.adopt.codec)
-        self._exchange = self._build(model, optimizer, tensors, layout, (ring, slot), used)
-        self._carried = initial[1:]
-        self.state.begin(0)
-        self._take_part(initial)
-        self._exchange.begin()
-        self._begun_s = time.monotonic()
-        return self._exchange, self._exchange.model if isinstance(self._exchange, AllReduceExchange) else model
+        initial = [Arena.private(layout) for _ in range(copies(hello))]
+        self._hello, self._carried = hello, initial[1:]
+        self._bell.lay_out(Payloads(layout, strategy), ring, slot)
+        self.hosts = Hosts(*self._link.hosts)
+        board = None if strategy.via.at_server else BoardByMessage(self._bell, self.workers)
+        renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
+        return Place(layout, initial, True, (ring,), slot, board=board, renew=renew)
 
-    def _build(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        tensors: list[torch.Tensor],
-        layout: Layout,
-        memory: tuple[Arena, Arena],
-        used: DataUse,
-    ) -> ServerExchange | AllReduceExchange:
-        strategy, (ring, slot) = self._strategy, memory
-        self._used = used
-        line = self._bell, Pacer(None, 1.0, random.Random()), used, self._timeout_s
-        if strategy.via.by_collective:
-            own, board = (
-                ParameterReplica(layout, model, tensors, (ring,), ring),
-                BoardByMessage(self._bell, self.workers),
-            )
-            group = self._regrouped, Hosts(*self._link.hosts)
-            return AllReduceExchange(self.state, optimizer, own, *line, board, (ring,), model, *group)
-        renew = nothing_to_renew if reads_in_place(strategy, layout, model) else None
-        replica = replica_for(strategy)(layout, model, tensors, (ring,), slot, renew)
-        return ServerExchange(self.state, optimizer, replica, *line, strategy)
-
-    def _regrouped(self) -> Regrouped:
-        return self._ask(Regrouped, "the group it is in from now on")
+    def _ready(self, place: Place) -> None:
+        self._take_part(place.initial)
 
     def _take_part(self, initial: Sequence[Arena]) -> None:
         """Introduce the worker to the server, until that comes to an end without losing the seat; the first one hands over the
@@ -332,7 +271,7 @@ class RemoteContext:
 
     def _rejoin(self) -> Beginning:
         """Introduce the worker anew, until that comes to an end without losing the seat again."""
-        assert self._exchange is not None, "a seat is lost during training"
+        assert self._exchange is not None and self._used is not None, "a seat is lost during training"
         replica = self._exchange.replica
         weights = Arena.private(replica.layout)  # as they are: a restarted head that knows none begins from them
         for tensor, view in zip(replica.tensors, weights.views, strict=True):
@@ -348,39 +287,16 @@ class RemoteContext:
             warn(f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted")
         return beginning
 
-    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
-        return None  # it may be large, and a checkpoint of the run has it
-
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
-        """Ask the server."""
-        if self.state.stopped:
-            raise StopRun("the run is over")  # also for a loop without end
-        if self._exchange is not None:
-            self._exchange.report()
-        self.state.epochs = epoch + 1 if most else self.state.epochs
+    def _leased(self, request: LeaseRequest) -> LeaseReply:
         self._asks = True
-        while True:
-            self._bell.say(FrameKind.CHANNEL, LeaseRequest(epoch, total, most, unused, digest))
-            try:
-                reply = self._ask(LeaseReply, f"data of epoch {epoch}")
-            except SeatLostError as lost:
-                if not isinstance(self._exchange, ServerExchange):
-                    raise
-                self._exchange.rejoin(lost)
-                unused = 0  # what it was leased is leased to others
-                continue
-            self.state.stopped = self.state.stopped or reply.stop
-            self._asks = False
-            return reply
+        self._bell.say(FrameKind.CHANNEL, request)
+        reply = self._ask(LeaseReply, f"data of epoch {request.epoch}")
+        self.state.stopped = self.state.stopped or reply.stop
+        self._asks = False
+        return reply
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
-        """The server's next message; what it refuses is raised here."""
-        reply = self._bell.reply(self._timeout_s, waiting_for)
-        if isinstance(reply, Refused):
-            self.refused = reply.alone
-            raise (error_class(reply.kind) or PlesioError)(reply.why)
-        assert isinstance(reply, kind), "a worker knows what comes next"
-        return reply
+        return self._expected(kind, self._bell.reply(self._timeout_s, waiting_for))
 
     def reason(self) -> Exception | None:
         return None  # its link told it

@@ -1,0 +1,213 @@
+"""How a worker takes part, whatever its line to the server is.
+
+It shows what it has, is given its place in the run's memory, hands over what training begins with, builds its exchange, and
+waits for the beginning. Then it asks for data. `Participation` does that. Each kind of worker says how it is seated and how
+it asks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import torch
+from torch import nn
+
+from plesio.errors import PlesioError, StopRun, error_class
+from plesio.host.memory import SharedBlock
+from plesio.memory.blocks import arenas
+from plesio.protocol.worker import (
+    Farewell,
+    GroupGiven,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Refused,
+    Regrouped,
+    StateGiven,
+    Welcome,
+)
+from plesio.strategy import Strategy
+from plesio.strategy.answers import Every
+from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.carrying import Carried, States, brought_back, hand_over
+from plesio.transport.board import Board
+from plesio.transport.collective import Hosts
+from plesio.transport.held import Held
+from plesio.worker.context import Taking, introduction
+from plesio.worker.data.use import DataUse
+from plesio.worker.exchanges.all_reduce import AllReduceExchange
+from plesio.worker.exchanges.among_peers import PeerBell
+from plesio.worker.exchanges.exchange import Bell, Exchange
+from plesio.worker.exchanges.own_step import OwnStepExchange
+from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.pacer import Timer
+from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.replicas.mean import MeanReplica
+from plesio.worker.replicas.replica import ParameterReplica, SharedReplica, replica_for
+from plesio.worker.state import WorkerState
+
+Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven, GroupGiven)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker's place in the run's memory.
+
+    Attributes:
+        initial: where the `first` worker writes the initial weights, then what its optimizer holds.
+        ring: the versions as the worker reads them; `slot`: where it writes contributions.
+        home: parameters that the worker steps itself.
+        board: where workers that fold among themselves meet.
+        held: where checkpoints find what the worker holds of its own.
+        wanted, keeps: as `OwnStepExchange` takes them.
+        renew, versions: as `Replica` takes them.
+        state: fetches the state of the optimizer that steps at the server.
+    """
+
+    layout: Layout
+    initial: Sequence[Arena]
+    first: bool
+    ring: Sequence[Arena]
+    slot: Arena
+    home: Arena | None = None
+    board: Board | None = None
+    held: Held | None = None
+    wanted: Callable[[], int] = lambda: 0
+    keeps: bool = False
+    renew: Callable[[int], None] | None = None
+    versions: Sequence[Arena] = ()
+    state: Callable[[], tuple[Carried, SharedBlock]] | None = None
+
+
+class Participation(ABC):
+    """What the contexts of all workers (`plesio.worker.context.WorkerContext`) have in common; `lone`: there is and will be no
+    other worker."""
+
+    server_pid = 0
+    inline = False
+    hosts = Hosts()
+    lenient: bool
+    refused = False
+    """Whether this worker is, and the others go on."""
+    _shows: bool  # evaluations need the structure of its model
+    _bell: Bell
+    _timer: Timer
+    _timeout_s: float
+    _every: Every | None = None  # overrides how long it trains on its own
+    _used: DataUse | None = None
+    _exchange: Exchange | None = None
+    _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
+    _begun_s: float | None = None
+
+    def __init__(self, rank: int, workers: int, seed: int, strategy: Strategy, lone: bool) -> None:
+        self.rank = rank
+        self.workers = workers
+        self.seed = seed
+        self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self._strategy = strategy
+
+    # What differs
+
+    @abstractmethod
+    def _seated(self, given: Taking, hello: Hello, carried: Carried | None) -> Place:
+        """Where this worker, which says `hello`, has its place."""
+
+    @abstractmethod
+    def _ready(self, place: Place) -> None:
+        """Tell the server that the worker waits for the beginning."""
+
+    @abstractmethod
+    def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
+        """The server's next message."""
+
+    @abstractmethod
+    def _leased(self, request: LeaseRequest) -> LeaseReply:
+        """Ask the server for data."""
+
+    # What all do
+
+    def now_s(self) -> float:
+        return self._timer.now_s()
+
+    @property
+    def _trained_s(self) -> float:
+        """The time since training began."""
+        return self.now_s() - self._begun_s if self._begun_s is not None else 0.0
+
+    def leave(self) -> None:
+        self._bell.send(Farewell())
+
+    def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
+        """Show the server what we have, take our place in memory, and wait for the beginning."""
+        self._used = used
+        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
+        place = self._seated(given, hello, carried)
+        self._fetch = place.state
+        hand_over(given.optimizer, carried, tensors, place.initial, place.first)
+        exchange = self._exchange = self._build(given, tensors, place, used)
+        self._ready(place)
+        self.state.begin(0)
+        exchange.begin()
+        self._begun_s = self.now_s()
+        return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else given.model
+
+    def _build(self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse) -> Exchange:
+        """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
+        strategy, bell = self._strategy, self._bell
+        own = place.layout, given.model, tensors, place.ring
+        line = self._timer, used, self._timeout_s
+        if place.board is not None:
+            peers = cast("PeerBell", bell), *line, place.board
+            if strategy.via.in_shared_memory:
+                shared = SharedReplica(*own, place.ring[0])
+                share = strategy.outer.scale(1, self.workers)
+                return SharedMemoryExchange(self.state, given.optimizer, shared, *peers, share)
+            replicated = ParameterReplica(*own, place.ring[0])
+            group = self._regrouped, self.hosts
+            return AllReduceExchange(self.state, given.optimizer, replicated, *peers, place.ring, given.model, *group)
+        to_server = bell, *line, strategy, self._every, place.held
+        if place.home is not None:
+            mean = MeanReplica(*own, place.slot, home=place.home)
+            return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
+        replica = replica_for(strategy)(*own, place.slot, place.renew, place.versions)
+        return ServerExchange(self.state, given.optimizer, replica, *to_server)
+
+    def _regrouped(self) -> Regrouped:
+        return self._ask(Regrouped, "the group it is in from now on")
+
+    def _expected(self, kind: type[Reply], reply: object) -> Reply:
+        """The message, if it is of this kind; what the server refuses is raised here."""
+        if isinstance(reply, Refused):
+            self.refused = reply.alone
+            raise (error_class(reply.kind) or PlesioError)(reply.why)
+        assert isinstance(reply, kind), "a worker knows what comes next"
+        return reply
+
+    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+        """Ask the server; what was done since is told first, so that it need not be asked about."""
+        if self.state.stopped and not self.inline:
+            raise StopRun("the run is over")  # also for a loop without end
+        if self._exchange is not None:
+            self._exchange.report()
+        self.state.epochs = epoch + 1 if most else self.state.epochs
+        while True:
+            try:
+                return self._leased(LeaseRequest(epoch, total, most, unused, digest))
+            except SeatLostError as lost:
+                if not isinstance(self._exchange, ServerExchange):
+                    raise
+                self._exchange.rejoin(lost)
+                unused = 0  # what it was leased is leased to others
+
+    def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
+        """The state of the optimizer that steps at the server; None on another host: it may be large, and a checkpoint has it."""
+        if self._fetch is None or self._exchange is None:
+            return None
+        carried, block = self._fetch()
+        states = brought_back(carried, tensors, arenas(block, self._exchange.replica.layout, len(carried.keys)))
+        block.close()
+        return states

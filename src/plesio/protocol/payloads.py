@@ -1,0 +1,68 @@
+"""Which tensors travel with a message between hosts. Both ends ask here.
+
+| message                    | with                                                                   |
+| -------------------------- | ---------------------------------------------------------------------- |
+| Ready, of the first worker | the initial weights, then what the keys of the optimizer's state name  |
+| Contribution               | what is trained, packed where there is a codec; tables' rows; buffers  |
+| MirrorFilled, Beginning    | all parameters                                                         |
+| Farewell                   | all parameters, if CheckedOut wanted them                              |
+| GoOn                       | what moves, or its packed difference; nothing if its step was cancelled |
+| (a frame of kind TENSORS)  | what moves                                                             |
+
+An answer to a cancelled step comes unasked: with tensors, both sides might send and neither read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plesio.core.events import Verdict
+from plesio.protocol.worker import Beginning, Contribution, GoOn, Hello
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Layout
+from plesio.tensors.packing import Packing
+from plesio.tensors.rows import MOVING, spans_of
+
+Spans = Sequence[tuple[int, int]]
+
+
+class Payloads:
+    """For a model of this `layout`.
+
+    Attributes:
+        packing: of contributions; `answers`: of what is sent back.
+        moving: the bytes (start, end) of a version that the server moves.
+        shown: those that go with an answer to a contribution.
+    """
+
+    def __init__(self, layout: Layout, strategy: Strategy) -> None:
+        sent, shown = strategy.send.codec, strategy.adopt.codec
+        self.layout = layout
+        self.packing = Packing(layout, sent) if sent is not None else None
+        self.answers = Packing(layout, shown) if shown is not None else None
+        self.moving: Spans = layout.stretches(MOVING)
+        self.shown: Spans = self.answers.spans if self.answers is not None else self.moving
+        self._sent = self.packing.spans if self.packing is not None else spans_of(layout, ())
+
+    def spans(self, message: Contribution | Beginning | GoOn) -> Spans:
+        """The bytes (start, end) that travel of the arena where this message's tensors lie."""
+        match message:
+            case Contribution(rows=rows) if rows and self.packing is None:
+                return spans_of(self.layout, rows)
+            case Contribution():
+                return self._sent
+            case GoOn(verdict=Verdict.CANCELLED) if self.answers is None:
+                return ()
+            case GoOn():
+                return self.shown
+        return [(0, self.layout.nbytes)]
+
+
+def copies(hello: Hello) -> int:
+    """How many times the size of the model the first worker hands over."""
+    carried = hello.optimizers[0].carried
+    return 1 + (len(carried.keys) if carried is not None else 0)
+
+
+def cut(memory: memoryview, spans: Spans) -> list[memoryview]:
+    return [memory[start:end] for start, end in spans]
