@@ -1,7 +1,8 @@
 """What a worker needs from outside: the time, data, an exchange.
 
 `plesio.launch.participation` is what all contexts have in common. The rest is in `plesio.launch.local.worker_process` for a
-process beside a server, in `plesio.launch.remote.worker` for another host, and in `plesio.launch.one_process.greenlets` for a greenlet.
+process beside a server, in `plesio.launch.remote.worker` for another host, and in `plesio.launch.one_process.greenlets` for a
+greenlet.
 """
 
 from __future__ import annotations

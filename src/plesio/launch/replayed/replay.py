@@ -137,7 +137,7 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     try:
         _apply(journal)
         again = _Replay(journal, strategy, train, until)
-        with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock(train):
+        with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock():
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
             return again.run()
     finally:

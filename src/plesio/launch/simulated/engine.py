@@ -109,7 +109,7 @@ class SimulatedEngine:
 
     def _run(self) -> Outcome:
         outcome, program = self.outcome, self.run_of.program
-        with no_wall_clock(self.job.function), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
+        with no_wall_clock(), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             final = outcome.final = self.run_of.run()
         self._stands(final.wall_s, final.version, final.now)
         self._watch.look(self.live)  # a short run was never looked at
