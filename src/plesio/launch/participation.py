@@ -95,7 +95,6 @@ class Participation(ABC):
     """Whether this worker is, and the others go on."""
     _shows: bool  # evaluations need the structure of its model
     _bell: Bell
-    _timer: Timer
     _timeout_s: float
     _every: Every | None = None  # overrides how long it trains on its own
     _used: DataUse | None = None
@@ -103,11 +102,13 @@ class Participation(ABC):
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
     _begun_s: float | None = None
 
-    def __init__(self, rank: int, workers: int, seed: int, strategy: Strategy, lone: bool) -> None:
+    def __init__(self, rank: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool) -> None:
         self.rank = rank
         self.workers = workers
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self.now_s = timer.now_s
+        self._timer = timer
         self._strategy = strategy
 
     # What differs
@@ -129,9 +130,6 @@ class Participation(ABC):
         """Ask the server for data."""
 
     # What all do
-
-    def now_s(self) -> float:
-        return self._timer.now_s()
 
     @property
     def _trained_s(self) -> float:

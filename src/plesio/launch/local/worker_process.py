@@ -65,12 +65,12 @@ class ProcessContext(Participation):
         doorbell: Doorbell,
     ) -> None:
         config, seed = job.config, job.config.seeded
-        super().__init__(rank, config.workers, seed, config.strategy, lone=config.seats == 1)
+        pacer = Pacer(config.pace, slowness(config.faults, rank), random.Random(seed * 7919 + rank))
+        super().__init__(rank, config.workers, seed, config.strategy, pacer, lone=config.seats == 1)
         self.server_pid = server_pid
         self.lenient = config.on_worker_error == "continue"
         self._shows = job.evaluate is not None
         self._bell = doorbell
-        self._timer = Pacer(config.pace, slowness(config.faults, rank), random.Random(seed * 7919 + rank))
         self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
         self._job = job
         self._engine = engine

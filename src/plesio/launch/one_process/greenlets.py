@@ -116,9 +116,8 @@ class GreenletWorker(Participation):
         lone: bool = False,
         sources: bytes = b"",
     ) -> None:
-        super().__init__(rank, workers, seed, strategy, lone)
+        super().__init__(rank, workers, seed, strategy, watcher.timer, lone)
         self.lenient = lenient
-        self._timer = watcher.timer
         self._timeout_s = FOREVER_S
         self._shows = shows
         self._every = every

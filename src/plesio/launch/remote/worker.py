@@ -218,11 +218,11 @@ class RemoteContext(Participation):
     def __init__(self, link: Link) -> None:
         terms, rank = link.seated.terms, link.seated.worker
         strategy = Strategy.from_data(terms.name, terms.strategy)
-        super().__init__(rank, terms.workers, terms.seed, strategy, lone=terms.seats == 1)
+        pacer = Pacer(None, 1.0, random.Random())
+        super().__init__(rank, terms.workers, terms.seed, strategy, pacer, lone=terms.seats == 1)
         self.lenient = terms.lenient
         self._shows = terms.evaluates and terms.trusts
         self._bell: RemoteBell = RemoteBell(link, rank, self._rejoin)
-        self._timer = Pacer(None, 1.0, random.Random())
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
         self._link = link
         self._asks = False  # for data
