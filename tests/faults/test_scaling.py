@@ -17,7 +17,7 @@ import torch
 import plesio as ps
 from plesio.core.events import Joined, Left, Scaled
 from plesio.launch.job import Live
-from plesio.protocol.journal import FORMAT, FORMAT_SCALED, Folded, Received, read_journal
+from plesio.protocol.journal import Folded, Received, read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import buffered
 from support import remote
@@ -82,7 +82,6 @@ def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     assert told == [f"scaled from {a} to {b} workers" for a, b in ((2, 4), (4, 1), (1, 3))]
     assert [one.left for one in done.workers] == ["finished"] * 3 + ["told to"]
     assert ps.replay(done.folder, train).identical
-    assert read_journal(done.folder).head.format == FORMAT_SCALED
 
 
 def test_each_update_moves_by_its_share_of_the_workers_that_there_are(tmp_path: Path) -> None:
@@ -118,7 +117,6 @@ def test_a_run_that_is_never_scaled_is_the_same_bit_for_bit(tmp_path: Path) -> N
     plain = trained(train, ps.sync_sgd(), tmp_path, None, workers_max=None)
     assert all(torch.equal(value, elastic.state_dict[name]) for name, value in plain.state_dict.items())
     assert len(elastic.workers) == len(plain.workers) == 2
-    assert read_journal(plain.folder).head.format == FORMAT
     assert ps.replay(elastic.folder, train).identical
 
 

@@ -14,7 +14,7 @@ from plesio.cluster import Cluster, Constant, Group
 from plesio.core.events import Pushed, Ticked
 from plesio.launch.simulated.whatif import what_if
 from plesio.observe.times import measured
-from plesio.protocol.journal import FORMAT, FORMAT_GRACE, Folded, Received, read_journal
+from plesio.protocol.journal import Folded, Received, read_journal
 from plesio.strategy import Strategy
 from support import loops
 from support.replayed import chancy
@@ -51,7 +51,8 @@ def test_late_work_is_folded_and_replays(tmp_path: Path) -> None:
     assert run.workers[3].folded == run.workers[3].steps > 0
     assert stalest(run)[3] > 1
     assert run.folder is not None
-    assert read_journal(run.folder).head.format == FORMAT, "no tick made a version"
+    ticks = [one for one in read_journal(run.folder) if isinstance(one, Received) and isinstance(one.event, Ticked)]
+    assert not ticks, "no tick made a version"
     train = partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS)
     assert ps.replay(run.folder, train).identical
 
@@ -97,7 +98,6 @@ def test_a_grace_of_real_workers_replays(tmp_path: Path) -> None:
     run = ps.run(train, ps.quorum(2, grace_s=0.005), workers=3, runs=tmp_path, timeout_s=60, **slow)
     assert run.folder is not None
     journal = read_journal(run.folder)
-    assert journal.head.format == FORMAT_GRACE
     assert any(isinstance(one, Received) and isinstance(one.event, Ticked) for one in journal)
     again = ps.replay(run.folder, train)
     assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"

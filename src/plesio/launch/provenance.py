@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import inspect
 import platform
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,13 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
-from plesio.protocol.journal import FORMAT, FORMAT_GRACE, FORMAT_JOINED, FORMAT_SCALED, JournalHead, JournalWriter
+from plesio.protocol.journal import JournalHead, JournalWriter
 
 
 def head_of(job: Job, threads: int) -> JournalHead:
     """What has to be the same for a replay to come out the same."""
     config = job.config
-    format = FORMAT_SCALED if config.seats > config.workers else FORMAT
-    if config.strategy.grace_s is not None or config.strategy.deadline_s is not None:
-        format = FORMAT_GRACE
     return JournalHead(
-        format=format if job.listening is None else FORMAT_JOINED,
         workers_max=config.workers_max or msgspec.UNSET,
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),
@@ -39,11 +34,9 @@ def head_of(job: Job, threads: int) -> JournalHead:
         silence_s=config.timeout_s,
         threads=threads,
         versions=versions(),
-        platform=f"{sys.platform} {platform.machine()}",
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         script=source_of(job.train),
         train_hash=train_hash(job.train),
-        local_steps=str(config.strategy.every),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
 

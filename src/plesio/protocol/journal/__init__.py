@@ -5,9 +5,6 @@ from plesio.protocol.journal.reader import Journal as Journal
 from plesio.protocol.journal.reader import read_journal as read_journal
 from plesio.protocol.journal.records import FILE_NAME as FILE_NAME
 from plesio.protocol.journal.records import FORMAT as FORMAT
-from plesio.protocol.journal.records import FORMAT_GRACE as FORMAT_GRACE
-from plesio.protocol.journal.records import FORMAT_JOINED as FORMAT_JOINED
-from plesio.protocol.journal.records import FORMAT_SCALED as FORMAT_SCALED
 from plesio.protocol.journal.records import Ended as Ended
 from plesio.protocol.journal.records import Folded as Folded
 from plesio.protocol.journal.records import FoldedMember as FoldedMember
