@@ -10,12 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from _report import Row, interleave, parser, report, row
 from plesio.strategy.answers import Codec, Int4, Int8, TopK
-from plesio.tensors.codecs import packer, packer_for
+from plesio.tensors.codecs import packer_for
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.codec_twins import twin_of
 
 NUMBERS = 10_000_000
 TARGETS = {("int8", "pack"): 4, ("4-bit", "pack"): 7, ("int8", "add"): 3, ("4-bit", "add"): 8, ("top 1%", "pack"): 8}
@@ -35,16 +40,14 @@ def one(codec: Codec, what: str, compiled: bool, numbers: int, times: int) -> fl
     """Packing of a delta with error feedback, or adding what is packed."""
     source = torch.Generator().manual_seed(0)
     start, now = (torch.randn(numbers, generator=source) for _ in range(2))
-    held, out, arithmetic = torch.zeros(numbers), torch.zeros(numbers), packer_for(codec)
+    held, out = torch.zeros(numbers), torch.zeros(numbers)
+    arithmetic = packer_for(codec) if compiled else twin_of(packer_for(codec))
     into = torch.zeros(arithmetic.room(numbers), dtype=torch.uint8)
-    packer.compiled = compiled
     pack = partial(arithmetic.pack, start, now, into, held)
     pack()
     task = pack if what == "pack" else partial(arithmetic.add_into, into, out, 0.25)
     task()
-    found = gigabytes_per_s(task, 4 * numbers, times)
-    packer.compiled = True
-    return found
+    return gigabytes_per_s(task, 4 * numbers, times)
 
 
 def copied(numbers: int, times: int) -> float:

@@ -51,6 +51,8 @@ def test_late_work_is_folded_and_replays(tmp_path: Path) -> None:
     assert run.workers[3].folded == run.workers[3].steps > 0
     assert stalest(run)[3] > 1
     assert run.folder is not None
+    ticks = [one for one in read_journal(run.folder) if isinstance(one, Received) and isinstance(one.event, Ticked)]
+    assert not ticks, "no tick made a version"
     train = partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS)
     assert ps.replay(run.folder, train).identical
 

@@ -31,6 +31,7 @@ from plesio.protocol.journal import FILE_NAME, JournalError, Received, Record, r
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
 from support.long_forms import but_slow
+from support.plain_folds import without_kernels
 from support.replayed import build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
@@ -68,15 +69,13 @@ def test_adam_with_look_ahead_replays_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "kind"), [(ps.async_sgd(), "sgd"), (ps.async_sgd(), "adam"), (ps.sync_sgd(), "adam")], ids=str
 )
-def test_a_large_model_folded_by_kernels_replays_without_them(
-    strategy: Strategy, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_model_folded_by_kernels_replays_without_them(strategy: Strategy, kind: str, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
     run = trained(strategy, tmp_path, train)
     assert sum(one.numel() for one in run.state_dict.values()) > one_pass.LARGE
     assert_same(run, train)
-    monkeypatch.setattr(one_pass, "compiled", False)
-    assert_same(run, train)
+    with without_kernels():
+        assert_same(run, train)
 
 
 @pytest.mark.slow
@@ -85,12 +84,12 @@ def test_a_large_model_folded_by_kernels_replays_without_them(
 @pytest.mark.parametrize("kind", ["plain", "sgd", "adam", "nadam"])
 @pytest.mark.parametrize("strategy", strategies(at_server=True), ids=lambda one: one.name)
 def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
-    strategy: Strategy, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: Strategy, kind: str, tmp_path: Path
 ) -> None:
     train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
     run = trained(strategy, tmp_path, train, engine=ps.Simulated("uniform"))
-    monkeypatch.setattr(one_pass, "compiled", False)
-    assert_same(run, train)
+    with without_kernels():
+        assert_same(run, train)
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)

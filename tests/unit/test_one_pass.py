@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import weighted_into
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.server_optimizer import ServerOptimizer
+from support.plain_folds import without_kernels
 
 Make = Callable[[Sequence[torch.Tensor]], Optimizer]
 
@@ -74,13 +76,10 @@ class Server:
         for other in self.ring.buffers[1:]:
             other.copy_from(self.ring.buffers[0])
         spec = OptimizerSpec.of(make([torch.nn.Parameter(torch.zeros(2))]))
-        one_pass.compiled = compiled
-        try:
+        with nullcontext() if compiled else without_kernels():
             self.folder: Folder = build_folder(
                 strategy, [spec], self.ring, self.slots, workers, lambda _: Arena.private(layout), threads=threads
             )
-        finally:
-            one_pass.compiled = True
         self.together = int(strategy.gather.size(workers))
         self.holds = self.together > 1 and not strategy.release.after_fold
         self.workers = workers

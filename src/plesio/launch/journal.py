@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from pathlib import Path
 
 import msgspec
@@ -29,7 +27,6 @@ def head_of(job: Job, threads: int) -> JournalHead:
         silence_s=config.timeout_s,
         threads=threads,
         versions=versions(),
-        platform=f"{sys.platform} {platform.machine()}",
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         script=source_of(job.train),
         train_hash=train_hash(job.train),

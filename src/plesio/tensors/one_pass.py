@@ -40,21 +40,12 @@ class Ahead(NamedTuple):
 
 
 NOT_AHEAD = Ahead()
-compiled = True
-"""Whether to use the kernels; tests compare both."""
-
-
-def kernels() -> ModuleType | None:
-    """The compiled kernels; None where they cannot be had, or round otherwise than torch does."""
-    return _loaded() if compiled else None
 
 
 @functools.cache
-def _loaded() -> ModuleType | None:
-    try:
-        module = importlib.import_module("plesio.kernels.folding")
-    except ImportError:
-        return None
+def kernels() -> ModuleType | None:
+    """The compiled kernels, loaded when a large model wants them; None where they round otherwise than torch does."""
+    module = importlib.import_module("plesio.kernels.folding")
     return module if _rounds_as_torch(module) else None
 
 

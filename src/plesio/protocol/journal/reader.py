@@ -8,7 +8,6 @@ Whatever the bytes: they are read, reported missing, or answered with a `Journal
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -90,7 +89,7 @@ class Journal:
             return None
         try:
             return position + records.FRAME.size + len(body), records.decode(body)
-        except (struct.error, ValueError):
+        except (ValueError, msgspec.MsgspecError):
             return None
 
 

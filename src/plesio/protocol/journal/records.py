@@ -3,24 +3,21 @@
     journal = MAGIC, record (the head), record, record, ...
     record  = length (4 bytes), checksum (4 bytes), body;  body = kind (1 byte), fields
 
-All numbers are little-endian. Workers and incarnations are below 65,536; a contribution's number, steps, samples and
-batches, a staleness and the versions reported at once below 2**32; versions and their checksums below 2**64.
+The frame's numbers are little-endian. The fields are a msgpack array. Workers are below 65,536; versions and their checksums
+below 2**64.
 
 The checksum is the low half of xxh3-64 over the body, seeded with the record's place in the file: a record that was
 moved, repeated or left over from an older file is as wrong as one with a flipped bit, and after damage the next whole
 record is found by trying every byte. The head is a msgpack map, to which fields with a default may be added; any other
 change, a new kind too, is a new `FORMAT`.
 
-| kind          | body after the kind                                                                             |
-| ------------- | ----------------------------------------------------------------------------------------------- |
-| head          | msgpack of `JournalHead`                                                                        |
-| events        | time, the event's fields; Pushed: and the loss; Joined `at`: a kind of its own                  |
-| fold          | version, checksum, scale, held; for each member: worker, incarnation, number, staleness, share  |
-| discard       | the fields of `Discard`                                                                         |
-| eviction      | time, the fields of `Evict`                                                                     |
-| note          | time, worker (-1: none), text                                                                   |
-| end           | time, version, hash of the weights                                                              |
-| resumption    | time, version, the set of workers whose own state came back (none: nothing follows)             |
+| kind       | fields                                                                                             |
+| ---------- | -------------------------------------------------------------------------------------------------- |
+| head       | a map: `JournalHead`                                                                               |
+| events     | time, loss (NaN if not Pushed), the event's fields                                                 |
+| eviction   | time, NaN, the fields of `Evict`                                                                   |
+| discard    | the fields of `Discard`                                                                            |
+| others     | those of `Folded`, `Noted`, `Ended`, `Resumed`                                                     |
 
 Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is kept where it
 ended the grace of a round; where a tick evicted somebody, the evictions are, with its time. Of other ticks nothing is.
@@ -28,12 +25,11 @@ ended the grace of a round; where a tick evicted somebody, the evictions are, wi
 
 from __future__ import annotations
 
-from functools import partial
 from struct import Struct
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 from xxhash import xxh3_64_intdigest
 
 from plesio.core.events import (
@@ -48,55 +44,21 @@ from plesio.core.events import (
     Reported,
     Scaled,
     Ticked,
-    Verdict,
-    Whereabouts,
 )
 from plesio.errors import ConfigurationError
-from plesio.tensors.tensor_set import members_of, of_bits
 
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
 FORMAT = 7
 RECORD_BYTES_MAX = 1 << 22
-"""Bounds what a damaged length can make a reader do; a fold of 200,000 contributions is below it."""
+"""Bounds what a damaged length can make a reader do; a fold of 150,000 contributions is below it."""
 FRAME = Struct("<II")
 NAN = float("nan")
+Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
 JournalEvent = WorkerEvent | Scaled | Ticked
-
-
-class Layout:
-    """The fixed part of the bodies of one kind, which is their first byte."""
-
-    def __init__(self, kind: int, fields: str) -> None:
-        packed = Struct(f"<B{fields}")
-        self.kind, self.size = kind, packed.size
-        self.unpack, self.unpack_from, self.body = packed.unpack, packed.unpack_from, partial(packed.pack, kind)
-
-
-HEAD = 1
-EVENTS: dict[type[JournalEvent | Evict], Layout] = {
-    Joined: Layout(2, "dHH"),
-    Left: Layout(3, "dHH?"),
-    Pushed: Layout(4, "dHHIIII?d"),
-    Abandoned: Layout(14, "dHHII"),
-    Reported: Layout(6, "dHHII"),
-    LeaseWanted: Layout(7, "dHHIIII"),
-    Evict: Layout(10, "dHHd"),
-    Scaled: Layout(18, "dH"),
-    Ticked: Layout(19, "d"),
-}
-JOINED_AT = Layout(20, "dHHIII?")
-"""Of a worker that goes on where it lost its seat."""
-Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
-KINDS = {layout.kind: (event, layout) for event, layout in EVENTS.items()}
-FOLD, MEMBER = Layout(8, "QQd?"), Struct("<HHIId")
-DISCARD = Layout(9, "HHIBII")
-NOTE = Layout(11, "di")
-END = Layout(12, "dQ")
-RESUME = Layout(13, "dQ")
 
 
 class JournalError(ConfigurationError):
@@ -124,7 +86,6 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         script: the file of the training function; its path is for people, `train_hash` is what counts.
         train_hash: of that file, or of the function's code.
         torch: its settings, as `plesio.launch.torch_settings` has them.
-        platform: the machine, for people.
     """
 
     format: int = FORMAT
@@ -138,7 +99,6 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 0.0
     threads: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)] = 1
     versions: dict[str, str] = {}
-    platform: str = ""
     cpu_capability: str = ""
     script: str = ""
     train_hash: str = ""
@@ -159,7 +119,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     loss: float = NAN
 
 
-class FoldedMember(msgspec.Struct, frozen=True, gc=False):
+class FoldedMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A contribution in a fold; see `plesio.core.events.Member`."""
 
     worker: int
@@ -169,7 +129,7 @@ class FoldedMember(msgspec.Struct, frozen=True, gc=False):
     share: float
 
 
-class Folded(msgspec.Struct, frozen=True, gc=False):
+class Folded(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Version `version` was made of `members`; `checksum` is of (a part of) its bytes."""
 
     version: int
@@ -179,7 +139,7 @@ class Folded(msgspec.Struct, frozen=True, gc=False):
     members: tuple[FoldedMember, ...]
 
 
-class Noted(msgspec.Struct, frozen=True, gc=False):
+class Noted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An incident in words."""
 
     time_s: float
@@ -187,7 +147,7 @@ class Noted(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True, gc=False):
+class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The run ended in order at `version`; `weights_hash` is of all its weights."""
 
     time_s: float
@@ -195,7 +155,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     weights_hash: str
 
 
-class Resumed(msgspec.Struct, frozen=True, gc=False):
+class Resumed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The run went on from a checkpoint of `version`: nobody is a member, what was not folded is forgotten. `held`: the workers
     that go on with what they held of their own."""
 
@@ -217,61 +177,73 @@ def frame_header(body: bytes, position: int) -> bytes:
 
 # Bodies
 
+HEAD = 1
+TIMED: dict[type[JournalEvent | Evict], int] = {
+    Joined: 2,
+    Left: 3,
+    Pushed: 4,
+    Reported: 5,
+    LeaseWanted: 6,
+    Abandoned: 7,
+    Evict: 8,
+    Scaled: 9,
+    Ticked: 10,
+}
+"""The kinds of what is kept with its time."""
+FOLD, DISCARD, NOTE, END, RESUME = 16, 17, 18, 19, 20
+
+
+def _fields_of(kept: type[msgspec.Struct], *before: type) -> msgspec.msgpack.Decoder[Any]:
+    """Reads an array of values `before` and of the fields of `kept`."""
+    types: Any = (*before, *get_type_hints(kept).values())
+    return msgspec.msgpack.Decoder(tuple[types])
+
+
+_events = {kind: (event, _fields_of(event, float, float)) for event, kind in TIMED.items()}
+_discard = _fields_of(Discard)
+_others: dict[int, msgspec.msgpack.Decoder[Record]] = {
+    kind: msgspec.msgpack.Decoder(record)
+    for kind, record in {FOLD: Folded, NOTE: Noted, END: Ended, RESUME: Resumed}.items()
+}
+_packed = msgspec.msgpack.Encoder().encode
+
+
+def body_of(kind: int, fields: object) -> bytes:
+    return kind.to_bytes() + _packed(fields)
+
 
 def encode_head(head: JournalHead) -> bytes:
-    return bytes([HEAD]) + msgspec.msgpack.encode(head)
+    return body_of(HEAD, head)
 
 
 def encode_event(event: JournalEvent | Evict, time_s: float, loss: float = NAN) -> bytes:
-    """The body for an event; `loss` is kept with Pushed alone."""
-    layout = EVENTS[type(event)]
-    if type(event) is Pushed:
-        return layout.body(time_s, *astuple(event), loss)
-    if type(event) is Joined:
-        where = (event.worker, event.incarnation)
-        return layout.body(time_s, *where) if event.at is None else JOINED_AT.body(time_s, *where, *astuple(event.at))
-    return layout.body(time_s, *astuple(event))
+    """The body for an event; `loss` is told with Pushed alone."""
+    return body_of(TIMED[type(event)], (time_s, loss, *astuple(event)))
 
 
 def encode_fold(fold: Fold, checksum: int) -> bytes:
-    members = [MEMBER.pack(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
-    return FOLD.body(fold.version, checksum, fold.scale, fold.held) + b"".join(members)
+    members = [(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
+    return body_of(FOLD, (fold.version, checksum, fold.scale, fold.held, members))
 
 
 def decode(body: bytes) -> Record:
     """The record with this body.
 
     Raises:
-        struct.error, ValueError: it is the body of none, the head's included.
+        ValueError, MsgspecError: it is the body of none, the head's included.
 
     >>> decode(encode_event(Joined(3, 1), 0.5))
     Received(time_s=0.5, event=Joined(worker=3, incarnation=1, at=None), loss=nan)
     """
-    kind = body[0]
-    if kind in KINDS:
-        event, layout = KINDS[kind]
-        _, time_s, *fields = layout.unpack(body)
-        loss = fields.pop() if event is Pushed else NAN
-        return Received(time_s, event(*fields), loss)
-    if kind == JOINED_AT.kind:
-        _, time_s, worker, incarnation, *at = JOINED_AT.unpack(body)
-        return Received(time_s, Joined(worker, incarnation, Whereabouts(*at)))
-    if kind == FOLD.kind:
-        _, version, checksum, scale, held = FOLD.unpack_from(body)
-        members = MEMBER.iter_unpack(body[FOLD.size :])
-        return Folded(version, checksum, scale, held, tuple([FoldedMember(*one) for one in members]))
-    if kind == DISCARD.kind:
-        discard = Discard(*DISCARD.unpack(body)[1:])
-        return replace(discard, verdict=Verdict(discard.verdict))
-    if kind == NOTE.kind:
-        _, time_s, worker = NOTE.unpack_from(body)
-        return Noted(time_s, None if worker < 0 else worker, body[NOTE.size :].decode())
-    if kind == END.kind:
-        _, time_s, version = END.unpack_from(body)
-        return Ended(time_s, version, body[END.size :].decode())
-    if kind == RESUME.kind:
-        _, time_s, version = RESUME.unpack_from(body)
-        return Resumed(time_s, version, members_of(of_bits(body[RESUME.size :])))
+    kind, fields = body[0], body[1:]
+    if kind in _others:
+        return _others[kind].decode(fields)
+    if kind in _events:
+        event, decoder = _events[kind]
+        known = decoder.decode(fields)
+        return Received(known[0], event(*known[2:]), known[1])
+    if kind == DISCARD:
+        return Discard(*_discard.decode(fields))
     raise ValueError(f"there is no record of kind {kind}")
 
 

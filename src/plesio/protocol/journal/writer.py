@@ -21,8 +21,17 @@ from msgspec.structs import astuple
 from plesio.core.events import Discard, Evict, Fold
 from plesio.protocol.journal import records
 from plesio.protocol.journal.reader import read_journal
-from plesio.protocol.journal.records import FRAME, MAGIC, NAN, JournalError, JournalEvent, JournalHead
-from plesio.tensors.tensor_set import bits
+from plesio.protocol.journal.records import (
+    FRAME,
+    MAGIC,
+    NAN,
+    Ended,
+    JournalError,
+    JournalEvent,
+    JournalHead,
+    Noted,
+    Resumed,
+)
 
 FLUSH_S = 0.1
 
@@ -111,21 +120,21 @@ class JournalWriter:
         self._append(records.encode_fold(fold, checksum))
 
     def discard(self, discard: Discard) -> None:
-        self._append(records.DISCARD.body(*astuple(discard)))
+        self._append(records.body_of(records.DISCARD, astuple(discard)))
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something that a reader will want to know, such as "worker 3 died"."""
-        head = records.NOTE.body(now_s, -1 if worker is None else worker)
-        self._append(head + text.encode(errors="replace"))
+        text = text.encode(errors="replace").decode()  # without lone surrogates
+        self._append(records.body_of(records.NOTE, Noted(now_s, worker, text)))
 
     def resumed(self, version: int, held: Iterable[int], now_s: float) -> None:
         """The run goes on from a checkpoint of `version`, which is of this place in the journal; the workers `held` with what
         they held of their own."""
-        self._append(records.RESUME.body(now_s, version) + bits(sum(1 << worker for worker in held)))
+        self._append(records.body_of(records.RESUME, Resumed(now_s, version, tuple(sorted(held)))))
 
     def end(self, version: int, weights_hash: str, now_s: float) -> None:
         """The run ended in order; closes the journal, durably."""
-        self._append(records.END.body(now_s, version) + weights_hash.encode())
+        self._append(records.body_of(records.END, Ended(now_s, version, weights_hash)))
         self.flush(durable=True)
         self.close()
 
