@@ -15,7 +15,7 @@ from torch import nn
 
 import plesio as ps
 from plesio.cluster import Cluster
-from plesio.cluster.description import Group
+from plesio.cluster.machines import Group
 from plesio.cluster.steps import Constant
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy

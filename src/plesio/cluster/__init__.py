@@ -12,8 +12,9 @@ Pure data, checked when built, and functions that draw random numbers. Each work
 
 from __future__ import annotations
 
-from plesio.cluster.description import Cluster, Group, Link
+from plesio.cluster.description import Cluster
 from plesio.cluster.faults import Crash, Join, Leave, Outage, Partition, Restart, Slow
+from plesio.cluster.machines import Group, Link
 from plesio.cluster.steps import Constant, Exponential, LogNormal, Pareto, Ranked, StepTime, Timetable, Trace, Walk
 
 __all__ = [

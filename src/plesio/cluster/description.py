@@ -7,37 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from plesio.cluster.check import INFINITE, LEAST, OR_INFINITE, numbers
-from plesio.cluster.faults import AnyFault, Fault, Join, Outage, Slow, Turn
-from plesio.cluster.steps import StepTime, Timetable
+from plesio.cluster import file
+from plesio.cluster.faults import AnyFault, Fault, Join, Slow, Turn
+from plesio.cluster.machines import Group, Link
+from plesio.cluster.presets import PRESETS
+from plesio.cluster.steps import Timetable
 from plesio.errors import ConfigurationError, unknown_name
-
-
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network link: the latency of a message, and the bandwidth in each direction."""
-
-    latency_s: float = 0.0
-    bytes_per_s: float = INFINITE
-
-    def __post_init__(self) -> None:
-        numbers(self, latency_s=LEAST, bytes_per_s=OR_INFINITE)
-
-
-class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`workers` equal workers: their steps, their link and their outages."""
-
-    workers: int
-    step: StepTime
-    link: Link = Link()
-    outage: Outage | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.workers, int) or isinstance(self.workers, bool) or self.workers < 1:
-            raise ConfigurationError(f"Group(workers={self.workers!r}): workers must be a whole number of at least 1")
-        if not isinstance(self.step, StepTime):
-            raise ConfigurationError(
-                f"Group(step={self.step!r}): a law of step times, such as plesio.cluster.Constant(0.1)"
-            )
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,13 +116,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         >>> Cluster.preset("one-straggler", workers=4).groups[-1]
         Group(workers=1, step=LogNormal(median_s=1.0, sigma=0.1), link=Link(latency_s=0.0, bytes_per_s=inf), outage=None)
         """
-        from plesio.cluster.presets import PRESETS  # it needs this class
-
         if name not in PRESETS:
             raise ConfigurationError(unknown_name("preset", name, PRESETS))
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
-        return PRESETS[name](workers, step_s)
+        return cls(**PRESETS[name](workers, step_s))
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -156,6 +129,4 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             ConfigurationError: the file cannot be read or describes no cluster; names the line and the key.
         """
-        from plesio.cluster.file import load  # it needs this class
-
-        return load(Path(path))
+        return file.load(Path(path), cls)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from plesio.cluster.description import Cluster
 from plesio.cluster.faults import AnyFault
 from plesio.cluster.steps import StepTime
 from plesio.errors import ConfigurationError, unknown_name
 
+C = TypeVar("C")
 _TABLE = re.compile(r"\s*(\[\[?)\s*([\w.\"'-]+)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
-def load(path: Path) -> Cluster:
+def load(path: Path, kind: type[C]) -> C:
+    """The cluster, of this `kind`, that a file describes."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -29,7 +30,7 @@ def load(path: Path) -> Cluster:
         raise ConfigurationError(f"cluster file {path}: not TOML: {error}") from error
     _find_traces(data, path.parent)
     try:
-        return msgspec.convert(data, Cluster)
+        return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         keys, what = _explain(str(error))
         line = _line(text, keys)

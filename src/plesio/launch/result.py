@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from plesio.config import RunConfig
+from plesio.core.events import Verdict
 from plesio.errors import NonFiniteError, PlesioError
 from plesio.launch.job import Outcome
 from plesio.launch.simulated.whatif import advice
@@ -117,7 +118,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> 
 
 def check_finite(done: Run) -> None:
     """Raise `NonFiniteError` where every contribution was discarded: nothing was trained."""
-    discarded = done.summary.discarded.get("not finite", 0)
+    discarded = done.summary.discarded.get(Verdict.NOT_FINITE.words, 0)
     if discarded and not done.summary.folded:
         where = f"; written to {done.folder}" if done.folder is not None else ""
         raise NonFiniteError(
@@ -145,7 +146,7 @@ def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
     return Summary(
         **measured,
         strategy=config.strategy.name,
-        recipe=config.strategy.name.split("(")[0],
+        recipe=config.strategy.recipe,
         start_up_s=outcome.start_up_s,
         history=tuple(outcome.history),
         logged=tuple(outcome.logged),

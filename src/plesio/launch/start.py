@@ -179,6 +179,6 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "clock": config.place.clock,
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
-        "notes": on_staleness(config.strategy.name.partition("(")[0]),
+        "notes": on_staleness(config.strategy.recipe),
         "context": in_rows(document),
     }

@@ -55,6 +55,11 @@ class Strategy:
     adopt: answers.Adopt = answers.Replace()
     via: answers.Via = answers.Server()
 
+    @property
+    def recipe(self) -> str:
+        """The recipe that it is of: its name without settings. One of the user's own is its own."""
+        return self.name.partition("(")[0]
+
     def __post_init__(self) -> None:
         self._check_kinds()
         self._check_release()
