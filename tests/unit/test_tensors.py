@@ -28,7 +28,8 @@ from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.server_optimizer import ServerOptimizer, kept_copies
+from plesio.tensors.pieces import kept_copies
+from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.guards.overlap import check_apart
 

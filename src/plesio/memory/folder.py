@@ -27,7 +27,8 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.one_pass import LARGE, Pass, kernels
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.server_optimizer import Kept, ServerOptimizer, kept_copies
+from plesio.tensors.pieces import kept_copies
+from plesio.tensors.server_optimizer import Kept, ServerOptimizer
 
 CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
     Plain: None,

@@ -9,38 +9,31 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import optim
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from plesio.errors import CheckpointError, ConfigurationError
+from plesio.errors import CheckpointError
 from plesio.tensors import adam, sgd
 from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
 from plesio.tensors.adam import keys as moments
-from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
-from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec, full_name, number, unsendable
-from plesio.tensors.outer_optimizer import DelayedNesterov
+from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, full_name, number, unsendable
+from plesio.tensors.pieces import build, kinds_of, no_global_hooks, pieces_of
 from plesio.tensors.rows import NO_ROWS
-from plesio.tensors.several import Several, parts_of
+from plesio.tensors.several import parts_of
 from plesio.tensors.sgd import MOMENTUM, sgd_step
 
-ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
-    optim.RAdam, optim.Rprop, optim.ASGD, DelayedNesterov,
-)  # fmt: skip
 NORMALISING: tuple[type[Optimizer], ...] = (
     optim.Adam, optim.AdamW, optim.SparseAdam, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,
     optim.Adadelta,
 )  # fmt: skip
 """Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
-FLAT_DTYPES = ("float32", "float64")
 FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
 """Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
 
@@ -81,22 +74,6 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
     return scale / share**0.25 if issubclass(kind, NORMALISING) else scale
 
 
-@contextmanager
-def _no_global_hooks() -> Iterator[None]:
-    """Without torch's global optimizer hooks: they are the user's, and ran in the worker."""
-    if not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks:
-        yield
-        return
-    before, after = dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)
-    _global_optimizer_pre_hooks.clear()
-    _global_optimizer_post_hooks.clear()
-    try:
-        yield
-    finally:
-        _global_optimizer_pre_hooks.update(before)
-        _global_optimizer_post_hooks.update(after)
-
-
 class ServerOptimizer:
     """A user's optimizer over the trained segments of `arena`, whose values some optimizers read when they are built."""
 
@@ -113,7 +90,7 @@ class ServerOptimizer:
         self.swapped: list[str | None] = [None] * len(
             given
         )  # by group: the key that look-ahead swaps for each worker's own
-        self._pieces = _pieces(arena.layout, self.kinds, given)
+        self._pieces = pieces_of(arena.layout, self.kinds, given)
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
         self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
@@ -128,7 +105,7 @@ class ServerOptimizer:
             kind in FUSED and elements >= LARGE and not chose and group not in by_rows
             for group, kind in enumerate(self.kinds)
         ]
-        self.optimizer = _build(specs, self._group_of, self.parameters)
+        self.optimizer = build(specs, self._group_of, self.parameters)
         self.large = elements >= LARGE and all(one.is_cpu for one in self.parameters)
         """Whether its arithmetic is that of compiled kernels, with them or without."""
         fast = kernels() if self.large else None
@@ -224,7 +201,7 @@ class ServerOptimizer:
             parameter.grad = None if lacks else slope
         for position, place in self._table_positions:
             self.parameters[position].grad = rows.get(place)
-        with _no_global_hooks():
+        with no_global_hooks():
             self.optimizer.step()
         self._move_state()
 
@@ -507,109 +484,5 @@ class ServerOptimizer:
         return state
 
 
-def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
-    """How many tensors of the model's size these optimizers keep, found by a step on tiny tensors.
-
-    These have the groups, dtypes and numbers of dimensions of the real ones.
-    """
-    groups = [group for spec in specs for group in spec.groups]
-    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in _pieces(layout, kinds_of(specs), groups))
-    forms = dict.fromkeys(
-        (piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape), piece.table) for piece, one in pieces
-    )
-    parameters = [torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype)) for _, dtype, dimensions, _ in forms]
-    for parameter, (*_, table) in zip(parameters, forms, strict=True):
-        parameter.grad = torch.zeros_like(parameter).to_sparse(1) if table else torch.zeros_like(parameter)
-    try:
-        optimizer = _build(specs, [group for group, *_ in forms], parameters)
-        with _no_global_hooks():
-            optimizer.step()
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"{named(specs)} cannot step at the server: tried there on small tensors of zeros, it raised "
-            f"{type(error).__name__}: {error}; take another optimizer, or {STAY}"
-        ) from error
-    state = optimizer.state.items()
-    return len({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
-
-
-class _Piece(NamedTuple):
-    """One tensor to step on: a segment (`flat`), a part of it (`split`), or a single tensor; and the model's tensors in it."""
-
-    flat: bool
-    place: int
-    group: int
-    tensors: tuple[int, ...]
-    split: bool = False
-    table: bool = False
-
-    @property
-    def bits(self) -> int:
-        """Its tensors as a set (`plesio.tensors.tensor_set`)."""
-        return sum(1 << tensor for tensor in self.tensors)
-
-    def of(self, arena: Arena) -> torch.Tensor:
-        """What there is of it in `arena`."""
-        if self.flat and not self.split:
-            return arena.flat[self.place]
-        return arena.views[self.place].view(-1) if self.flat else arena.views[self.place]
-
-    def parts(self) -> list[_Piece]:
-        """Its tensors by themselves."""
-        return [self._replace(place=one, tensors=(one,), split=True) for one in self.tensors]
-
-
 def _directly(kind: type[Optimizer], group: dict[str, Any]) -> bool:
     return sgd.steps_directly(kind, group) or adam.steps_directly(kind, group)
-
-
-def kinds_of(specs: Sequence[OptimizerSpec]) -> list[type[Optimizer]]:
-    """By group: the class of its optimizer."""
-    return [spec.kind for spec in specs for _ in spec.groups]
-
-
-def named(specs: Sequence[OptimizerSpec]) -> str:
-    return " and ".join(spec.kind.__name__ for spec in specs)
-
-
-def _pieces(layout: Layout, kinds: Sequence[type[Optimizer]], groups: Groups) -> list[_Piece]:
-    """The tensors to step on: whole segments for an elementwise optimizer, single tensors otherwise.
-
-    In half precision a kernel rounds its vector part and its rest differently: there only the user's own tensors give
-    the same bits. Without an `eps`, the zeros that fill up a segment would be divided by zero.
-    """
-    pieces: list[_Piece] = []
-    for index, segment in enumerate(layout.segments):
-        if not segment.kind.moves:
-            continue
-        table = segment.kind is Kind.ROWS
-        elementwise = kinds[segment.group] in ELEMENTWISE and groups[segment.group].get("eps") != 0
-        if not table and elementwise and segment.dtype in FLAT_DTYPES:
-            pieces.append(_Piece(True, index, segment.group, segment.tensors))
-        else:
-            pieces.extend(_Piece(False, one, segment.group, (one,), table=table) for one in segment.tensors)
-    return pieces
-
-
-def _build(
-    specs: Sequence[OptimizerSpec], group_of: Sequence[int], parameters: Sequence[torch.nn.Parameter]
-) -> Optimizer:
-    given = [group for spec in specs for group in spec.groups]
-    groups: Groups = [{**copy.deepcopy(settings), "params": []} for settings in given]  # it may write into them
-    for group, parameter in zip(group_of, parameters, strict=True):
-        groups[group]["params"].append(parameter)
-    rest = iter(groups)
-    built = [_build_one(spec, [next(rest) for _ in spec.groups]) for spec in specs]
-    return built[0] if len(built) == 1 else Several(built)
-
-
-def _build_one(spec: OptimizerSpec, groups: Groups) -> Optimizer:
-    try:
-        return spec.kind(groups, **spec.defaults)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{spec.kind.__name__} cannot be built at the server from its defaults {sorted(spec.defaults)}: {error}; "
-            f"give its __init__ the names that its defaults have, or {STAY}"
-        ) from error

@@ -30,8 +30,8 @@ from plesio.protocol.payloads import copies
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
 from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.pieces import kept_copies
 from plesio.tensors.rows import fits
-from plesio.tensors.server_optimizer import kept_copies
 
 decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
 SIZE_MAX = 1 << 40
