@@ -270,7 +270,7 @@ def test_repeated_non_finite_contributions_are_reported_rarely() -> None:
 
 
 def test_options_for_real_processes_are_refused() -> None:
-    with pytest.raises(ps.ConfigurationError, match="are for real processes"):
+    with pytest.raises(ps.ConfigurationError, match="is for real processes"):
         simulated(ps.async_sgd(), pace=ps.Pace(0.1))
     with pytest.raises(ps.ConfigurationError, match="workers=3, but the cluster has 4"):
         ps.run(train, ps.async_sgd(), workers=3, engine=ps.Simulated(UNEVEN))
