@@ -52,11 +52,12 @@ class Scheduling(Half):
 
     def take(self, pushing: Pushing) -> Stands | None:
         """Where they are, if that is new."""
-        now = self.calls, float(pushing.optimizer.param_groups[0].get("lr", 0.0))
-        if now == self._said:
+        rate = pushing.optimizer.param_groups[0].get("lr", 0.0)
+        calls, said = self._said
+        if calls == self.calls and said == rate:
             return None
-        self._said = now
-        return now
+        self._said = self.calls, float(rate)
+        return self._said
 
     def lost(self) -> None:
         self._said = NOWHERE

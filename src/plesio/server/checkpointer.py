@@ -30,6 +30,9 @@ class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     journal: str = ""
 
 
+NOTHING = Progress()
+
+
 class Taken(NamedTuple):
     """Local steps, and the samples in them."""
 
@@ -84,7 +87,7 @@ class Checkpointer:
             made.samples + one.samples,
             made.batches + one.batches,
         )
-        self._coming[worker] = Progress()
+        self._coming[worker] = NOTHING
         self.riders.answered(worker)
 
     def done(self, sequencer: Sequencer) -> Taken:

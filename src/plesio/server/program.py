@@ -28,6 +28,7 @@ answers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf, nan
@@ -123,7 +124,9 @@ class Program:
         self._in_rounds = strategy.gather.in_rounds
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._seen: set[int] = set()  # workers that have joined
-        self._turns: list[list[int]] = [[] for _ in meter.workers]  # of which optimizers its last contributions are
+        self._turns = [
+            deque[int](maxlen=TURNS) for _ in meter.workers
+        ]  # of which optimizers its last contributions are
         self._came_late = self._out_of_turn = False
         self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
@@ -379,7 +382,7 @@ class Program:
         if made.riders:
             self._told(worker, made.riders)
         memory.told(worker, made)
-        self._turns[worker] = [*self._turns[worker][1 - TURNS :], made.optimizer]
+        self._turns[worker].append(made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.served_s += meter.held_since_s - now_s

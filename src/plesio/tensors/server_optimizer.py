@@ -315,7 +315,7 @@ class ServerOptimizer:
                     new.copy_(old)
             elif self.kinds[self._group_of[position]] is optim.SGD:
                 momentum, first = self._momentum(position)
-                sgd_step(new, old, slope, momentum, first, self.group_of(position), rate)
+                sgd_step(new, old, slope, momentum, first, self.groups[self._group_of[position]], rate)
             else:
                 adam_step(new, old, slope, *self._counted(position, rate, share))
 
@@ -326,7 +326,7 @@ class ServerOptimizer:
     def _momentum(self, position: int, own: torch.Tensor | None = None) -> tuple[torch.Tensor | None, bool]:
         """SGD's momentum, if it has one, and whether this gradient is its first; a new one that look-ahead swaps is a worker's
         `own`."""
-        if not self.group_of(position)["momentum"]:
+        if not self.groups[self._group_of[position]]["momentum"]:
             return None, False
         state = self.optimizer.state[self.parameters[position]]
         first = state.get(MOMENTUM) is None
