@@ -100,6 +100,22 @@ def walk(strategy: ps.Strategy) -> Walk:
     return walked
 
 
+def step(worker: ps.Worker) -> list[str]:
+    """The files that worker 0's step calls into, up to when its contribution is sent and on to when it goes on."""
+    model = torch.nn.Linear(100, 100)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    walked = Walk()
+    for number in range(WARM_UP):
+        optimizer.zero_grad()
+        model(torch.ones(1, 100)).sum().backward()
+        if last := number == WARM_UP - 1 and worker.rank == 0:
+            sys.setprofile(walked)
+        optimizer.step()
+        if last:
+            sys.setprofile(None)
+    return walked.files
+
+
 def main() -> None:
     """Print it."""
     recipe: Callable[[], ps.Strategy] = getattr(ps, sys.argv[1] if len(sys.argv) > 1 else "async_sgd")
@@ -107,6 +123,10 @@ def main() -> None:
     print(f"{recipe.__name__}, until it is answered: {told(walked.files[: walked.answered])}")
     print(f"{recipe.__name__}, all: {told(walked.files)}")
     for file, calls in Counter(walked.files).most_common():
+        print(f"{calls:4} {file}")
+    stepped: list[str] = ps.run(step, recipe(), workers=WORKERS, progress=False).returned[0]
+    print(f"{recipe.__name__}, the worker's step: {told(stepped)}")
+    for file, calls in Counter(stepped).most_common():
         print(f"{calls:4} {file}")
 
 

@@ -16,6 +16,7 @@ class SharedTables:
 
     def __init__(self, model: nn.Module, state: WorkerState, inline: bool) -> None:
         self._tables = [] if inline else list(tables_in(model).values())  # in one process they would share what waits
+        self.any = bool(self._tables)
         self._state, self._discarded = state, state.discarded
         if any(table.place.maker == os.getpid() for table in self._tables):
             raise ConfigurationError(

@@ -384,7 +384,8 @@ class Worker:
             **{id(one): self._lent(one, model) for one in given.clients},
         }
         for one in given.optimizers:
-            self._prepared[id(one)].register_step_post_hook(self._tables.settle)
+            if self._tables.any:
+                self._prepared[id(one)].register_step_post_hook(self._tables.settle)
 
     def _check_clients(self, given: Given) -> None:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""

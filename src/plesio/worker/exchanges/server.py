@@ -264,7 +264,7 @@ class ServerExchange(Exchange):
             self._own.keep(self._number)
 
     def _place_of_part(self) -> int:
-        return parts_of(self.optimizer).index(self.part)
+        return parts_of(self.optimizer).index(self._part) if self._part is not None else 0
 
     def _worked_s(self) -> float:
         """The time since the last answer, but for what went by waiting for data: that is exchange."""
