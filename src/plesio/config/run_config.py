@@ -149,6 +149,7 @@ class RunConfig:
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
         self._check_faults()
+        self._check_refused()
         if self.checkpoint is not None or self.resume is not None:
             self._check_checkpoints()
         if self.strategy.in_memory is None:  # else it is seen where the run starts
@@ -179,9 +180,13 @@ class RunConfig:
         if not isinstance(self.engine, Engine) and self.engine != "local":
             such = "'local', ps.Ray(), or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
             raise ConfigurationError(f"engine={self.engine!r}: {such}")
+
+    def _check_refused(self) -> None:
+        """Raise `ConfigurationError` for a setting that the engine does not take. As many workers as there are is no scaling."""
         for name, why in self.place.refuses.items():
-            if (value := getattr(self, name)) not in (None, (), []):
-                raise ConfigurationError(f"{name}={value} {why}")
+            asked = self.seats > self.workers if name == "workers_max" else getattr(self, name) not in (None, ())
+            if asked:
+                raise ConfigurationError(f"{name}={getattr(self, name)} {why}")
 
     def _check_numbers(self) -> None:
         """No process waits for virtual time: it may be as long as one likes."""
