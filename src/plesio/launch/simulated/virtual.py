@@ -137,7 +137,6 @@ class VirtualRun(Replies):
         self._answered: list[
             tuple[int, Answer | Discard, Located, float]
         ] = []  # what to do when an event is dealt with
-        self._keeps_slot = strategy.release.after_fold
         self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
         self._silent_until_s = 0.0
         self._ticking = False
@@ -243,15 +242,11 @@ class VirtualRun(Replies):
         worker = self._workers[index]
         if worker.state is not State.HERE or self.program.listening[index]:
             return  # it died on the way
-        if index in self._in_slots():
+        if self.program.sequencer.holds_slot_of(index):
             self._to_rejoin.add(index)
             return
         self.program.joined(index, worker.incarnation, self.clock.now_s)
         self._settle()
-
-    def _in_slots(self) -> set[int]:
-        """Workers whose contribution lies in their slot until the fold."""
-        return {one.worker for one in self.program.sequencer.unfolded} if self._keeps_slot else set()
 
     def _go(self, index: int, died: bool) -> None:
         """A process ends now."""
@@ -294,9 +289,10 @@ class VirtualRun(Replies):
 
     def _let_in(self) -> None:
         """Let in those who came back while their last contribution was not folded yet, and now is."""
-        for index in sorted(self._to_rejoin - self._in_slots()):
-            self._to_rejoin.discard(index)
-            self._joined(index)
+        for index in sorted(self._to_rejoin):
+            if not self.program.sequencer.holds_slot_of(index):
+                self._to_rejoin.discard(index)
+                self._joined(index)
 
     # What workers send
 
