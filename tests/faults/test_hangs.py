@@ -279,7 +279,10 @@ def test_a_lost_run_names_a_checkpoint_only_if_there_is_one(kept: bool, tmp_path
 
 
 def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
-    """Worker 2 freezes in its fifth step; or pauses there for many versions and takes 100 quicker ones. Then all end."""
+    """Worker 2 freezes in its fifth step; or pauses there for many versions and takes 100 quicker ones. Then all end.
+
+    The others go on for twice the patience of the run after worker 2 froze, however late it came to that.
+    """
     model = loops.mlp()
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
     inputs, labels = loops.data(8)
@@ -289,7 +292,9 @@ def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
         if worker.rank == 2 and step == 5:
             (folder / "pid").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP) if how == "freezes" else time.sleep(0.6)
-        if step == (105 if worker.rank == 2 else 600) or (folder / "done").exists():
+        if (how == "pauses" and step == (105 if worker.rank == 2 else 600)) or (folder / "done").exists():
+            break
+        if how == "freezes" and (folder / "pid").exists() and time.time() - (folder / "pid").stat().st_mtime > 4:
             break
         time.sleep(0.002 if worker.rank == 2 else 0.004)
         optimizer.zero_grad()
@@ -310,7 +315,7 @@ def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> Non
     run = ps.run(train, ps.first_of(2), workers=3, timeout_s=2.0)
     assert any(one.worker == 2 and one.what.endswith("evicted") for one in run.incidents)
     assert [one.left for one in run.workers] == ["finished", "finished", "evicted"]
-    assert run.version > 590
+    assert run.version > 100  # the others never stood still
     assert run.workers[2].discarded <= 6
 
 

@@ -53,8 +53,8 @@ class Run:
         summary: everything measured, see `plesio.observe.summary.Summary`.
         state_dict: the final global parameters, buffers and shared tables under their PyTorch names.
         folder: where it was written, or None.
-        returned: what `train` returned, by worker; None for one that died, was still training when the run ended, or joined from
-            elsewhere, and for what cannot be pickled or takes more than 16 MB.
+        returned: what `train` returned, by worker. None for a worker that died, was still training at the end, or joined from
+            elsewhere. None, too, for what cannot be pickled or takes more than 16 MB.
 
     >>> run = ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("uniform"))
     >>> run.version, run.steps, run.staleness.max, run.state_dict["weight"].shape

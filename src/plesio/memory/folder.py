@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plesio.core.events import Fold
-from plesio.memory.gather import Gather, InTurn, NewArena, held_by
+from plesio.memory.gather import AllAtOnce, Gather, InTurn, NewArena, held_by
 from plesio.memory.momenta import Ahead, Momenta, momentum_keys
 from plesio.memory.packed import Packed
 from plesio.memory.publish import Publisher, Versions
@@ -151,7 +151,7 @@ def build_folder(
         return Folder(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta})
     build = CORRECTIONS[type(strategy.correct)]
     correction = build(strategy.correct, new_arena) if build is not None else None
-    gather = Gather(strategy, versions, slots, correction is not None, new_arena)
+    gather = AllAtOnce(strategy, versions, slots, correction is not None, new_arena)
     step = _step(strategy, optimizer, workers, gather, first, threads)
     codec = strategy.adopt.codec
     shown = Packed(codec, versions, packed) if codec is not None else None

@@ -57,6 +57,35 @@ def held_by(strategy: Strategy) -> int:
 
 
 class Gather:
+    """What came with the contributions in the slots; `of` tells what to step with."""
+
+    def __init__(self, versions: Versions, slots: Sequence[Arena]) -> None:
+        self._versions = versions
+        self._slots = slots
+        self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
+        self.tables = Tables.of(versions.buffers)
+
+    def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
+        """In what lies in `worker`'s slot these tensors have no gradient, and of tables these rows have one."""
+        self._absent[worker] = absent
+        if self.tables is not None:
+            self.tables.came(worker, rows)
+
+    def hold(self, worker: int, weight: float) -> None:
+        """Keep a contribution until the fold: its slot is free again, and its worker goes on."""
+        raise NotImplementedError
+
+    def of(self, fold: Fold) -> Iterable[Came]:
+        """What to step with, one after the other."""
+        raise NotImplementedError
+
+    def begin_anew(self) -> None:
+        """As after a restore: nothing is held."""
+        if self.tables is not None:
+            self.tables.begin_anew()
+
+
+class AllAtOnce(Gather):
     """All of a fold as one: out of the slots, or of the buffer that contributions are added to while their workers go on."""
 
     def __init__(
@@ -67,12 +96,9 @@ class Gather:
         looks_back: bool,
         new_arena: NewArena,
     ) -> None:
-        self._versions = versions
-        self._slots = slots
+        super().__init__(versions, slots)
         self._looks_back = looks_back
-        self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
         self._held_absent = ALL  # of all that is in the buffer
-        self.tables = Tables.of(versions.buffers)
         codec = strategy.send.codec
         self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
         if self._packing is not None:
@@ -80,14 +106,7 @@ class Gather:
         self._noise = Noise(strategy.send.privacy) if strategy.send.privacy is not None else None
         self._held = Accumulator(new_arena("buffer"), held_by(strategy)) if held_by(strategy) else None
 
-    def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
-        """In what lies in `worker`'s slot these tensors have no gradient, and of tables these rows have one."""
-        self._absent[worker] = absent
-        if self.tables is not None:
-            self.tables.came(worker, rows)
-
     def hold(self, worker: int, weight: float) -> None:
-        """Add a contribution to the buffer; its slot is free again."""
         assert self._held is not None, "only a buffer that lets workers go on holds"
         slot = self._slots[worker]
         self._held.add(
@@ -98,7 +117,6 @@ class Gather:
         self._held_absent &= self._absent.get(worker, 0)
 
     def of(self, fold: Fold) -> Iterable[Came]:
-        """What to step with, one after the other."""
         worker = fold.members[0].worker
         slots, shares = self._parts(fold)
         absent = self._absent_in(fold) if self._absent or fold.held else 0
@@ -138,10 +156,8 @@ class Gather:
         ]
 
     def begin_anew(self) -> None:
-        """As after a restore: the buffer is empty."""
+        super().begin_anew()
         self._held_absent = ALL
-        if self.tables is not None:
-            self.tables.begin_anew()
         if self._held is not None:
             self._held.empty()
 
@@ -157,18 +173,14 @@ class InTurn(Gather):
         held: Sequence[Arena],
         damp: Callable[[Arena, Arena, Arena], None],
     ) -> None:
-        self._versions = versions
-        self._slots = slots
+        super().__init__(versions, slots)
         self._live = live
-        self._absent = {}
         self._copies = held
         self._absent_of = [0] * len(held)
         self._waiting = 0
         self._damp = damp
-        self.tables = Tables.of(versions.buffers)
 
     def hold(self, worker: int, weight: float) -> None:
-        """Keep a copy until the fold, which frees its slot and unpins the version it was computed from."""
         slot, versions = self._slots[worker], self._versions
         self._damp(slot, versions.buffers[versions.current], versions.of(worker))
         self._copies[self._waiting].copy_from(slot, Kind.TRAINED, Kind.BUFFER)
@@ -192,6 +204,5 @@ class InTurn(Gather):
         self._waiting = 0
 
     def begin_anew(self) -> None:
+        super().begin_anew()
         self._waiting = 0
-        if self.tables is not None:
-            self.tables.begin_anew()

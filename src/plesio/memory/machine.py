@@ -52,15 +52,15 @@ class Machine(Memory):
         return Packing(layout, codec).nbytes if codec is not None else layout.payload_bytes
 
     @property
-    def plain_bytes(self) -> int:  # type: ignore[override]
+    def plain_bytes(self) -> int:
         return 0 if self.row_bytes else self.blocks.layout.payload_bytes
 
     @property
-    def row_bytes(self) -> int:  # type: ignore[override]
+    def row_bytes(self) -> int:
         return self._folder.row_bytes if self._folder is not None else 0
 
     @property
-    def shared_bytes(self) -> int:  # type: ignore[override]
+    def shared_bytes(self) -> int:
         return self.blocks.shared_bytes
 
     @property
@@ -82,7 +82,7 @@ class Machine(Memory):
     # Beginning
 
     @property
-    def note(self) -> str:  # type: ignore[override]
+    def note(self) -> str:
         after = self.blocks.after_step
         return f"after each step the weights go through {after.name}" if after is not None else ""
 
@@ -236,7 +236,7 @@ class Machine(Memory):
         self.folder.begin_anew()
 
     @property
-    def holds(self) -> bool:  # type: ignore[override]
+    def holds(self) -> bool:
         return self.blocks.held is not None
 
     def held(self, worker: int, number: int) -> bytes | None:

@@ -12,8 +12,8 @@ damped, and this is the plain optimizer, bit for bit.
 
 The user's own optimizer does the step: before it, worker i's momentum is put in the place of the optimizer's. For Adam the
 first moment is kept for each worker and the look-ahead is divided by the root of the second, which is shared. N workers
-feed the second moment N times as often as in step, each with 1/N of the samples: its decay is the N-th root of the user's,
-so that it remembers as many samples as it would there.
+feed the second moment N times as often as in step, each with 1/N of the samples. So its decay is the N-th root of the user's:
+then it remembers as many samples as it would there.
 Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n and without damping; see docs/decisions/).
 """
 

@@ -41,15 +41,11 @@ class Memory:
     """What a contribution takes, without the rows of tables."""
     answer_bytes = 0
     """What an answer takes."""
-    plain_bytes = 0
-    """What either would take unpacked."""
-    row_bytes = 0
-    """What travelled of tables."""
-    shared_bytes = 0
-    """How much of it is shared with the workers."""
 
-    note = ""
-    """What the record of the run should say of it."""
+    @property
+    def note(self) -> str:
+        """What the record of the run should say of it."""
+        return ""
 
     def begin(self, version: int) -> None:
         """Training begins from the weights that the first worker handed over, as `version`."""
@@ -83,6 +79,21 @@ class Memory:
         """The first tensor of the parameters that holds a NaN or an infinity; empty if none does."""
         return ""
 
+    @property
+    def plain_bytes(self) -> int:
+        """What either would take unpacked."""
+        return 0
+
+    @property
+    def row_bytes(self) -> int:
+        """What travelled of tables."""
+        return 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """How much of it is shared with the workers."""
+        return 0
+
     # Checkpoints
 
     def kept(self) -> Kept:
@@ -103,8 +114,10 @@ class Memory:
     def begin_anew(self) -> None:
         """As after a restore: nothing waits to be folded."""
 
-    holds = False
-    """Whether workers leave what they hold of their own."""
+    @property
+    def holds(self) -> bool:
+        """Whether workers leave what they hold of their own."""
+        return False
 
     def held(self, worker: int, number: int) -> bytes | None:
         """What `worker` held of its own after its contribution `number`; None if it left nothing."""

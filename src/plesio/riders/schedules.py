@@ -18,26 +18,26 @@ class Schedules(Rider):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self._made = self._coming = self._before = [NOWHERE] * workers
+        self.restore([NOWHERE] * workers)
 
     def told(self, worker: int, value: Stands) -> None:
-        self._coming = [*self._coming[:worker], value, *self._coming[worker + 1 :]]
+        self._coming[worker] = value
 
     def answered(self, worker: int) -> None:
-        self._made = [*self._made[:worker], self._coming[worker], *self._made[worker + 1 :]]
+        self._made[worker] = self._coming[worker]
 
     def again(self, worker: int) -> None:
-        self._coming = [*self._coming[:worker], self._made[worker], *self._coming[worker + 1 :]]
-        self._before = [*self._before[:worker], self._made[worker], *self._before[worker + 1 :]]
+        self._coming[worker] = self._before[worker] = self._made[worker]
 
     def beginning(self, worker: int) -> Stands:
         return self._before[worker]
 
     def kept(self) -> list[Stands]:
-        return self._made
+        return list(self._made)
 
     def restore(self, kept: list[Stands]) -> None:
-        self._made = self._coming = self._before = [(calls, rate) for calls, rate in kept]
+        stands = [(calls, rate) for calls, rate in kept]
+        self._made, self._coming, self._before = list(stands), list(stands), stands
 
 
 class Scheduling(Half):

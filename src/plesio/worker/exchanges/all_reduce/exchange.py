@@ -249,8 +249,8 @@ class AllReduceExchange(PeerExchange):
     def _regroup(self, again: bool = False) -> bool:
         """Join the group that the server called. Returns True if this worker must redo the step.
 
-        It must after it took over another's state or gave up, and after the first of several backward passes (`again`): a new
-        member has not made that pass, so all members start the step anew.
+        It must after it took over another's state or gave up. It also must after the first of several backward passes
+        (`again`). A new member has not made that pass, so all start the step anew.
         """
         members: tuple[int, ...] = ()
         alike, since_s = 0, 0.0
